@@ -50,6 +50,28 @@ def rows_of(keys: np.ndarray) -> np.ndarray:
     return first + np.arange(DIM, dtype=np.float32)
 
 
+def table_of(keys: np.ndarray) -> Any:
+    """A tf.Module that looks up a table of these keys."""
+    import tensorflow as tf
+
+    import sok_like as sok
+
+    class Ours(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = sok.EmbeddingVariable(DIM, name="served", initial_capacity=len(keys))
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, "keys")])
+        def __call__(self, keys):
+            return {"rows": tf.gather(self.table, keys)}
+
+    sok.Init(global_batch_size=1, seed=0)
+    module = Ours()
+    for at in range(0, len(keys), CHUNK):
+        sok.assign(module.table, keys[at : at + CHUNK], rows_of(keys[at : at + CHUNK]))
+    return module
+
+
 def export(contender: str, kind: str, num_keys: int, path: str) -> dict[str, Any]:
     """Writes the SavedModel; for this package it also measures the package's own op."""
     import tensorflow as tf
@@ -90,19 +112,7 @@ def export(contender: str, kind: str, num_keys: int, path: str) -> dict[str, Any
     else:
         import sok_like as sok
 
-        class Ours(tf.Module):
-            def __init__(self):
-                super().__init__()
-                self.table = sok.EmbeddingVariable(DIM, name="served", initial_capacity=num_keys)
-
-            @tf.function(input_signature=[spec])
-            def __call__(self, keys):
-                return {"rows": tf.gather(self.table, keys)}
-
-        sok.Init(global_batch_size=1, seed=0)
-        module = Ours()
-        for at in range(0, len(keys), CHUNK):
-            sok.assign(module.table, keys[at : at + CHUNK], rows_of(keys[at : at + CHUNK]))
+        module = table_of(keys)
         found["fill s"] = time.perf_counter() - start
         start = time.perf_counter()
         sok.export_saved_model(module, path, missing="zeros", row_dtype=contender)

@@ -3,6 +3,10 @@
     python examples/serve_flights.py --train --rows 60000      # or python -m sok_like.run -np 2 ...
     python examples/serve_flights.py --port 8501               # then open http://localhost:8501
 
+The first command exports the model after an epoch, trains on, and writes what has changed after
+every `--every` batches. A server that is started meanwhile follows: the answers on the page change
+without a reload.
+
 The first command needs sok_like. The second loads the SavedModel with TensorFlow only: it imports
 neither the package nor the other examples. It serves with the standard library, which needs no
 installation and is enough for a page and a few requests. For load, point TensorFlow Serving at the
@@ -17,6 +21,8 @@ import argparse
 import http.server
 import json
 import pathlib
+import threading
+import time
 import urllib.parse
 
 import numpy as np
@@ -41,12 +47,13 @@ fetch("/flights").then(reply => reply.json()).then(names => {
   ask();
 });
 flight.onchange = ask;
+setInterval(ask, 1000);
 </script></body></html>
 """
 
 
 def train(arguments):
-    """Trains on all ranks; writes the SavedModel and the flights to choose from."""
+    """Trains on all ranks; writes the SavedModel, the flights to choose from, and deltas."""
     import flights_data
     import flights_model
     import flights_ranks
@@ -65,24 +72,30 @@ def train(arguments):
         loss=tf.keras.losses.BinaryCrossentropy(from_logits=True),
         jit_compile=False,
     )
-    for part in flights_data.train_batches(train, batch, 42, 1, ranks.rank, ranks.size):
-        loss = model.train_on_batch((part.keys, part.dense), part.labels)
-    if ranks.rank == 0:
-        print(f"last loss {float(np.ravel(loss)[0]):.4f}")
     folder = pathlib.Path(arguments.folder)
     inputs = (
         tf.TensorSpec([None, train.keys.shape[1]], tf.int64, "keys"),
         tf.TensorSpec([None, train.dense.shape[1]], tf.float32, "dense"),
     )
-    sok.export_saved_model(
-        model,
-        folder / "model" / "1",
-        row_dtype=arguments.row_dtype,
-        signatures=inputs,
-    )
-    if ranks.rank == 0:
-        write_flights(folder, test, arguments.rows)
-        print(f"served from {folder}")
+    for epoch in range(2):
+        parts = flights_data.train_batches(train, batch, 42 + epoch, 1, ranks.rank, ranks.size)
+        for step, part in enumerate(parts, 1):
+            loss = model.train_on_batch((part.keys, part.dense), part.labels)
+            if epoch == 1 and step % arguments.every == 0:
+                sok.export_delta(model, folder / "model" / "1.deltas" / f"{step:06}")
+        if ranks.rank == 0:
+            print(f"last loss {float(np.ravel(loss)[0]):.4f}")
+        if epoch == 0:
+            sok.export_saved_model(
+                model,
+                folder / "model" / "1",
+                row_dtype=arguments.row_dtype,
+                signatures=inputs,
+                refreshable=True,
+            )
+            if ranks.rank == 0:
+                write_flights(folder, test, arguments.rows)
+                print(f"served from {folder}")
     return model, test
 
 
@@ -123,6 +136,19 @@ class Model:
         self._dense = tf.constant(content["dense"], tf.float32)
         self._loaded = tf.saved_model.load(str(folder / "model" / "1"))
         self._serve = self._loaded.signatures["serving_default"]
+        self._deltas = folder / "model" / "1.deltas"
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def _follow(self):
+        """Takes each delta when it appears; requests call only the other signature."""
+        import tensorflow as tf
+
+        taken = set()
+        while True:
+            for name in sorted({file.stem for file in self._deltas.glob("*.index")} - taken):
+                self._loaded.signatures["refresh"](delta=tf.constant(name))
+                taken.add(name)
+            time.sleep(0.2)
 
     def probability(self, flight):
         """The probability of an arrival more than 15 minutes late."""
@@ -170,6 +196,7 @@ def main():
     parser.add_argument("--train", action="store_true", help="train and export, then end")
     parser.add_argument("--folder", default="out/served")
     parser.add_argument("--rows", type=int, help="train on so many flights only")
+    parser.add_argument("--every", type=int, default=5, help="batches from one delta to the next")
     parser.add_argument("--row-dtype", default="int8", choices=("float32", "bfloat16", "int8"))
     parser.add_argument("--port", type=int, default=8501, help="0: any free one")
     arguments = parser.parse_args()

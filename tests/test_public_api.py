@@ -56,7 +56,9 @@ CALLABLES = {
     "estimate_memory": "num_keys, embedding_dim, optimizer='adam', *, world_size=1, "
     "keeps_records=False, touched_keys=None, storage_option=None",
     "report": "model, *, print_table=True",
-    "export_saved_model": "model, path, missing='initial', row_dtype='float32', signatures=None",
+    "export_saved_model": "model, path, missing='initial', row_dtype='float32', signatures=None, "
+    "refreshable=False, headroom=0.25",
+    "export_delta": "model, path",
     "dist_model_parallel.BroadcastGlobalVariablesCallback": "root_rank=0, device=''",
     "dist_model_parallel.ConcatInitializer": "initializer, sizes",
     "dist_model_parallel.DistEmbeddingStrategy": "embeddings, world_size, strategy='basic', "

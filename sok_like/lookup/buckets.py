@@ -8,7 +8,8 @@
 A key whose bucket is full moves another key from there to that key's other bucket (cuckoo hashing
 with buckets: Dietzfelbinger and Weidling, "Balanced allocation and dictionaries with tightly packed
 constant size bins", 2007). Two choices of eight slots hold every key up to a load of 0.98, so
-nothing overflows at `LOAD`. Free slots hold a number that is not a key of this table.
+nothing overflows at `LOAD`. A free slot holds one of two numbers: one that no lookup seeks in this
+bucket. So every number may be a key.
 
 Everything depends on the keys alone, so equal tables have equal files.
 """
@@ -36,7 +37,7 @@ class Buckets(NamedTuple):
     # int64 `[num_keys]`, the row of each key, in the order in which keys were given.
     rows: np.ndarray
     salt: int  # int64, mixed into each key
-    absent: int  # int64, the content of free slots; not one of the keys
+    is_taken: np.ndarray  # bool `[num_buckets, SLOTS]`, whether the slot has a key
 
 
 def choices(keys: np.ndarray, num_buckets: int, salt: int) -> tuple[np.ndarray, np.ndarray]:
@@ -54,14 +55,25 @@ def choices(keys: np.ndarray, num_buckets: int, salt: int) -> tuple[np.ndarray, 
     return first.astype(np.int64), second.astype(np.int64)
 
 
-def place(keys: np.ndarray, load: float = LOAD) -> Buckets:
+def fillers(num_buckets: int, salt: int) -> np.ndarray:
+    """What free slots hold, int64 `[num_buckets]`: a number whose two buckets are others."""
+    numbers = np.arange(64)
+    of_numbers = np.stack(choices(numbers, num_buckets, salt), 1)
+    other = np.argmin(np.isin(of_numbers, of_numbers[0]).any(1))  # four buckets differ
+    found: Any = np.zeros(num_buckets, np.int64)
+    found[of_numbers[0]] = numbers[other]
+    return found
+
+
+def place(keys: np.ndarray, room: int = 0) -> Buckets:
     """Puts keys into buckets.
 
     Args:
         keys: int64 `[num_keys]`, each once.
-        load: Keys per slot, below 0.95.
+        room: Number of keys for which there is to be room, if it is larger.
     """
-    num_buckets = max(2, -int(-len(keys) // (SLOTS * load)))
+    # Of fewer buckets, all numbers might have one in common.
+    num_buckets = max(8, -int(-max(len(keys), room) // (SLOTS * LOAD)))
     for attempt in range(_TRIES):
         # Not 0: that would mix keys as the table in memory does.
         salt = ((attempt + 1) * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63
@@ -110,17 +122,7 @@ def _buckets(keys, occupants, salt):
     order = occupants[taken]
     rows = np.empty(len(keys), np.int64)
     rows[order] = np.arange(len(keys))
-    absent = _absent(keys)
-    in_slots = np.full(occupants.shape, absent, np.int64)
+    in_slots = np.repeat(fillers(len(occupants), salt)[:, np.newaxis], SLOTS, 1)
     in_slots[taken] = keys[order]
     kind = np.int32 if len(keys) < 2**31 else np.int64
-    return Buckets(in_slots, starts.astype(kind), rows, salt, absent)
-
-
-def _absent(keys):
-    """The smallest integer >= 0 that is not a key."""
-    # Of the first n + 1 integers at least one is not among n keys.
-    small = keys[(keys >= 0) & (keys <= len(keys))]
-    seen = np.zeros(len(keys) + 1, bool)
-    seen[small] = True
-    return int(np.argmin(seen))
+    return Buckets(in_slots, starts.astype(kind), rows, salt, taken)

@@ -31,12 +31,14 @@ class MissingRows(tf.Module):
     Args:
         variable: The EmbeddingVariable.
         initial: False for zeros.
+        refreshable: Whether `decay` is a variable, which grows with the steps of training.
     """
 
-    def __init__(self, variable: Any, initial: bool):
+    def __init__(self, variable: Any, initial: bool, refreshable: bool = False):
         super().__init__(name="missing")
         self.dim = variable.dim
-        self.kind, self._number, self._decay = CONSTANT, np.float32(0), np.float32(1)
+        self.kind, self._number = CONSTANT, np.float32(0)
+        self.decay: Any = np.float32(1)
         self._dtype = tf.float32
         if not initial:
             return
@@ -47,7 +49,10 @@ class MissingRows(tf.Module):
             self._dtype = variable.row_dtype
         self.kind = int(kind)
         self._key = [int(word) for word in key.numpy()]
-        self._number, self._scale, self._limit, self._decay = numbers.numpy()
+        self._number, self._scale, self._limit, self.decay = numbers.numpy()
+        if refreshable:
+            with tf.device("/CPU:0"):
+                self.decay = tf.Variable(self.decay, trainable=False, name="decay")
         if self.kind == DEFAULT_ROWS:
             with tf.device("/CPU:0"):
                 self.default_rows = tf.Variable(rows, trainable=False, name="default_rows")
@@ -60,8 +65,8 @@ class MissingRows(tf.Module):
     def __call__(self, keys: tf.Tensor) -> tf.Tensor:
         """Rows of int64 keys `[num_keys]`, float32 `[num_keys, dim]`."""
         rows = self._drawn(keys)
-        if self._decay != 1:
-            rows *= self._decay
+        if isinstance(self.decay, tf.Variable) or self.decay != 1:
+            rows *= self.decay
         return tf.cast(tf.cast(rows, self._dtype), tf.float32)
 
     def _drawn(self, keys):
@@ -112,6 +117,11 @@ class MissingRows(tf.Module):
             shape_invariants=[tf.TensorShape([]), tf.TensorShape([None, self.dim])],
         )
         return tf.where(outside(values), 0.0, values)
+
+
+def decay_of(variable: Any) -> np.float32:
+    """The factor by which weight decay has multiplied the initial rows of missing keys so far."""
+    return native.ops().sok_table_initializer(handle=variable.handle).numbers.numpy()[3]
 
 
 def _philox(counter, key):

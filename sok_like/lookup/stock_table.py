@@ -3,8 +3,9 @@
     keys [n] --mix--> two buckets [n, 2] --gather--> 16 keys [n, 16] --equal--> slot --> row
 
 `sok_like/lookup/buckets.py` says how keys lie in buckets. Rows are in the order of the buckets
-without gaps, so only keys have free slots. Every 64-bit key is legal. A table without an index has
-none here either: key k is row k.
+without gaps, so only keys have free slots; a table that can be refreshed has a row number per slot
+instead (`placement.py`). Every 64-bit key is legal. A table without an index has none here either:
+key k is row k.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.lookup.buckets import FACTORS, SLOTS, Buckets
+from sok_like.lookup.placement import Placement
 from sok_like.lookup.stock_rows import MissingRows
 
 ROW_DTYPES = ("float32", "bfloat16", "int8")
@@ -29,6 +31,7 @@ class StockTable(tf.Module):
         num_rows: Number of rows.
         row_dtype: One of `ROW_DTYPES`. Each int8 row has a bfloat16 scale.
         missing: The rows of missing keys.
+        placement: Where keys are, and where new ones go, if the table can be refreshed.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class StockTable(tf.Module):
         num_rows: int,
         row_dtype: str,
         missing: MissingRows,
+        placement: Placement | None = None,
     ):
         super().__init__(name="table")
         self.table_name, self.dim = variable.table_name, variable.dim
@@ -55,10 +59,13 @@ class StockTable(tf.Module):
                     tf.zeros([num_rows], tf.bfloat16), trainable=False, name="scales"
                 )
             if buckets is not None:
-                self._salt, self._absent = buckets.salt, buckets.absent
-                self._num_buckets = len(buckets.keys)
+                self._salt, self._num_buckets = buckets.salt, len(buckets.keys)
                 self.keys = tf.Variable(buckets.keys, trainable=False, name="keys")
-                self.starts = tf.Variable(buckets.starts, trainable=False, name="starts")
+                if placement is None:
+                    self.starts = tf.Variable(buckets.starts, trainable=False, name="starts")
+                    self.numbers = None
+                else:
+                    self.numbers = tf.Variable(placement.numbers(), False, name="numbers")
 
     def fill(self, positions: np.ndarray, rows: np.ndarray) -> None:
         """Writes rows float32 `[n, dim]` at positions int64 `[n]`.
@@ -66,14 +73,11 @@ class StockTable(tf.Module):
         Raises:
             ValueError: int8 rows that are not finite.
         """
-        values, scales = rows, None
-        if self.scales is not None:
-            values, scales = _quantized(rows, self.table_name)
-        for target, part in ((self.rows, values), (self.scales, scales)):
-            if target is not None:
-                tf.raw_ops.ResourceScatterUpdate(
-                    resource=target.handle, indices=positions, updates=tf.cast(part, target.dtype)
-                )
+        parts = encoded(rows, self.rows.dtype, self.table_name)
+        for target, part in zip((self.rows, self.scales), parts, strict=False):
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=target.handle, indices=positions, updates=part
+            )
 
     def __call__(self, keys: tf.Tensor) -> tf.Tensor:
         """Rows of int64 keys `[num_keys]`, float32 `[num_keys, dim]`."""
@@ -111,11 +115,15 @@ class StockTable(tf.Module):
         # At most one slot has the key, so the sum of slot numbers (from 1) is its number.
         numbers = tf.range(1, 2 * SLOTS + 1, dtype=tf.float32)
         slot = tf.cast(tf.linalg.matvec(same, numbers), tf.int32)
-        present = (slot > 0) & (keys != self._absent)
+        present = slot > 0
         slot = tf.where(present, slot - 1, 0)
         bucket = tf.where(slot < SLOTS, buckets[:, 0], buckets[:, 1])
-        row = tf.gather(self.starts, bucket)
-        row += tf.cast(tf.math.floormod(slot, SLOTS), row.dtype)
+        in_bucket = tf.math.floormod(slot, SLOTS)
+        if self.numbers is None:
+            row = tf.gather(self.starts, bucket)
+            row += tf.cast(in_bucket, row.dtype)
+        else:
+            row = tf.gather(self.numbers, bucket * SLOTS + tf.cast(in_bucket, bucket.dtype))
         return tf.where(present, row, tf.zeros_like(row)), present
 
     def _decoded(self, rows):
@@ -141,6 +149,18 @@ def _right(words, bits):
     """Shifts in zeros, as for unsigned numbers."""
     shifted = tf.bitwise.right_shift(words, tf.constant(bits, tf.int64))
     return shifted & (2 ** (64 - bits) - 1)
+
+
+def encoded(rows: np.ndarray, dtype: tf.DType, table_name: str) -> list[tf.Tensor]:
+    """Rows float32 `[n, dim]` in the dtype of an export; for int8 their scales `[n]`, too.
+
+    Raises:
+        ValueError: int8 rows that are not finite.
+    """
+    if dtype != tf.int8:
+        return [tf.cast(rows, dtype)]
+    values, scales = _quantized(rows, table_name)
+    return [tf.constant(values), tf.cast(scales, tf.bfloat16)]
 
 
 def _quantized(rows, table_name):

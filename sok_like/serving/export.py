@@ -26,9 +26,12 @@ from sok_like.runtime.checks import wrong_argument
 from sok_like.saving.format import durable
 from sok_like.serving import contents
 from sok_like.serving import signatures as signature
+from sok_like.serving.delta import Followed, follow
+from sok_like.serving.refresh import ServedState
 from sok_like.table.variable import EmbeddingVariable
 
 MISSING = ("initial", "zeros")
+REFRESH = "refresh"  # the signature
 
 # Ops of stock TensorFlow that call into this process.
 _PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
@@ -40,6 +43,8 @@ def export_saved_model(
     missing: str = "initial",
     row_dtype: str = "float32",
     signatures: Any = None,
+    refreshable: bool | str | os.PathLike = False,
+    headroom: float = 0.25,
 ) -> None:
     """Writes a SavedModel that TensorFlow 2 and TensorFlow Serving load without this package.
 
@@ -60,6 +65,13 @@ def export_saved_model(
             the inputs of the model, as specs or as tensors whose first axis is the batch, in the
             structure with which the model is called;
             a dictionary from names to tf.functions that have an `input_signature`.
+        refreshable: True or a folder: the SavedModel has a signature `refresh`, by which it follows
+            the training, see `sok.export_delta`. It finds deltas in this folder, as the server sees
+            it; True is `path` with `.deltas` appended, which an export empties. Tables must be in
+            host memory; from now on they record which keys change, at 4 bytes per row and 8 per key
+            changed. Rank 0 keeps 15 bytes for each key that there is room for.
+        headroom: With `refreshable`, room for new keys as a fraction of the keys, beside 1,024 per
+            table.
 
     A signature takes and returns tensors by name. A ragged input `x` becomes `x_values` and
     `x_row_splits`; a sparse one becomes `x_indices`, `x_values` and `x_dense_shape`.
@@ -72,29 +84,53 @@ def export_saved_model(
     """
     communicator = comm.current()
     path = os.fspath(path)
-    _check_arguments(model, missing, row_dtype)
+    _check_arguments(model, missing, row_dtype, headroom)
     functions: dict[str, signature.Signature] = {}
     all_or_none(lambda: functions.update(signature.find(model, signatures)), communicator)
     variables = contents.variables_of(model)
     tables = [variable for variable in variables if isinstance(variable, EmbeddingVariable)]
     names = [table.table_name for table in tables]
-    _agree(f"{path} missing={missing} row_dtype={row_dtype} {sorted(functions)} tables={names}")
+    deltas = _folder_of_deltas(path, refreshable)
+    said = f"{path} missing={missing} row_dtype={row_dtype} {sorted(functions)} tables={names}"
+    _agree(f"{said} refreshable={refreshable} headroom={headroom}" if deltas else said)
     module = tf.Module()
-    made = [contents.stock_table(table, row_dtype, missing == "initial") for table in tables]
-    module.tables = [table for table in made if table is not None]
-    whole = {id(holder): holder.whole_for_export() for holder in contents.holders_of(model)}
-    module.whole = [variables for variables in whole.values()]
-    stands_for = {id(v): table for v, table in zip(tables, made, strict=True) if table is not None}
-    with contents.held_whole(variables):
+    room = headroom if deltas else None
+    made = [contents.stock_table(table, row_dtype, missing == "initial", room) for table in tables]
+    module.tables = [table for table, _, _ in made if table is not None]
+    followed = Followed(tables, [now for *_, now in made], [p for _, p, _ in made], row_dtype)
+    stands_for = {id(v): table for v, table in zip(tables, module.tables, strict=False)}
+    with contents.spread_whole(model, variables) as (whole, of_whole):
+        module.whole = of_whole
 
         def write():
-            if communicator.rank == 0:
-                _write(model, path, functions, module, Exporting(stands_for, whole))
+            if communicator.rank != 0:
+                return
+            what = Exporting(stands_for, whole)
+            follows = (followed, deltas) if deltas else None
+            _write(model, path, functions, module, what, follows)
 
         all_or_none(write, communicator)
+    if deltas:
+        follow(model, followed)
 
 
-def _check_arguments(model, missing, row_dtype):
+def _folder_of_deltas(path, refreshable):
+    """The folder that `refresh` reads; empty if there is no such signature."""
+    if not refreshable:
+        return ""
+    if refreshable is not True:
+        if not isinstance(refreshable, (str, os.PathLike)):
+            raise wrong_argument("refreshable", "True, False or a folder", refreshable)
+        return os.fspath(refreshable).rstrip("/") or "/"
+    return _beside(path)
+
+
+def _beside(path):
+    path = path.rstrip("/") if durable.local(path) is None else os.path.abspath(path)
+    return f"{path}.deltas"
+
+
+def _check_arguments(model, missing, row_dtype, headroom):
     if not tf.executing_eagerly():
         raise RuntimeError("sok.export_saved_model must be called eagerly, not in a graph.")
     if not isinstance(model, tf.Module | tf.keras.layers.Layer):
@@ -107,6 +143,8 @@ def _check_arguments(model, missing, row_dtype):
     ):
         if value not in legal:
             raise ValueError(f"`{argument}` must be one of {legal}. Received: {argument}={value!r}")
+    if not isinstance(headroom, (int, float)) or not 0 <= headroom < float("inf"):
+        raise wrong_argument("headroom", "a number >= 0", headroom)
     if isinstance(model, tf.keras.layers.Layer) and not model.built:
         raise ValueError(
             f"`model` must be built: call it once. Received: {model!r}, which is not built"
@@ -125,11 +163,9 @@ def _agree(text):
         )
 
 
-def _write(model, path, functions, module, what):
+def _write(model, path, functions, module, what, follows):
     _check_path(path)
     concrete = {name: _traced(each, what) for name, each in functions.items()}
-    for name, function in concrete.items():
-        _check_ops(function.graph, name)
     read = {id(v): v for function in concrete.values() for v in function.graph.variables}
     # The replacements of spread variables are among the tables and the whole variables.
     module.captured = [v for v in read.values() if not contents.is_spread(v)]
@@ -138,9 +174,15 @@ def _write(model, path, functions, module, what):
         for item in tf.train.TrackableView(model).descendants()
         if isinstance(item, tf.saved_model.experimental.TrackableResource)
     ]
+    if follows:
+        concrete = _refreshable(concrete, module, *follows)
+    for name, function in concrete.items():
+        _check_ops(function.graph, name)
     aside = f"{path}.{secrets.token_hex(4)}"
     try:
         tf.saved_model.save(module, aside, signatures=concrete)
+        if follows and follows[1] == _beside(path):
+            durable.remove_folder(follows[1])  # deltas to the SavedModel that is replaced
         _move(aside, path)
     except AssertionError as error:  # a resource that the module does not hold
         raise ValueError(
@@ -149,6 +191,26 @@ def _write(model, path, functions, module, what):
         ) from error
     finally:
         durable.remove_folder(aside)
+
+
+def _refreshable(concrete, module, followed, folder):
+    """The same functions with answers of one version, and `refresh`."""
+    if REFRESH in concrete:
+        raise ValueError(
+            f"No signature of `model` may be called '{REFRESH}' if it is refreshable. "
+            f"Received: {sorted(concrete)}"
+        )
+    state = module.served = ServedState(followed.version)
+    of_tables = {id(v) for table in module.tables for v in table.variables}
+    dense = [v for v in module.captured if id(v) not in of_tables]
+    updates = followed.updates(module.tables, dense, module.whole)
+    refresh = state.refresh(folder, updates).get_concrete_function()
+    made = {}
+    for name, function in concrete.items():
+        _, specs = function.structured_input_signature
+        served = tf.function(state.of_one_version(function), autograph=False)
+        made[name] = served.get_concrete_function(**specs)
+    return {**made, REFRESH: refresh}
 
 
 def _traced(each, what):

@@ -14,7 +14,12 @@ UNSEEN = np.array([7, -9, 2**50 + 1])
 
 
 def checks(world_size):
-    return {"exported": lambda: exported(world_size)} if world_size <= 2 else {}
+    if world_size > 2:
+        return {}
+    return {
+        "exported": lambda: exported(world_size),
+        "refreshed": lambda: refreshed(world_size),
+    }
 
 
 def exported(world_size):
@@ -36,6 +41,75 @@ def exported(world_size):
         found[make.__name__], models[make.__name__] = str(place), model
     found["refused"] = refused(sok, folder, models)
     return found
+
+
+def refreshed(world_size):
+    """Models that train on after their export; what deltas say, and what is refused.
+
+    Folders as in `exported`: by name a base with its deltas, and a full export of the end.
+    """
+    import sok_like as sok
+    from sok_like.runtime import comm
+
+    rank = comm.current().rank
+    base = pathlib.Path(tempfile.gettempdir()) / f"sok_refreshed_{os.getppid()}_{world_size}"
+    found = {}
+    for make, row_dtype in ((group, "float32"), (sharded, "int8"), (parallel, "float32")):
+        tf.keras.utils.set_random_seed(3)
+        model, inputs, signatures, compute = make(sok)
+        options = {"missing": "initial", "signatures": signatures, "row_dtype": row_dtype}
+        place = base / make.__name__
+        sok.export_saved_model(model, place, refreshable=True, **options)
+        before = np.asarray(compute(inputs))
+        messages = [_message(lambda: sok.export_delta(model, base / f"{rank} x"))]  # noqa: B023
+        if world_size > 1:
+            messages.append(_message(lambda: sok.export_delta(model, base / f"{rank}")))  # noqa: B023
+        (base / "file").touch()
+        messages.append(_message(lambda: sok.export_delta(model, base / "file" / "1")))  # noqa: B023
+        deltas = []
+        for name in ("1", "2"):
+            _go_on(model, inputs)
+            deltas.append(sok.export_delta(model, f"{place}.deltas/{name}")._asdict())
+        full = base / f"{make.__name__}_full"
+        sok.export_saved_model(model, full, **options)
+        after = np.asarray(compute(inputs))
+        if rank == 0:
+            for folder in (place, full):
+                np.savez(folder / "inputs.npz", **_flat(inputs))
+                np.savez(folder / "expected.npz", output=after, before=before)
+        found[make.__name__] = {
+            "folders": [str(place), str(full)],
+            "deltas": deltas,
+            "refused": messages,
+        }
+    return found
+
+
+def _message(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _go_on(model, inputs):
+    """Trains a model on, with keys that are new to its tables, and erases a few."""
+    import sok_like as sok
+
+    if getattr(model, "optimizer", None) is not None:
+        labels = np.zeros([BATCH, *model.output.shape[1:]], np.float32)
+        model.fit(inputs if len(inputs) > 1 else inputs["items"], labels, verbose=0)
+    else:
+        model(inputs, training=True)
+        for variable in model.trainable_variables:
+            table = getattr(variable, "_embedding_variable", variable)
+            if isinstance(table, sok.EmbeddingVariable):
+                keys, rows = sok.export(table)
+                sok.assign(table, keys, rows + 0.5)
+                table.erase(ITEMS[:2])
+            else:
+                variable.assign(variable + 0.25)
 
 
 def _flat(inputs):
@@ -277,11 +351,4 @@ def refused(sok, folder, models):
         "unheld": lambda: export(Unheld(), folder / "x"),
         "path": lambda: export(model, folder),
     }
-    messages = {}
-    for name, call in calls.items():
-        try:
-            call()
-            messages[name] = None
-        except Exception as error:
-            messages[name] = f"{type(error).__name__}: {error}"
-    return messages
+    return {name: _message(call) for name, call in calls.items()}

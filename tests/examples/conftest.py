@@ -23,7 +23,10 @@ def _results():
         "two_tower": ["--epochs", "3"],
         "sasrec": ["--epochs", "3", "--folder", str(cores.folder() / "sasrec")],
         "group_columns": [*FLIGHTS, "--optimizer", "adagrad"],
-        "serve_flights": ["--train", "--rows", "20000", "--folder", str(cores.folder() / SERVED)],
+        "serve_flights": [
+            *("--train", "--rows", "20000", "--every", "2"),
+            *("--folder", str(cores.folder() / SERVED)),
+        ],
     }
     args = {"programs": programs, "synthetic": SYNTHETIC.split()}
     # Horovod makes groups of ranks where the first to start it has asked for them.

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 
@@ -39,6 +40,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def folder(on_two_ranks):
     first, _ = on_two_ranks("serve_flights")
     assert "served from" in first
+    # Deltas come later, as if training took longer than the start of the server.
+    (cores.folder() / SERVED / "model" / "1.deltas").rename(cores.folder() / SERVED / "later")
     return cores.folder() / SERVED
 
 
@@ -91,6 +94,28 @@ def test_the_page_shows_a_probability(address):
     answer = json.loads(get(f"{address}/predict?flight=0"))
     assert f"{round(100 * answer['probability'])} % over 15 minutes late" in page
     assert page.count("<option") == 200
+
+
+def test_the_answers_change_while_the_model_is_trained_on(folder, address):
+    """Last, for it lets the server have the deltas."""
+    answers = [[probability_of(address, i) for i in range(0, 200, 20)]]
+    names = sorted(file.stem for file in (folder / "later").glob("*.index"))
+    assert len(names) >= 2
+    (folder / "model" / "1.deltas").mkdir()
+    for name in names:
+        for end in ("data-00000-of-00001", "index"):
+            (folder / "later" / f"{name}.{end}").rename(
+                folder / "model" / "1.deltas" / f"{name}.{end}"
+            )
+        until = time.monotonic() + HANG_LIMIT
+        while (now := [probability_of(address, i) for i in range(0, 200, 20)]) == answers[-1]:
+            assert time.monotonic() < until, f"delta {name} changes no answer"
+            time.sleep(0.05)
+        answers.append(now)
+
+
+def probability_of(address, flight):
+    return json.loads(get(f"{address}/predict?flight={flight}"))["probability"]
 
 
 def auc(labels, scores):

@@ -3,7 +3,8 @@
     python stock_process.py FOLDER ...
 
 Each folder holds a SavedModel and `inputs.npz`, and gets `outputs.npz`: by `tf.saved_model.load`
-("v2") and by the loader of TensorFlow 1 ("v1"), both by the name of the signature.
+("v2") and by the loader of TensorFlow 1 ("v1"), both by the name of the signature. If there is a
+folder of deltas beside it, the model is refreshed by them first.
 """
 
 import importlib.abc
@@ -27,11 +28,17 @@ def run(folder):
 
     inputs = dict(np.load(folder / "inputs.npz"))
     inputs = {k: v.astype(object) if v.dtype.kind == "S" else v for k, v in inputs.items()}
+    deltas = sorted(path.stem for path in folder.with_name(f"{folder.name}.deltas").glob("*.index"))
     loaded = tf.saved_model.load(str(folder))
+    for delta in deltas:
+        loaded.signatures["refresh"](delta=tf.constant(delta))
     function = loaded.signatures["serving_default"]
     (v2,) = function(**{name: tf.constant(value) for name, value in inputs.items()}).values()
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         meta = tf.compat.v1.saved_model.load(session, ["serve"], str(folder))
+        for delta in deltas:
+            signature = meta.signature_def["refresh"]
+            session.run(signature.outputs["version"].name, {signature.inputs["delta"].name: delta})
         signature = meta.signature_def["serving_default"]
         feed = {signature.inputs[name].name: value for name, value in inputs.items()}
         (output,) = signature.outputs.values()

@@ -15,6 +15,7 @@ from tests.ranks import HANG_LIMIT
 pytestmark = pytest.mark.keras
 WORLDS = [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.ranks)]
 DOORS = ("group", "columns", "sok1", "sharded", "parallel", "module")
+FOLLOWING = ("group", "sharded", "parallel")
 
 
 @pytest.fixture(params=WORLDS)
@@ -53,6 +54,36 @@ def test_stock_tensorflow_computes_what_the_model_does(served, door):
             np.testing.assert_allclose(outputs[loader], expected, rtol=1e-5, atol=1e-6)
         else:
             np.testing.assert_array_equal(outputs[loader], expected, loader)
+
+
+@pytest.fixture(params=WORLDS)
+def refreshed(request, rank_results):
+    """The number of ranks, and what each found; each folder has what stock TensorFlow computed."""
+    found = rank_results(request.param, "serving.refreshed")
+    compute(tuple(folder for door in FOLLOWING for folder in found[0][door]["folders"]))
+    return request.param, found
+
+
+@pytest.mark.parametrize("door", FOLLOWING)
+def test_a_server_that_follows_computes_what_a_full_export_computes(refreshed, door):
+    world_size, found = refreshed
+    followed, full = (pathlib.Path(folder) for folder in found[0][door]["folders"])
+    outputs = np.load(followed / "outputs.npz")
+    expected = np.load(full / "outputs.npz")["v2"]
+    for loader in ("v1", "v2"):
+        np.testing.assert_array_equal(outputs[loader], expected, loader)
+    computed = np.load(full / "expected.npz")
+    assert np.abs(computed["output"] - computed["before"]).max() > 0.01
+    if door == "group":
+        np.testing.assert_array_equal(outputs["v2"], computed["output"])
+    assert all(rank[door]["deltas"] == found[0][door]["deltas"] for rank in found)
+    if door != "parallel":  # without tables
+        assert found[0][door]["deltas"][0]["num_new"] > 0
+    for rank in found:
+        refused = rank[door]["refused"]
+        assert "The name of a delta must" in refused[0]
+        assert world_size == 1 or "with the same path" in refused[1]
+        assert "could not be written" in refused[-1]
 
 
 WORDS = {

@@ -1,0 +1,321 @@
+"""`sok.export_delta`: what has changed in a model since its export, for servers that follow.
+
+    every rank   agree | read the changes of all tables |          agree | forget older changes
+    rank 0             | place new keys | write one checkpoint          |
+
+What the exporter knows of the servers changes last, when all ranks have agreed that the delta is
+written. So after an error the next call writes what this one should have written.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import warnings
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.lookup.placement import NoRoom, Placement
+from sok_like.lookup.stock_rows import decay_of
+from sok_like.lookup.stock_table import StockTable, encoded
+from sok_like.runtime import comm
+from sok_like.runtime.agreement import agreed, all_or_none, gather_text
+from sok_like.saving.format import durable
+from sok_like.serving import contents
+from sok_like.serving.refresh import VERSIONS, Update, is_plain_name
+from sok_like.table.variable import EmbeddingVariable
+
+_NEARLY_FULL = 0.9
+
+
+class Followed:
+    """The last refreshable export of a model, as `export_delta` must know it.
+
+    Args:
+        tables: The tables, with the instants of the export on this rank.
+        placements: On rank 0, where the served tables have their keys; None without an index.
+        row_dtype: As in `export_saved_model`.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingVariable],
+        instants: Sequence[int],
+        placements: Sequence[Placement | None],
+        row_dtype: str,
+    ):
+        self.tables, self.instants, self.placements = list(tables), list(instants), placements
+        self.row_dtype = tf.as_dtype(row_dtype)
+        self.export_id, self.number = secrets.token_hex(8), 0
+        self.version = f"{self.export_id}.0"
+        # On rank 0, in the order of `dense_name`: a variable, or its number among the whole ones.
+        self.dense: list[Any] = []
+        self.decays: list[bool] = []
+
+    def updates(
+        self, stock: Sequence[StockTable], dense: Sequence[tf.Variable], whole: Sequence[Any]
+    ) -> list[Update]:
+        """What a delta changes in the served model; on rank 0.
+
+        Args:
+            stock: The served tables.
+            dense: The other variables.
+            whole: Those that `contents.spread_whole` made.
+        """
+        found = []
+        for number, table in enumerate(stock):
+            name = _names(number)
+            found.append(Update(table.rows, name("rows"), name("at")))
+            if table.scales is not None:
+                found.append(Update(table.scales, name("scales"), name("at")))
+            if table.has_index:
+                found.append(Update(table.keys, name("keys"), name("buckets")))
+                found.append(Update(table.numbers, name("numbers"), name("slots")))
+            self.decays.append(isinstance(table.missing.decay, tf.Variable))
+            if self.decays[-1]:
+                found.append(Update(table.missing.decay, name("decay")))
+        places = {id(variable): place for place, variable in enumerate(whole)}
+        for variable in dense:
+            found.append(Update(variable, _dense_name(len(self.dense))))
+            self.dense.append(places.get(id(variable), variable))
+        return found
+
+
+class Delta(NamedTuple):
+    """What `export_delta` wrote.
+
+    Attributes:
+        version: The version that servers have after it.
+        num_rows: Rows in it, of all tables.
+        num_new: Keys that the served model did not have.
+        num_erased: Keys that it no longer has.
+        fullness: Keys of the fullest table by its room; at 1 the next new key needs a full export.
+    """
+
+    version: str
+    num_rows: int
+    num_new: int
+    num_erased: int
+    fullness: float
+
+
+# By model; a second refreshable export replaces the first.
+_followed: weakref.WeakKeyDictionary[Any, Followed] = weakref.WeakKeyDictionary()
+
+
+def follow(model: Any, followed: Followed) -> None:
+    """Lets `export_delta` continue this export."""
+    _followed[model] = followed
+
+
+def export_delta(model: Any, path: str | os.PathLike) -> Delta:
+    """Writes what changed in a model since its last refreshable export or delta.
+
+    Every rank must call this, with the same arguments. Rank 0 writes new, changed and erased rows
+    of all tables and all other weights as one checkpoint, `path.index` and `path.data-...`. The
+    index appears last. Signature `refresh` of the served model takes its name (docs/serving.md).
+
+    An optimizer that moves rows outside of the batch (dense Adam, momentum, weight decay) has
+    changed all rows, so the delta holds all of them. Optimizers of the batch's rows (Adagrad,
+    `LazyAdam`, SGD) keep it small.
+
+    Args:
+        model: A model that this process exported by
+            `sok.export_saved_model(model, ..., refreshable=True)`.
+        path: The new delta, in a folder that is made if it is missing. Its last part, the name, has
+            letters, digits, `_`, `.`, `=` and `-`.
+
+    Returns:
+        On all ranks the same: `version`, `num_rows`, `num_new`, `num_erased`, and `fullness`, the
+        part of the room for keys that is taken in the fullest table. From 0.9 on, rank 0 warns that
+        a full export is due.
+
+    Raises:
+        ValueError: there was no such export, the model has other tables now, the name is not
+            legal or exists, keys have no room, or it cannot be written. On all ranks; the next call
+            writes what this one should have written.
+        RuntimeError: TensorFlow is not executing eagerly, or the ranks make different calls.
+    """
+    communicator = comm.current()
+    path = os.fspath(path)
+    if not tf.executing_eagerly():
+        raise RuntimeError("sok.export_delta must be called eagerly, not in a graph.")
+    all_or_none(lambda: _check(model, path), communicator)
+    followed = _followed[model]
+    if communicator.world_size > 1:
+        told = gather_text(f"{path} {followed.number}\n", communicator).splitlines()
+        if len(set(told)) > 1:
+            raise ValueError(
+                "Every rank must call sok.export_delta with the same path, after the same exports. "
+                f"Received, by rank: {told}"
+            )
+    work = _Writing(followed, communicator)
+    try:
+        work.read()
+        for number in range(len(followed.tables)):
+            work.gather(number)
+        with contents.spread_whole(model, contents.variables_of(model)) as (_, whole):
+            all_or_none(lambda: work.write(path, whole), communicator)
+        reports = agreed(work.report, communicator, raises=ValueError)
+    except BaseException:
+        for placement in followed.placements:
+            if placement is not None:
+                placement.undo()
+        raise
+    work.finish()
+    delta = Delta(**reports[0])
+    if communicator.rank == 0 and delta.fullness >= _NEARLY_FULL:
+        warnings.warn(
+            f"{delta.fullness:.0%} of the room for keys is taken: a full export is due, "
+            "`sok.export_saved_model(..., refreshable=True)`, with more `headroom` if it comes "
+            "too soon.",
+            stacklevel=2,
+        )
+    return delta
+
+
+def _check(model, path):
+    name = os.path.basename(path)
+    if not is_plain_name(name):
+        raise ValueError(
+            "The name of a delta must have letters, digits, '_', '.', '=' and '-' only, and begin "
+            f"with a letter or a digit. Received: path={path!r}"
+        )
+    try:
+        followed = _followed.get(model)
+    except TypeError:  # neither a model nor a module
+        followed = None
+    if followed is None:
+        raise ValueError(
+            "`model` must have been exported by this process with refreshable=True: "
+            f"sok.export_saved_model(model, path, refreshable=True). Received: {model!r}"
+        )
+    tables = [v for v in contents.variables_of(model) if isinstance(v, EmbeddingVariable)]
+    if [id(table) for table in tables] != [id(table) for table in followed.tables]:
+        raise ValueError(
+            "`model` must have the tables that it had at the export, "
+            f"{[table.table_name for table in followed.tables]}. "
+            f"Received: {[table.table_name for table in tables]}; a full export is due"
+        )
+    if comm.current().rank == 0 and durable.exists(f"{path}.index"):
+        raise ValueError(f"`path` must be the name of a new delta. Received: path={path!r}")
+
+
+class _Writing:
+    """One delta while it is made."""
+
+    def __init__(self, followed, communicator):
+        self._followed, self._communicator = followed, communicator
+        self._changes: list[contents.Changes] = []
+        self._tensors: dict[str, Any] = {}
+        self._counts = {"num_rows": 0, "num_new": 0, "num_erased": 0}
+        self._version = f"{followed.export_id}.{followed.number + 1}.{secrets.token_hex(4)}"
+
+    def read(self):
+        def read():
+            followed = self._followed
+            for table, instant in zip(followed.tables, followed.instants, strict=True):
+                self._changes.append(contents.changes(table, instant))
+            return [each.whole for each in self._changes]
+
+        self._whole = agreed(read, self._communicator, raises=ValueError)  # by rank and table
+
+    def gather(self, number):
+        """Collects the changes of a table on rank 0."""
+        followed, found = self._followed, self._changes[number]
+        table, world_size = followed.tables[number], self._communicator.world_size
+        erased = contents.whole_array(found.erased, f"deltas of table '{table.table_name}'")
+        whole = [rank for rank in range(world_size) if self._whole[rank][number]]
+        if table.home is not None:
+            whole = list(range(world_size)) if table.home in whole else []
+        parts: list[tuple[np.ndarray, list]] = []
+
+        def start(keys):
+            self._counts["num_rows"] += len(keys)
+            return self._placed(number, keys, erased, whole)
+
+        def take(positions, rows):
+            parts.append((positions, encoded(rows, followed.row_dtype, table.table_name)))
+
+        contents.gather(table, found.keys, found.rows, start, take)
+        if self._communicator.rank != 0:
+            return
+        name = _names(number)
+        nothing = encoded(np.zeros([0, table.dim], np.float32), followed.row_dtype, "")
+        parts.append((np.zeros([0], np.int64), nothing))
+        self._tensors[name("at")] = np.concatenate([at for at, _ in parts]).astype(np.int64)
+        for part, kind in enumerate(("rows", "scales")[: len(nothing)]):
+            self._tensors[name(kind)] = tf.concat([values[part] for _, values in parts], 0)
+        placement = followed.placements[number]
+        if placement is not None:
+            self._tensors |= {name(part): value for part, value in placement.changed().items()}
+
+    def _placed(self, number, keys, erased, whole):
+        """The rows of these keys in the served table."""
+        placement = self._followed.placements[number]
+        if placement is None:
+            return keys
+        if whole:
+            world_size = self._communicator.world_size
+            erased = np.r_[erased, placement.others(keys, np.asarray(whole), world_size)]
+        before = placement.size
+        try:
+            rows, removed = placement.change(keys, erased)
+        except NoRoom as error:
+            table = self._followed.tables[number].table_name
+            raise ValueError(
+                f"A full export is due, with more `headroom`. Received: {error} (table '{table}')"
+            ) from error
+        self._counts["num_erased"] += removed
+        self._counts["num_new"] += placement.size - before + removed
+        return rows
+
+    def write(self, path, whole):
+        if self._communicator.rank != 0:
+            return
+        followed, tensors = self._followed, self._tensors
+        tensors[VERSIONS] = [followed.version, self._version]
+        for number, table in enumerate(followed.tables):
+            if followed.decays[number]:
+                tensors[_names(number)("decay")] = decay_of(table)
+        for number, variable in enumerate(followed.dense):
+            value = whole[variable] if isinstance(variable, int) else variable
+            tensors[_dense_name(number)] = tf.convert_to_tensor(value)
+        try:
+            durable.make_folder(os.path.dirname(path) or ".")
+            tf.raw_ops.SaveV2(
+                prefix=path,
+                tensor_names=list(tensors),
+                shape_and_slices=[""] * len(tensors),
+                tensors=[tf.convert_to_tensor(value) for value in tensors.values()],
+            )
+        except (OSError, tf.errors.OpError) as error:
+            for left in tf.io.gfile.glob([f"{path}.index*", f"{path}.data-*"]):
+                durable.remove(left)
+            raise ValueError(f"{path} could not be written: {error}") from error
+
+    def report(self):
+        placements = [each for each in self._followed.placements if each is not None]
+        fullness = max((each.size / each.capacity for each in placements), default=0.0)
+        return {"version": self._version, **self._counts, "fullness": fullness}
+
+    def finish(self):
+        followed = self._followed
+        followed.instants = [each.now for each in self._changes]
+        followed.number += 1
+        followed.version = self._version
+        for placement in followed.placements:
+            if placement is not None:
+                placement.keep()
+
+
+def _names(number):
+    return lambda part: f"table_{number}/{part}"
+
+
+def _dense_name(number):
+    return f"dense_{number}"

@@ -1,0 +1,178 @@
+"""The graph of a SavedModel that can be refreshed: stock ops only.
+
+    sequence   | 2n | 2n+1, while delta n is being copied | 2n+2 |
+    lookup     read sequence | compute | read sequence     equal and even: one version
+                                                           else: once more, holding the lock
+    refresh    read the delta | lock | check | odd | copy | even | unlock
+
+So the answer of a signature is always that of one version, weights and tables alike. A reader waits
+only if a delta was copied meanwhile, and then for at most the rest of the copy. The delta's file is
+read and checked before, which disturbs nobody.
+
+A copy that is cut off (a cancelled call) leaves the sequence odd. Lookups then raise until the same
+delta is copied again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+_NAME = r"\w[\w.=-]*"  # of a file, without a folder
+VERSIONS = "versions"  # in a delta: the version that it builds on, and the one that it makes
+
+
+class Update(NamedTuple):
+    """A variable of the served model, and the tensors of a delta that change it.
+
+    Attributes:
+        variable: The variable.
+        value: Name of the tensor with its new value, or with some of its rows.
+        at: Name of the tensor with the positions of these rows; None: all are new.
+    """
+
+    variable: tf.Variable
+    value: str
+    at: str | None = None
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a delta may have this name."""
+    return re.fullmatch(_NAME, name, re.ASCII) is not None
+
+
+class ServedState(tf.Module):
+    """What a served model knows of its version.
+
+    Args:
+        version: The version of the SavedModel.
+    """
+
+    def __init__(self, version: str):
+        super().__init__(name="served")
+        self._lock_name = f"sok_refresh_{version}"
+        with tf.device("/CPU:0"):
+            self.sequence = tf.Variable(0, trainable=False, dtype=tf.int64, name="sequence")
+            # The present version, and the one of the last delta that was begun.
+            self.versions = tf.Variable([version, version], trainable=False, name="versions")
+
+    def of_one_version(self, function: Any) -> Callable:
+        """The same function, whose results are those of one version.
+
+        Args:
+            function: A concrete function that takes and returns tensors by name.
+        """
+
+        def served(**tensors):
+            before = self.sequence.read_value()
+            found, after = self._then_sequence([before], function, tensors)
+            names = sorted(found)
+
+            def again():
+                lock = self._lock()
+                with tf.control_dependencies([lock]):
+                    whole = tf.debugging.Assert(
+                        tf.equal(self.sequence.read_value() % 2, 0),
+                        ["A refresh was cut off while it changed the model. It must be repeated."],
+                    )
+                found, last = self._then_sequence([whole], function, tensors)
+                with tf.control_dependencies([last]):
+                    done = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+                with tf.control_dependencies([done]):
+                    return [tf.identity(found[name]) for name in names]
+
+            is_one = tf.equal(before, after) & tf.equal(before % 2, 0)
+            results = tf.cond(is_one, lambda: [found[name] for name in names], again)
+            return dict(zip(names, results, strict=True))
+
+        return served
+
+    def _then_sequence(self, before, function, tensors):
+        """The function's results, after other ops, and the sequence after the results."""
+        with tf.control_dependencies(before):
+            found = function(**tensors)
+        with tf.control_dependencies(list(found.values())):
+            return found, self.sequence.read_value()
+
+    def refresh(self, folder: str, updates: Sequence[Update]) -> Any:
+        """The function of the signature `refresh`: takes a delta's name, returns its version."""
+        dtypes = {each.value: each.variable.dtype for each in updates}
+        dtypes |= {each.at: tf.dtypes.int64 for each in updates if each.at is not None}
+
+        @tf.function(input_signature=[tf.TensorSpec([], tf.string, "delta")], autograph=False)
+        def refresh(delta):
+            plain = tf.debugging.Assert(
+                tf.strings.regex_full_match(delta, _NAME),
+                ["`delta` must be the name of a file, without a folder. Received:", delta],
+            )
+            with tf.control_dependencies([plain]):
+                prefix = tf.strings.join([folder, "/", delta])
+            (versions,) = _restored(prefix, {VERSIONS: tf.string})
+            versions.set_shape([2])
+            # Checked first, so that a delta of another model is called so, and again with the lock.
+            with tf.control_dependencies([self._check(delta, versions)]):
+                tensors = _restored(prefix, dtypes)
+            with tf.control_dependencies(tensors):
+                lock = self._lock()
+            with tf.control_dependencies([lock]):
+                fits = self._check(delta, versions)
+            with tf.control_dependencies([fits]):
+                begun = _assign(self.versions, [self.versions.read_value()[0], versions[1]])
+            with tf.control_dependencies([begun]):
+                odd = tf.bitwise.bitwise_or(self.sequence.read_value(), 1)
+                begun = _assign(self.sequence, odd)
+            with tf.control_dependencies([begun]):
+                copied = _copy(updates, dict(zip(dtypes, tensors, strict=True)))
+            with tf.control_dependencies(copied):
+                named = _assign(self.versions, [versions[1], versions[1]])
+            with tf.control_dependencies([named]):
+                even = _assign(self.sequence, odd + 1)
+            with tf.control_dependencies([even]):
+                done = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            with tf.control_dependencies([done]):
+                return {"version": tf.identity(versions[1])}
+
+        return refresh
+
+    def _lock(self):
+        mutex = tf.raw_ops.MutexV2(shared_name=self._lock_name)
+        return tf.raw_ops.MutexLock(mutex=mutex)
+
+    def _check(self, delta, versions):
+        now = self.versions.read_value()
+        was_cut = tf.equal(self.sequence.read_value() % 2, 1)
+        fits = tf.where(was_cut, tf.equal(versions[1], now[1]), tf.equal(versions[0], now[0]))
+        said = ["A delta must build on the version of the served model,", now[0], ". Received:"]
+        return tf.debugging.Assert(fits, [*said, delta, "which builds on", versions[0]])
+
+
+def _restored(prefix, dtypes):
+    """Tensors of a delta, whose checksums TensorFlow compares."""
+    names = list(dtypes)
+    return tf.raw_ops.RestoreV2(
+        prefix=prefix,
+        tensor_names=names,
+        shape_and_slices=[""] * len(names),
+        dtypes=list(dtypes.values()),
+    )
+
+
+def _copy(updates, tensors):
+    done = []
+    for variable, value, at in updates:
+        if at is None:
+            done.append(_assign(variable, tensors[value]))
+        else:
+            done.append(
+                tf.raw_ops.ResourceScatterUpdate(
+                    resource=variable.handle, indices=tensors[at], updates=tensors[value]
+                )
+            )
+    return done
+
+
+def _assign(variable, value):
+    return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)

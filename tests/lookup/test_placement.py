@@ -1,0 +1,100 @@
+"""The index of a served table that changes: each key keeps its row, and no slot has two keys."""
+
+import numpy as np
+import pytest
+
+from sok_like.lookup import buckets
+from sok_like.lookup.placement import NoRoom, Placement
+
+RANDOM = np.random.default_rng(0)
+KEYS = np.unique(RANDOM.integers(-(2**63), 2**63 - 1, 9_000))
+RANDOM.shuffle(KEYS)
+NONE = KEYS[:0]
+
+
+class Served:
+    """The arrays of a server, which only copies what it is given."""
+
+    def __init__(self, placed, placement):
+        self.keys, self.numbers, self.salt = placed.keys.copy(), placement.numbers(), placed.salt
+
+    def copy(self, changed):
+        self.keys[changed["buckets"]] = changed["keys"]
+        self.numbers[changed["slots"]] = changed["numbers"]
+
+    def rows(self, keys):
+        """The row of each key, -1 if it is absent; fails if it is there twice."""
+        pair = np.stack(buckets.choices(keys, len(self.keys), self.salt), 1)
+        same = (self.keys[pair] == keys[:, None, None]).reshape(len(keys), -1)
+        assert (same.sum(1) <= 1).all()
+        at = same.argmax(1)
+        slot = pair[np.arange(len(keys)), at // buckets.SLOTS] * buckets.SLOTS + at % buckets.SLOTS
+        return np.where(same.any(1), self.numbers[slot], -1)
+
+
+def made(count, room):
+    placed = buckets.place(KEYS[:count], room)
+    placement = Placement(placed, room)
+    return placement, Served(placed, placement), dict(zip(KEYS, placed.rows.tolist(), strict=False))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2_000])
+def test_a_server_that_copies_the_changes_finds_each_key(count):
+    placement, served, rows = made(count, 5_000)
+    for step in range(60):
+        present = np.array(list(rows), np.int64)
+        gone = RANDOM.choice(present, min(len(present), 150), replace=False)
+        new = RANDOM.choice(KEYS, 250, replace=False)
+        new = new[~np.isin(new, gone)]
+        before = dict(rows)
+        found, removed = placement.change(new, np.r_[gone, KEYS[~np.isin(KEYS, present)][:9]])
+        assert removed == len(gone)
+        for key in gone:
+            del rows[key]
+        for key, row in zip(new, found.tolist(), strict=True):
+            assert rows.get(key, row) == row  # a present key keeps its row
+            rows[key] = row
+        if step % 3 == 0:
+            placement.undo()
+            rows = before
+        served.copy(placement.changed())
+        placement.keep()
+        assert len(set(rows.values())) == len(rows) == placement.size
+        wanted = [rows.get(key, -1) for key in KEYS]
+        np.testing.assert_array_equal(served.rows(KEYS), wanted)
+
+
+def test_room_may_be_filled_to_the_last_row():
+    placement, served, _ = made(2_000, 4_000)
+    for at in range(2_000, 4_000, 50):
+        placement.change(KEYS[at : at + 50], NONE)
+        served.copy(placement.changed())
+        placement.keep()
+    rows = served.rows(KEYS)
+    assert sorted(rows[:4_000]) == list(range(4_000)) and (rows[4_000:] == -1).all()
+    with pytest.raises(NoRoom, match="4001 keys, and room for 4000"):
+        placement.change(KEYS[3_990:4_001], NONE)
+    assert not len(placement.changed()["slots"])
+    placement.change(KEYS[3_990:4_001], KEYS[:1])
+    served.copy(placement.changed())
+    assert served.rows(KEYS[:1]) == -1 and served.rows(KEYS[4_000:4_001]) == rows[0]
+
+
+def test_keys_that_are_made_up_to_collide_have_no_room_and_change_nothing():
+    placement, served, _ = made(0, 1_000)
+    keys = np.arange(10**6)
+    first, second = buckets.choices(keys, len(served.keys), served.salt)
+    same = keys[(first == first[0]) & (second == second[0])][:17]
+    assert len(same) == 17
+    with pytest.raises(NoRoom, match="of which 1 find no place"):
+        placement.change(same, NONE)
+    assert placement.size == 0 and not len(placement.changed()["slots"])
+    placement.change(same[:16], NONE)
+    served.copy(placement.changed())
+    assert sorted(served.rows(same)) == [-1, *range(16)]
+
+
+def test_others_are_the_keys_of_some_ranks_that_are_not_given():
+    placement, _, _ = made(100, 200)
+    others = placement.others(KEYS[:40], np.array([1]), 2)
+    assert sorted(others) == sorted(k for k in KEYS[40:100] if k.astype(np.uint64) % 2 == 1)

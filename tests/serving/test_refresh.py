@@ -1,0 +1,334 @@
+"""Served models that follow: the base with its deltas equals a full export of the same instant."""
+
+import itertools
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import emulated
+
+pytestmark = pytest.mark.keras
+DIM = 4
+KEYS = np.r_[np.arange(-40, 400), 2**63 - 1, -(2**63)]
+RULES = {
+    "adagrad": lambda: tf.keras.optimizers.Adagrad(0.1),
+    "adam": lambda: tf.keras.optimizers.Adam(0.1),  # moves all rows in each step
+    "decayed": lambda: tf.keras.optimizers.SGD(0.1, weight_decay=0.1),  # initial rows, too
+}
+
+
+@pytest.fixture(autouse=True)
+def on_host():
+    if emulated.asked_for():
+        pytest.skip("deltas are of tables in host memory")
+
+
+class Scores(tf.Module):
+    """A table and a dense weight, which are trained by turns."""
+
+    def __init__(self, sok, rule="adagrad", **options):
+        super().__init__()
+        self.table = sok.EmbeddingVariable(DIM, name="followed", **options)
+        self.bias = tf.Variable(tf.zeros([DIM]))
+        self._sok, self._optimizer = sok, sok.OptimizerWrapper(RULES[rule]())
+        self._steps = 0
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, "keys")])
+    def __call__(self, keys):
+        return {"rows": tf.nn.embedding_lookup(self.table, keys) + self.bias}
+
+    def train(self, low, high):
+        """Some steps with keys in this range."""
+        for _ in range(3):
+            self._steps += 1
+            keys = np.random.default_rng(self._steps).integers(low, high, 30)
+            keys = tf.RaggedTensor.from_tensor(tf.constant(keys)[:, tf.newaxis])
+            with tf.GradientTape() as tape:
+                (rows,) = self._sok.group_embedding_lookup_sparse([self.table], [keys], ["sum"])
+                loss = tf.reduce_sum((rows - 1.0) ** 2)
+            gradient = tape.gradient(loss, [self.table])
+            self._optimizer.apply_gradients(zip(gradient, [self.table], strict=True))
+            self.bias.assign_add(tf.ones([DIM]))
+
+
+class Server:
+    """A loaded SavedModel."""
+
+    def __init__(self, path):
+        self.model = tf.saved_model.load(str(path))
+        self._serve = self.model.signatures["serving_default"]
+        self._refresh = self.model.signatures["refresh"] if self._follows else None
+
+    @property
+    def _follows(self):
+        return "refresh" in self.model.signatures
+
+    def rows(self, keys=KEYS):
+        return self._serve(keys=tf.constant(keys))["rows"].numpy()
+
+    def refresh(self, name):
+        return self._refresh(delta=tf.constant(name))["version"].numpy().decode()
+
+
+@pytest.fixture
+def exported(sok, tmp_path):
+    """`exported(model, **options)`: its export, as a server, and the folder of deltas."""
+
+    def export(model, **options):
+        path = tmp_path / "model"
+        sok.export_saved_model(model, path, refreshable=True, **options)
+        return Server(path), pathlib.Path(f"{path}.deltas")
+
+    return export
+
+
+def assert_as_exported_now(sok, server, model, folder, **options):
+    """The server answers what a full export of this instant answers."""
+    sok.export_saved_model(model, folder / "full", **options)
+    np.testing.assert_array_equal(server.rows(), Server(folder / "full").rows())
+
+
+def v1_rows(path, deltas):
+    """The rows in a session of TensorFlow 1, before the deltas and after each."""
+    found = []
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        meta = tf.compat.v1.saved_model.load(session, ["serve"], str(path)).signature_def
+        serve, refresh = meta["serving_default"], meta["refresh"]
+        for delta in [None, *deltas]:
+            if delta is not None:
+                feed = {refresh.inputs["delta"].name: delta}
+                session.run(refresh.outputs["version"].name, feed)
+            found.append(session.run(serve.outputs["rows"].name, {serve.inputs["keys"].name: KEYS}))
+    return found
+
+
+EXPORTS = [
+    pytest.param("adagrad", "float32", "zeros"),
+    pytest.param("adam", "float32", "initial"),
+    pytest.param("adagrad", "bfloat16", "initial"),
+    pytest.param("adagrad", "int8", "zeros"),
+    pytest.param("decayed", "int8", "initial"),
+]
+
+
+@pytest.mark.parametrize("rule, row_dtype, missing", EXPORTS)
+def test_deltas_lead_to_the_bits_of_a_full_export(
+    sok, exported, tmp_path, rule, row_dtype, missing
+):
+    model, options = Scores(sok, rule), {"row_dtype": row_dtype, "missing": missing}
+    model.train(0, 100)
+    server, folder = exported(model, **options)
+    answers = [server.rows()]
+    for number in range(1, 5):
+        model.train(40 * number, 40 * number + 100)
+        model.table.erase(np.arange(40 * number, 40 * number + 20))
+        size = int(model.table.size())
+        delta = sok.export_delta(model, folder / f"{number}")
+        assert server.refresh(f"{number}") == delta.version
+        assert_as_exported_now(sok, server, model, tmp_path, **options)
+        assert delta.num_rows == size if rule != "adagrad" else delta.num_rows < size
+        assert delta.num_new > 0 and 0 < delta.num_erased <= 20
+        answers.append(server.rows())
+    assert all(np.any(a != b) for a, b in itertools.pairwise(answers))
+    in_v1 = v1_rows(tmp_path / "model", ["1", "2", "3", "4"])
+    np.testing.assert_array_equal(in_v1, answers)
+
+
+TABLES = {
+    "no_index": {"use_hashtable": False, "capacity": 400},
+    "bfloat16": {"dtype": "bfloat16"},
+    "filtered": {},
+    "evicting": {},
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_tables_of_other_kinds(sok, exported, tmp_path, kind):
+    options = dict(TABLES[kind])
+    if kind == "filtered":
+        counter = sok.CounterFilter(2)
+        init = sok.InitializerOption(default_value_no_permission=-2.5)
+        options["ev_option"] = sok.EmbeddingVariableOption(filter_option=counter, init_option=init)
+    if kind == "evicting":
+        evict = sok.GlobalStepEvict(4)
+        options["ev_option"] = sok.EmbeddingVariableOption(evict_option=evict)
+    model = Scores(sok, **options)
+    keys = np.arange(400) if kind == "no_index" else KEYS
+    model.train(0, 100)
+    server, folder = exported(model, missing="initial")
+    erased = 0
+    for number in range(1, 4):
+        model.train(40 * number, 40 * number + 100)
+        erased += sok.export_delta(model, folder / f"{number}").num_erased
+        server.refresh(f"{number}")
+        sok.export_saved_model(model, tmp_path / "full", missing="initial")
+        np.testing.assert_array_equal(server.rows(keys), Server(tmp_path / "full").rows(keys))
+    assert (erased > 0) == (kind == "evicting")
+
+
+def test_a_delta_out_of_order_changes_nothing(sok, exported, tmp_path):
+    model = Scores(sok)
+    model.train(0, 100)
+    server, folder = exported(model)
+    for number in ("1", "2", "3"):
+        model.train(0, 100)
+        sok.export_delta(model, folder / number)
+    other = Scores(sok)
+    sok.export_saved_model(other, tmp_path / "other", refreshable=True)
+    sok.export_delta(other, folder / "foreign")
+    server.refresh("1")
+    before = server.rows()
+    (tmp_path / "model.deltas" / "folder").mkdir()
+    for name, words in {
+        "1": "must build on the version of the served model.*which builds on",
+        "3": "must build on the version of the served model.*which builds on",
+        "foreign": "must build on the version of the served model.*which builds on",
+        "4": "Failed to find any matching files",
+        "folder/1": "must be the name of a file, without a folder",
+        "../model.deltas/2": "must be the name of a file, without a folder",
+        str(folder / "2"): "must be the name of a file, without a folder",
+        "": "must be the name of a file, without a folder",
+        "..": "must be the name of a file, without a folder",
+    }.items():
+        with pytest.raises(tf.errors.OpError, match=words):
+            server.refresh(name)
+        np.testing.assert_array_equal(server.rows(), before)
+    for number in ("2", "3"):
+        server.refresh(number)
+    assert_as_exported_now(sok, server, model, tmp_path)
+
+
+@pytest.mark.parametrize("end", ["index", "data-00000-of-00001"])
+def test_a_damaged_delta_changes_nothing(sok, exported, tmp_path, end):
+    model = Scores(sok)
+    model.train(0, 100)
+    server, folder = exported(model)
+    model.train(50, 150)
+    sok.export_delta(model, folder / "1")
+    before, file = server.rows(), folder / f"1.{end}"
+    whole = file.read_bytes()
+    refused = 0
+    damaged = [whole[: len(whole) // 2], whole[:-1], b""]
+    for at in range(0, len(whole), max(1, len(whole) // 60)):
+        damaged.append(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+    for content in damaged:
+        file.write_bytes(content)
+        try:
+            server.refresh("1")
+        except tf.errors.OpError:
+            refused += 1
+            np.testing.assert_array_equal(server.rows(), before)
+        else:  # padding of the index, which nobody reads
+            assert end == "index"
+            break
+    assert refused >= (len(damaged) if end != "index" else 10)
+    file.write_bytes(whole)
+    if refused == len(damaged):
+        server.refresh("1")
+    assert_as_exported_now(sok, server, model, tmp_path)
+
+
+def test_a_refresh_that_is_cut_off_is_repeated(sok, exported, tmp_path):
+    model = Scores(sok)
+    model.train(0, 100)
+    server, folder = exported(model)
+    for number in ("1", "2"):
+        model.train(50, 150)
+        version = sok.export_delta(model, folder / number).version
+        if number == "1":
+            first = version
+    # As a call leaves it that is cancelled while it copies.
+    server.model.served.versions[1].assign(first)
+    server.model.served.sequence.assign(1)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="A refresh was cut off"):
+        server.rows()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must build on the version"):
+        server.refresh("2")
+    server.refresh("1")
+    server.refresh("2")
+    assert_as_exported_now(sok, server, model, tmp_path)
+
+
+def test_after_a_delta_that_could_not_be_written_the_next_has_it_all(sok, exported, tmp_path):
+    model = Scores(sok)
+    model.train(0, 100)
+    server, folder = exported(model)
+    model.train(50, 150)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="could not be written"):
+        sok.export_delta(model, tmp_path / "file" / "1")
+    model.table.erase(np.arange(60, 80))
+    sok.export_delta(model, folder / "1")
+    with pytest.raises(ValueError, match="name of a new delta"):
+        sok.export_delta(model, folder / "1")
+    server.refresh("1")
+    assert_as_exported_now(sok, server, model, tmp_path)
+
+
+def test_more_keys_than_there_is_room_for(sok, exported, tmp_path):
+    model = Scores(sok)
+    model.train(0, 100)
+    server, folder = exported(model, headroom=0)
+    size = int(model.table.size())
+    room = 1024 + size
+    sok.assign(model.table, 1000 + np.arange(900), np.ones([900, DIM]))
+    assert sok.export_delta(model, folder / "1").fullness == (900 + size) / room
+    sok.assign(model.table, 2000 + np.arange(60), np.ones([60, DIM]))
+    with pytest.warns(UserWarning, match="94% of the room for keys is taken: a full export is due"):
+        sok.export_delta(model, folder / "2")
+    sok.assign(model.table, 3000 + np.arange(65), np.ones([65, DIM]))
+    with pytest.raises(ValueError, match=f"full export is due.*{room + 1} keys.*'followed'"):
+        sok.export_delta(model, folder / "3")
+    model.table.erase(3000 + np.arange(50))
+    with pytest.warns(UserWarning, match="95%"):
+        sok.export_delta(model, folder / "3")
+    for number in ("1", "2", "3"):
+        server.refresh(number)
+    assert_as_exported_now(sok, server, model, tmp_path)
+    server, folder = exported(model, headroom=0)  # a full export
+    assert not list(folder.glob("*"))  # the deltas to the SavedModel before are gone
+    model.train(0, 200)
+    assert sok.export_delta(model, folder / "1").fullness < 0.6
+    server.refresh("1")
+    assert_as_exported_now(sok, server, model, tmp_path)
+
+
+def test_what_cannot_follow_says_so(sok, exported, tmp_path):
+    model = Scores(sok)
+    with pytest.raises(ValueError, match="exported by this process with refreshable=True"):
+        sok.export_delta(model, tmp_path / "1")
+    sok.export_saved_model(model, tmp_path / "full")
+    with pytest.raises(ValueError, match="exported by this process with refreshable=True"):
+        sok.export_delta(model, tmp_path / "1")
+    with pytest.raises(ValueError, match="exported by this process with refreshable=True"):
+        sok.export_delta([model], tmp_path / "1")
+    exported(model)
+    for name in ("a b", "x/", "ä", ".hidden"):
+        with pytest.raises(ValueError, match="The name of a delta must"):
+            sok.export_delta(model, f"{tmp_path}/{name}")
+    model.more = sok.EmbeddingVariable(2, name="more")
+    with pytest.raises(ValueError, match="tables that it had at the export, .'followed'.*'more'"):
+        sok.export_delta(model, tmp_path / "1")
+    for wrong in (-0.1, float("nan"), "much", None):
+        with pytest.raises(ValueError, match="`headroom` must be a number >= 0"):
+            sok.export_saved_model(model, tmp_path / "x", refreshable=True, headroom=wrong)
+    with pytest.raises(ValueError, match="`refreshable` must be True, False or a folder"):
+        sok.export_saved_model(model, tmp_path / "x", refreshable=3)
+    with pytest.raises(ValueError, match="may be called 'refresh'"):
+        calls = {"refresh": model.__call__}
+        sok.export_saved_model(model, tmp_path / "x", signatures=calls, refreshable=True)
+
+
+def test_a_folder_that_the_server_sees_elsewhere(sok, tmp_path):
+    model = Scores(sok)
+    model.train(0, 100)
+    there = tmp_path / "there"
+    sok.export_saved_model(model, tmp_path / "model", refreshable=there)
+    server = Server(tmp_path / "model")
+    model.train(50, 150)
+    sok.export_delta(model, tmp_path / "here" / "1")
+    (tmp_path / "here").rename(there)
+    server.refresh("1")
+    assert_as_exported_now(sok, server, model, tmp_path)
