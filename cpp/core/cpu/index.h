@@ -100,9 +100,7 @@ class Index {
 
   // Makes room for `num_keys` keys beyond those present. Throws std::bad_alloc, changing nothing.
   void MakeRoom(int64_t num_keys);
-  bool HasRoom(int64_t num_keys) const {
-    return size_ + erased_ + num_keys <= limit_;
-  }
+  bool HasRoom(int64_t num_keys) const { return size_ + erased_ + num_keys <= limit_; }
 
   // Returns the row number of a present key, or inserts the key with `row` and returns that.
   // MakeRoom must have made room.
