@@ -43,6 +43,8 @@ class Piece(Protocol):
 
     Attributes:
         name: Part of the folder's name, and for errors; the same on all ranks.
+        reference: The folder's name, of a piece that has begun to write; others need none.
+        see: A method in place of `dump_owners.see_shards`; others need none.
     """
 
     name: str

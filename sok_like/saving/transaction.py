@@ -70,7 +70,7 @@ def save(
         return {
             "path": path,
             "pieces": names,
-            "references": list(map(folders.new_reference, names)),
+            "references": [_reference_of(piece) for piece in pieces],
         }
 
     told = agreed(start, communicator, call)
@@ -82,8 +82,8 @@ def save(
         return [piece.write(folder) for piece, folder in zip(pieces, places, strict=True)]
 
     def see():
-        for folder, entries in zip(places, by_piece, strict=True):
-            dump_owners.see_shards(folder, entries)
+        for piece, folder, entries in zip(pieces, places, by_piece, strict=True):
+            getattr(piece, "see", dump_owners.see_shards)(folder, entries)
 
     def publish():
         if communicator.rank == 0:
@@ -103,6 +103,10 @@ def save(
     agreed(publish, communicator, call)
     if communicator.rank == 0:
         folders.remove_others(path, references)
+
+
+def _reference_of(piece):
+    return getattr(piece, "reference", None) or folders.new_reference(piece.name)
 
 
 def _make_parent(path):
