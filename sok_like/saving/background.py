@@ -1,13 +1,13 @@
 """Dumps that are written while training goes on.
 
     begin        all ranks, between two steps: from now on the table logs which keys change
-    a thread     base: all keys, in parts, while the table changes | delta: what has changed
-                 meanwhile | reads back what another rank has written
+    a thread     base: all keys, in parts, while the table changes | deltas: what has changed while
+                 the one before was written | reads back what another rank has written
     finish       all ranks, between two steps: a last delta, while the table stands still | manifest
 
-The base and the first delta are of no instant: a key that changed while they were written has any
-row in them, and the next delta holds it. Only with the last delta they are a state of the table,
-that of `finish`. The manifest is written then, so a process that is killed before leaves files
+The base and the thread's deltas are of no instant: a key that changed while one was written has any
+row in it, and the next delta holds it. Only with the last delta they are a state of the table, that
+of `finish`. The manifest is written then, so a process that is killed before leaves files
 without a manifest, which the next dump removes. The threads make no collective calls.
 """
 
@@ -30,7 +30,9 @@ from sok_like.saving import dump_owners, streams
 from sok_like.saving.format import checksums, durable, manifest, shard_file
 
 _CALL = "a dump in the background"
-_BASE, _CHANGES, _REST = range(3)  # the dumps of a chain
+# Deltas of the thread: each is written faster than the one before, so fewer keys change meanwhile.
+_ROUNDS = 4
+_BASE, _REST = 0, _ROUNDS + 1  # numbers in the chain
 _POLL = 0.05  # seconds between two looks for the file of another rank
 # What `agreed` raises on all ranks, once all of them have said how far they have come.
 _ON_ALL_RANKS = (RuntimeError, tf.errors.ResourceExhaustedError)
@@ -49,12 +51,12 @@ class ChainPiece:
 
     def __init__(self, table: Any, folder: str, dump_id: str, reference: str | None = None):
         self.table, self.name, self.reference = table, table.table_name, reference
-        self.names = [dump_id, f"{dump_id}_1", f"{dump_id}_2"]
+        self.names = [dump_id, *(f"{dump_id}_{number}" for number in range(1, _REST + 1))]
         self.instant = 0  # of the dump that was written last
         self.folder = folder
         self._entries: list[dict[str, Any]] = []
         self._stream: Any = None
-        self._handed = 0
+        self._handed: list[int] = []
         self._read_back: list[str] = []  # checksums of the files of another rank
         self._stopped = threading.Event()
         # The thread asks nobody: a program may have several communicators.
@@ -65,8 +67,9 @@ class ChainPiece:
 
     def open(self) -> None:
         """The instant after which the table logs its changes. Nothing is read yet."""
-        self._handed = int(self.table.hand_over())
-        self._stream = streams.Stream(int(self.table.hand_over()), 0, unlocked=True)
+        # Ops run here: whether a thread may run them is up to the program.
+        self._handed = [int(self.table.hand_over()) for _ in range(_REST)]
+        self._stream = streams.Stream(self._handed.pop(), 0, unlocked=True)
         self.instant = self._stream.instant
 
     def write_base(self) -> None:
@@ -74,14 +77,14 @@ class ChainPiece:
         self._write_stream(_BASE)
 
     def write_changes(self) -> None:
-        """Writes what has changed since, so that little is left for the end."""
-        self._stream = streams.Stream(self._handed, self.instant, unlocked=True)
+        """Writes what has changed since, once for each round; little is left for the end."""
+        self._stream = streams.Stream(self._handed.pop(), self.instant, unlocked=True)
         self.instant = self._stream.instant
-        self._write_stream(_CHANGES)
+        self._write_stream(len(self._entries))
 
     def read_back(self) -> None:
         """Reads what another rank has written, once it is there."""
-        for number in (_BASE, _CHANGES) if self._world_size > 1 else ():
+        for number in range(_REST if self._world_size > 1 else 0):
             path = durable.join(self.folder, self._file(number, self._other))
             while not durable.exists(path):
                 self._check_stopped()
@@ -99,7 +102,7 @@ class ChainPiece:
 
     def see(self, folder: str, told: Sequence[dict[str, Any]]) -> None:
         """As `dump_owners.see_shards`, for the whole chain."""
-        for number in (_BASE, _CHANGES):
+        for number in range(_REST):
             entries = [each["chain"][number] for each in told]
             if self._rank == 0:
                 manifest.check_seen(folder, entries)
@@ -111,8 +114,9 @@ class ChainPiece:
 
     def finish(self, folder: str, told: Sequence[dict[str, Any]]) -> None:
         """Writes the manifest."""
-        base, *others = ([each["chain"][number] for each in told] for number in range(3))
-        steps = -1, told[0]["step"]  # nobody can continue from the first delta, which is no state
+        base, *others = ([each["chain"][number] for each in told] for number in range(_REST + 1))
+        # Nobody can continue from the base or the thread's deltas, which are no states.
+        steps = [-1] * _ROUNDS + [told[0]["step"]]
         chain = [
             {"dump": name, "since": before, "step": step, "shards": entries}
             for name, before, step, entries in zip(
@@ -202,7 +206,7 @@ class BackgroundDump:
         try:
             for piece in self._pieces:
                 piece.write_base()
-            for piece in self._pieces:
+            for piece in self._pieces * _ROUNDS:
                 piece.write_changes()
             self._written.set()
             for piece in self._pieces:

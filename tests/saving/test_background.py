@@ -5,13 +5,14 @@ threads whose order differs from run to run.
 """
 
 import functools
+import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from sok_like.saving import background
-from sok_like.saving.format import shard_file
+from sok_like.saving.format import durable, shard_file
 from tests import emulated
 from tests.saving.test_deltas import RULES, check_same, made, restored, state, train
 
@@ -34,7 +35,7 @@ def begun(table, folder, monkeypatch, change):
 
 
 def complete(piece, change):
-    for step in (piece.write_base, piece.write_changes):
+    for step in (piece.write_base, *[piece.write_changes] * background._ROUNDS):
         change()
         step()
     change()
@@ -207,7 +208,7 @@ def test_several_tables_whose_earlier_dump_is_valid_until_the_end(sok, tmp_path)
         saver.restore(table, tmp_path)
         assert (state(table)["rows"] == 0).all()
         own = [each.name for each in tmp_path.iterdir() if each.name.startswith(table.table_name)]
-        assert len(own) == 4  # manifest, base and two deltas
+        assert len(own) == 3 + background._ROUNDS  # manifest, base and deltas
 
 
 def test_the_next_call_finishes_it_first(sok, tmp_path):
@@ -245,6 +246,59 @@ def test_an_error_of_the_thread_leaves_the_earlier_dump(sok, tmp_path, monkeypat
     check_same(state(restored(sok, tmp_path, "sgd")[0]), before)
     saver.begin_dump(table, tmp_path).finish()
     check_same(state(restored(sok, tmp_path, "sgd")[0]), state(table))
+
+
+def test_a_process_killed_at_any_instant_leaves_the_last_finished_dump(sok, tmp_path, monkeypatch):
+    """Copies of the folder at many instants: what a kill -9 would leave there."""
+    table, optimizer = made(sok, "adagrad")
+    train(table, optimizer, range(200))
+    saver, folder, left = sok.Saver(), tmp_path / "dump", []
+    saver.dump(table, folder)
+    before, rename = state(table), durable.rename
+
+    def kill():
+        left.append(tmp_path / f"left{len(left)}")
+        shutil.copytree(folder, left[-1])
+
+    def renamed(aside, path):
+        kill()
+        rename(aside, path)
+        kill()
+
+    def change():
+        train(table, optimizer, range(len(left), len(left) + 50))
+        kill()
+
+    monkeypatch.setattr(durable, "rename", renamed)
+    complete(begun(table, folder, monkeypatch, change), change)
+    kill()
+    monkeypatch.undo()
+    after = state(table)
+    new = [
+        (copy / "grown.json").read_bytes() == (folder / "grown.json").read_bytes() for copy in left
+    ]
+    assert new == sorted(new) and new.index(True) > 15  # the manifest's rename counts
+    for copy, is_new in zip(left, new, strict=True):
+        again, _ = restored(sok, copy, "adagrad")
+        check_same(state(again), after if is_new else before)
+    saver.dump(again := restored(sok, left[15], "adagrad")[0], left[15])
+    assert len(list(left[15].iterdir())) == 2  # manifest and base: nothing is left over
+    check_same(state(again), before)
+
+
+def test_what_ends_unfinished(sok, tmp_path, capfd):
+    table, optimizer = made(sok, "sgd")
+    train(table, optimizer, range(100))
+    saver = sok.Saver()
+    dump = saver.begin_dump(table, tmp_path)
+    dump.cancel()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(RuntimeError, match="cancelled"):
+        dump.finish()
+    saver.begin_dump(table, tmp_path)
+    background.BackgroundDump._at_exit()
+    assert "'grown'] was not finished: nothing is saved" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_arguments(sok, tmp_path):
