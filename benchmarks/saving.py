@@ -8,6 +8,9 @@ with as many bytes. "peak" is the largest sampled increase of the process's memo
 the new content beside the old. "cpu" is the processor time of all threads, which other programs of
 the machine change less than the time. The last lines compare rates with the goals: in bytes per
 second, and in bytes per second of processor time.
+
+With --background: a table with Adagrad that is trained in batches of BATCH keys, dumped while it
+stands still and then while training goes on. "pause" is the time of `begin_dump` and `finish`.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from benchmarks.harness import machine, progress_line
 from benchmarks.scale import _Peak, _resident, parse_count
 
 CHUNK = 2**19
+BATCH = 2**16  # keys per step, with --background
 ROUNDS = 6
 # What is compared, with what, and the rate at least as a part of that one's.
 GOALS = [("dump", "checkpoint, write", 1 / 2), ("restore", "checkpoint, read", 1 / 3)]
@@ -104,6 +108,49 @@ def run(num_keys: int, dim: int, rounds: int, folder: pathlib.Path) -> list[dict
     return list(found.values())
 
 
+def run_background(num_keys: int, dim: int, folder: pathlib.Path) -> dict[str, float]:
+    """Seconds of a stopped dump, of the pauses of one beside training, and of the steps."""
+    import tensorflow as tf
+
+    import sok_like as sok
+
+    table, saver, random = filled(num_keys, dim), sok.Saver(), np.random.default_rng(0)
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.01))
+
+    def step() -> float:
+        keys = tf.constant(random.integers(0, num_keys, BATCH))
+        begin = time.perf_counter()
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, keys))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+        return time.perf_counter() - begin
+
+    def seconds(call: Callable[[], Any]) -> float:
+        begin = time.perf_counter()
+        call()
+        return time.perf_counter() - begin
+
+    for _ in range(20):
+        step()
+    stopped = min(seconds(lambda: saver.dump(table, folder)) for _ in range(2))
+    alone = [step() for _ in range(50)]
+    before, dumps, beside = _resident(), [], []
+    with _Peak() as peak:
+        begin = seconds(lambda: dumps.append(saver.begin_dump(table, folder)))
+        written = time.perf_counter()
+        while not dumps[0].done:
+            beside.append(step())
+        written = time.perf_counter() - written
+        end = seconds(dumps[0].finish)
+    return {
+        **{"stopped": stopped, "begin": begin, "written": written, "finish": end},
+        **{"pause / stopped": (begin + end) / stopped, "peak_bytes": peak.bytes - before},
+        **{"step": float(np.mean(alone)), "step beside": float(np.mean(beside))},
+        **{"longest step": max(alone), "longest beside": max(beside), "steps": len(beside)},
+        "beside / alone": float(np.mean(beside) / np.mean(alone)),
+    }
+
+
 def _processor_time() -> float:
     """Seconds of this process and of programs that it has called."""
     used = (resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -128,6 +175,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--folder", type=pathlib.Path, help="where to write; a temporary folder")
     parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--background", action="store_true", help="beside training only")
     options = parser.parse_args()
     import sok_like as sok
 
@@ -135,6 +183,12 @@ def main() -> None:
     here, by_size = machine(os.cpu_count() or 1), {}
     for num_keys in options.keys:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            if options.background:
+                found = run_background(num_keys, options.dim, pathlib.Path(folder))
+                print(f"{num_keys:,} keys, dim {options.dim}; {here['processor']}, {here['date']}")
+                for name, value in found.items():
+                    print(f"{name:18} {value:12.4g}")
+                continue
             results = run(num_keys, options.dim, options.rounds, pathlib.Path(folder))
         by_size[num_keys] = results
         print(f"{num_keys:,} keys, dim {options.dim}; {here['processor']}, {here['date']}")
@@ -149,6 +203,8 @@ def main() -> None:
             ratios(results, "seconds").items(), GOALS, strict=True
         ):
             print(f"{name:30} {ratio:5.2f}, by cpu {by_cpu[name]:5.2f}   goal: {goal:.2f}")
+    if options.background:
+        return
     first, last = by_size[options.keys[0]], by_size[options.keys[-1]]
     for one, other in zip(first, last, strict=True) if len(options.keys) > 1 else ():
         if one["kind"] in ("dump", "restore"):

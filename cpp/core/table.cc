@@ -43,7 +43,7 @@ TableSnapshot Table::Export(CallContext context, bool with_slots, bool evict) {
   return snapshot;
 }
 
-std::unique_ptr<TableReader> Table::OpenChanges(CallContext, int64_t) {
+std::unique_ptr<TableReader> Table::OpenChanges(CallContext, int64_t, bool) {
   throw std::invalid_argument(
       "Deltas are supported only for tables in host memory (create them under `with "
       "tf.device(\"/CPU:0\"):`). Received: table '" +

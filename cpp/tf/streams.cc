@@ -134,7 +134,7 @@ struct Stream {
 // What is not read in parts; pointers are valid until sok_stream_close.
 struct StreamContent {
   int64_t num_keys, slot_width, num_slots, has_records, num_waiting, num_counters, step,
-      optimizer_step, num_erased, whole, num_steps, number;
+      optimizer_step, num_erased, whole, num_steps;
   double initial_row_scale;
   const char* const* slot_names;
   const int64_t* slot_widths;
@@ -145,9 +145,10 @@ struct StreamContent {
   const char* optimizer;
 };
 
-// since -1: the content; else what changed since that instant, as Table::OpenChanges.
-SOK_EXPORTED const char* sok_stream_open(int64_t number, int64_t since, Stream** opened,
-                                         StreamContent* content) {
+// since -1: the content; else what changed since that instant, as Table::OpenChanges. `instant`: its
+// number, if the table logs changes.
+SOK_EXPORTED const char* sok_stream_open(int64_t number, int64_t since, bool unlocked,
+                                         Stream** opened, int64_t* instant) {
   auto stream = std::make_unique<Stream>();
   Handed handed;
   absl::Status status = Take(number, &handed, &stream->table);
@@ -155,7 +156,7 @@ SOK_EXPORTED const char* sok_stream_open(int64_t number, int64_t since, Stream**
   stream->run = handed.run;
   Table& table = stream->table->table();
   status = stream->run([&](CallContext context) {
-    stream->reader = since >= 0 ? table.OpenChanges(context, since)
+    stream->reader = since >= 0 ? table.OpenChanges(context, since, unlocked)
                                 : table.OpenContent(context, handed.with_slots, handed.evict);
     for (const StepRun& run : stream->reader->about().steps) {
       stream->steps.insert(stream->steps.end(), {static_cast<double>(run.count), run.learning_rate,
@@ -165,13 +166,22 @@ SOK_EXPORTED const char* sok_stream_open(int64_t number, int64_t since, Stream**
     for (const std::string& name : snapshot.slot_names) stream->names.push_back(name.c_str());
   });
   if (!status.ok()) return Told(status);
+  *instant = stream->reader->about().number;
+  *opened = stream.release();
+  return nullptr;
+}
+
+// Lists the keys if it is unlocked.
+SOK_EXPORTED const char* sok_stream_about(Stream* stream, StreamContent* content) {
+  const absl::Status status = stream->run([&](CallContext) { stream->reader->List(); });
+  if (!status.ok()) return Told(status);
   const TableChanges& about = stream->reader->about();
   const TableSnapshot& all = about.snapshot;
   const auto size = [](const auto& values) { return static_cast<int64_t>(values.size()); };
   *content = {stream->reader->num_keys(),
               all.slot_width(),
               size(all.slot_names),
-              table.keeps_records(),
+              stream->table->table().keeps_records(),
               size(all.policy.waiting),
               size(all.policy.counters),
               all.policy.step,
@@ -179,7 +189,6 @@ SOK_EXPORTED const char* sok_stream_open(int64_t number, int64_t since, Stream**
               size(about.erased),
               about.whole,
               size(about.steps),
-              about.number,
               all.initial_row_scale,
               stream->names.data(),
               all.slot_widths.data(),
@@ -188,7 +197,6 @@ SOK_EXPORTED const char* sok_stream_open(int64_t number, int64_t since, Stream**
               about.erased.data(),
               stream->steps.data(),
               about.optimizer.c_str()};
-  *opened = stream.release();
   return nullptr;
 }
 

@@ -14,6 +14,8 @@ import tensorflow as tf
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.saving import checkpoints
+from sok_like.saving.background import BackgroundDump
 from sok_like.saving.format import durable
 
 # 128 + SIGTERM: the status that a shell reports for a process ended by this signal.
@@ -33,12 +35,16 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         save_freq: "epoch", or a number of batches. Training continues at the start of the epoch in
             which the backup was made, or of the next one if it was made at the end of an epoch.
         delete_checkpoint: Whether to remove the folder at the end of `fit`.
-        sigterm_every: Number of batches after which ranks ask each other for a SIGTERM; one rank
-            checks after every batch.
+        sigterm_every: Number of batches after which ranks ask each other for a SIGTERM, and whether
+            a backup in the background is written; one rank checks after every batch.
+        background: Whether the tables are written while training goes on, as by
+            `sok.Saver().begin_dump`. The backup is of the step at which it is finished: soon after
+            all ranks have written, and at the latest when the next one is due or `fit` ends.
+            Tables must be in host memory.
 
     Raises:
         ValueError: an argument is out of range, or the model is not built.
-        RuntimeError: ranks have different folders.
+        RuntimeError: ranks have different folders, or a rank could not write a backup.
         SystemExit: after a SIGTERM and the backup.
     """
 
@@ -48,6 +54,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         save_freq: Any = "epoch",
         delete_checkpoint: bool = True,
         sigterm_every: int = 10,
+        background: bool = False,
     ):
         super().__init__()
         if not backup_dir:
@@ -59,7 +66,10 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         if every is None or every < 1:
             raise wrong_argument("sigterm_every", "an integer >= 1", sigterm_every)
         self.backup_dir, self.delete_checkpoint = os.fspath(backup_dir), bool(delete_checkpoint)
-        self._batches, self._sigterm_every = batches, every
+        if not isinstance(background, bool):
+            raise wrong_argument("background", "True or False", background)
+        self._batches, self._sigterm_every, self._background = batches, every, background
+        self._running: BackgroundDump | None = None
         self._seen, self._signalled, self._previous = 0, False, None
 
     # ---- restoring ----
@@ -82,6 +92,10 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
             raise RuntimeError(
                 f"`backup_dir` must be the same folder on all ranks. Received: {told}, by rank"
             )
+        if self._running is not None:  # of a `fit` that raised
+            self._running.cancel()
+            self._running = None
+        self._checkpoint = checkpoint
         self._manager = tf.train.CheckpointManager(checkpoint, self.backup_dir, max_to_keep=1)
         latest = agreed(lambda: self._manager.latest_checkpoint, communicator, call)
         if len(set(latest)) > 1:
@@ -102,9 +116,23 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
 
     # ---- backing up ----
 
-    def _save(self, epoch):
-        self._epoch.assign(epoch)
+    def _back_up(self):
+        """Makes a backup, or begins one."""
+        if not self._background:
+            self._save()
+            return
+        if self._running is not None:  # the next one waits for it
+            self._finish()
+        path = f"{self._manager._prefix}-{int(self._checkpoint.save_counter) + 1}"
+        self._running = checkpoints.begin(self._checkpoint, path, self._save)
+
+    def _save(self):
+        self._epoch.assign(self._now)
         self._manager.save()
+
+    def _finish(self):
+        running, self._running = self._running, None
+        running.finish()
 
     def on_epoch_begin(self, epoch, logs=None):
         self._now = epoch
@@ -112,18 +140,20 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         self._now = epoch + 1
         if self._batches is None:
-            self._save(epoch + 1)
-        self._end_if_signalled()
+            self._back_up()
+        self._ask_ranks()
 
     def on_train_batch_end(self, batch, logs=None):
         self._seen += 1
         if self._batches is not None and self._seen % self._batches == 0:
-            self._save(self._now)
+            self._back_up()
         if comm.current().world_size == 1 or self._seen % self._sigterm_every == 0:
-            self._end_if_signalled()
+            self._ask_ranks()
 
     def on_train_end(self, logs=None):
         self._stop_listening()
+        if self._running is not None:
+            self._finish()
         if self.delete_checkpoint:
             communicator = comm.current()
             agreed(None, communicator, "the end of sok.callbacks.BackupAndRestore")
@@ -153,16 +183,29 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGTERM)
         self._signalled = True
 
-    def _end_if_signalled(self):
-        communicator = comm.current()
-        told = agreed(lambda: self._signalled, communicator, "sok.callbacks.BackupAndRestore")
-        if not any(told):
+    def _ask_ranks(self):
+        """Finishes a backup that all ranks have written; ends training after a SIGTERM."""
+        communicator, running = comm.current(), self._running
+
+        def state():
+            return [
+                self._signalled,
+                running is not None and running.done,
+                running is not None and running.failed,
+            ]
+
+        told = agreed(state, communicator, "sok.callbacks.BackupAndRestore")
+        signalled, done, failed = (list(each) for each in zip(*told, strict=True))
+        if running is not None and (all(done) or any(failed) or any(signalled)):
+            self._finish()
+        elif any(signalled):
+            self._save()
+        if not any(signalled):
             return
-        self._save(self._now)
         if communicator.rank == 0:
             print(
-                f"SIGTERM on rank {told.index(True)}: saved to {self.backup_dir}; the next fit "
-                f"with this folder continues with epoch {self._now + 1}.",
+                f"SIGTERM on rank {signalled.index(True)}: saved to {self.backup_dir}; the next "
+                f"fit with this folder continues with epoch {self._now + 1}.",
                 file=sys.stderr,
                 flush=True,
             )

@@ -13,6 +13,7 @@ tables and shards are unchanged.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -32,7 +33,15 @@ from tensorflow.python.training.saving.saveable_object_util import TrackableSave
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.runtime.attributes import attributes
-from sok_like.saving import dense_pieces, folders, optimizer_variables, own_variables, transaction
+from sok_like.saving import (
+    background,
+    dense_pieces,
+    dump_owners,
+    folders,
+    optimizer_variables,
+    own_variables,
+    transaction,
+)
 from sok_like.saving.dense_pieces import DensePiece, Slice, Stored
 from sok_like.saving.hash_pieces import HashPiece
 from sok_like.saving.own_variables import OwnVariables
@@ -143,13 +152,15 @@ def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> A
     saver, kinds = self, _kinds(self)
     if not kinds or not comm.is_initialized():
         return write(saver, file_prefix, options)
-    if comm.current().world_size == 1:
+    several = comm.current().world_size > 1
+    if not several:
         _put_inside(saver, kinds.holders)
-        return write(saver, file_prefix, options)
-    pieces: list[Piece] = [HashPiece(table) for table in kinds.tables]
-    if kinds.own:
+        if not any(table.begun_piece for table in kinds.tables):
+            return write(saver, file_prefix, options)
+    pieces: list[Piece] = [table.begun_piece or HashPiece(table) for table in kinds.tables]
+    if kinds.own and several:
         pieces.append(OwnVariables(lambda: _values(saver, kinds.own)))
-    if kinds.holders:
+    if kinds.holders and several:
         ids = agreed(lambda: [each.id for each in kinds.holders], comm.current(), _CALL)[0]
         pieces.append(DensePiece("dense", kinds.holders, ids))
 
@@ -161,6 +172,40 @@ def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> A
 
     transaction.save(_CALL, _path_of(file_prefix, kinds), pieces, common)
     return None
+
+
+def begin(
+    checkpoint: tf.train.Checkpoint, path: str, write: Callable[[], Any]
+) -> background.BackgroundDump:
+    """Begins to write a checkpoint's tables while training goes on; all ranks call it.
+
+    Args:
+        checkpoint: Eager.
+        path: Path at which the checkpoint will be written.
+        write: Writes it there; `finish` of the result calls it on all ranks.
+    """
+    tables = Kinds(util.list_objects(checkpoint._saver._graph_view)).tables
+
+    def start():
+        return [folders.new_reference(dump_owners.checked(each).table_name) for each in tables]
+
+    references = agreed(start, comm.current(), _CALL)[0]
+    pieces = [
+        background.ChainPiece(
+            table, folders.folder_of(path, reference), reference.rpartition(".")[2], reference
+        )
+        for table, reference in zip(tables, references, strict=True)
+    ]
+
+    def publish(_):
+        with contextlib.ExitStack() as scopes:
+            for piece in pieces:
+                scopes.enter_context(attributes(piece.table, {"begun_piece": piece}))
+            return write()
+
+    for table in tables:
+        dump_owners.finish_running(table)
+    return background.BackgroundDump(pieces, publish)
 
 
 def _values(saver, objects):

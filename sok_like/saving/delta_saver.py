@@ -2,6 +2,7 @@
 
     saver.dump(table, folder)                   all keys; from now on the table records changes
     saver.dump(table, folder, since="last")     keys touched and keys erased since; optimizer steps
+    saver.begin_dump(table, folder)             all keys, while training goes on (`background.py`)
     saver.restore(table, folder)                base and deltas, in order
     saver.compact(table, folder)                merges base and deltas into one base
 
@@ -19,9 +20,10 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm
+from sok_like.runtime.agreement import agreed
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.steps import Steps, text_of
-from sok_like.saving import dump_owners, streams
+from sok_like.saving import background, dump_owners, streams
 from sok_like.saving.format import deltas, durable, manifest, shard_file
 from sok_like.saving.format.shard_reader import ShardFile
 
@@ -59,11 +61,78 @@ class DeltaSaver:
         """
         variable = dump_owners.checked(embedding_variable)
         dump_owners.check_arguments(variable, filepath)
+        dump_owners.finish_running(variable)
         work = _Dump(variable, filepath)
         given = _given(since, variable.table_name)
         (number,) = work.steps.take(work.agree, given, [tf.int64], verify=_same_start)
         (name,) = work.write([variable.hand_over(), number], outputs=[tf.string])
         return work.steps.end(tf.ensure_shape(name, []))
+
+    def begin_dump(
+        self, embedding_variables: Any, filepath: str | os.PathLike
+    ) -> background.BackgroundDump:
+        """Begins a full dump that is written while training goes on.
+
+        A thread of each rank writes the files. `finish()` adds what has changed meanwhile; the dump
+        is of that instant, and until then the earlier dump in the folder is the valid one. Other
+        dumps and restores of the table by this class finish it first.
+
+            dump = saver.begin_dump(tables, folder)
+            while not dump.done: ...    # training steps; on several ranks, as many on each
+            dump.finish()
+
+        Args:
+            embedding_variables: EmbeddingVariable in host memory, or a list of them.
+            filepath: Folder, as for `dump`.
+
+        Returns:
+            The dump: `done` says whether the files of this rank are written, and `finish()`, which
+            all ranks call between the same two steps, completes it.
+
+        Raises:
+            TypeError: as for `dump`.
+            ValueError: no table, or two of the same name.
+            RuntimeError: as for `dump`; also for the dump that it had to finish first.
+            NotImplementedError: in a graph or a `tf.function`.
+        """
+        if not tf.executing_eagerly():
+            raise NotImplementedError(
+                "`begin_dump` works eagerly; in a graph use `dump`. Received: a call in a graph"
+            )
+        several = isinstance(embedding_variables, (list, tuple))
+        given = embedding_variables if several else [embedding_variables]
+        variables = [dump_owners.checked(variable) for variable in given]
+        names = [variable.table_name for variable in variables]
+        if not names or len(set(names)) < len(names):
+            required = "at least one table, each with a name of its own"
+            raise wrong_argument("embedding_variables", required, names)
+        for variable in variables:
+            dump_owners.check_arguments(variable, filepath)
+            dump_owners.finish_running(variable)
+        folder = os.fspath(filepath)
+
+        def start():
+            for variable in variables:
+                dump_owners.check_owner(folder, variable)
+            return {"tables": names, "id": new_id()}
+
+        told = agreed(start, comm.current(), "begin_dump")
+        if any(each["tables"] != names for each in told):
+            raise RuntimeError(
+                "All ranks must dump the same tables. Received: "
+                f"{[each['tables'] for each in told]}, by rank"
+            )
+
+        def publish(pieces):
+            background.publish_chains(pieces)
+            for piece in pieces:
+                dump_owners.wrote(folder, piece.table)
+                remember(piece.table, piece.names[-1], piece.instant)
+            found = [tf.constant(piece.names[-1]) for piece in pieces]
+            return found if several else found[0]
+
+        pieces = [background.ChainPiece(each, folder, told[0]["id"]) for each in variables]
+        return background.BackgroundDump(pieces, publish)
 
     def compact(self, embedding_variable: Any, filepath: str | os.PathLike) -> tf.Tensor:
         """Merges the deltas in folder `filepath` into their base; the table is unchanged.
@@ -85,10 +154,16 @@ class DeltaSaver:
         """
         variable = dump_owners.checked(embedding_variable)
         dump_owners.check_arguments(variable, filepath)
+        dump_owners.finish_running(variable)
         work = _Compaction(variable, filepath, "compact")
         work.steps.take(work.agree)
         work.write(verify=dump_owners.same_dump)
         return work.steps.end("OK")
+
+
+def new_id() -> str:
+    """The id of a new dump."""
+    return f"{secrets.randbits(62):016x}"
 
 
 def remember(variable: Any, name: str, number: int) -> None:
@@ -119,7 +194,7 @@ class _Work:
 
     def agree(self):
         """A new dump's id, drawn in each run: the op of a graph writes another dump each time."""
-        return {"id": f"{secrets.randbits(62):016x}"}
+        return {"id": new_id()}
 
     def write(self, inputs=(), outputs=(), verify=None):
         """The steps from the shards to the manifest; they leave no file if a rank fails."""

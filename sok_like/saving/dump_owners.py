@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.checks import wrong_argument
@@ -100,5 +101,27 @@ def see_shards(folder: str, entries: Sequence[Any]) -> None:
     if rank == 0:
         manifest.check_seen(folder, entries)
     if world_size > 1:
-        other = (rank + (local_size() % world_size or 1)) % world_size
-        manifest.check_bytes(folder, entries[other], other)
+        manifest.check_bytes(folder, entries[read_back()], read_back())
+
+
+def read_back() -> int:
+    """The rank whose files this rank reads back."""
+    rank, world_size = comm.current().rank, comm.current().world_size
+    return (rank + (local_size() % world_size or 1)) % world_size
+
+
+def finish_running(variable: Any) -> None:
+    """Finishes the table's dump in the background, if there is one; all ranks call it.
+
+    Raises:
+        RuntimeError: in a graph, where it could only be finished when an op runs; or as `finish`.
+    """
+    running = variable.__dict__.get("running_dump")
+    if running is None:
+        return
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "A dump in the background must be finished, by `finish()`, before a graph dumps or "
+            f"restores its table. Received: table '{variable.table_name}'"
+        )
+    running.finish()

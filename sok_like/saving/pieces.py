@@ -38,6 +38,8 @@ class Piece(Protocol):
     """A part of a program's state that ranks store in files of their own."""
 
     name: str  # part of the folder's name, and for errors; the same on all ranks
+    # A piece that has begun to write has two more: `reference`, the folder's name, and `see`, a
+    # method in place of `dump_owners.see_shards`.
 
     def write(self, folder: str) -> dict[str, Any]:
         """Writes this rank's file into a new folder, and flushes it to the disk.

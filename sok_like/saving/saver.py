@@ -71,6 +71,7 @@ class Saver(delta_saver.DeltaSaver):
         """
         variable = checked(embedding_variable)
         check_arguments(variable, filepath, rows_only=rows_only, sok1_files=sok1_files)
+        dump_owners.finish_running(variable)
         work = delta_saver.WholeDump(variable, filepath, rows_only)
         work.steps.take(work.agree)
         handed = variable.hand_over(not rows_only, evict=True)
@@ -174,6 +175,7 @@ class Reading:
         self._any_name = any_name
         self._communicator, self._last, self._made = comm.current(), "", 0
         table = variable.table_name
+        dump_owners.finish_running(variable)
         self.steps = Steps(
             self._communicator,
             f"sok_restore_{table}",

@@ -5,7 +5,8 @@ of the op library are called by ctypes, because Python code within a graph has n
 or a restore needs only a few parts of memory beside the table, whatever its size.
 
 While a table is read, calls that change it wait, so all parts are of one instant. In host memory,
-lookups that insert nothing go on.
+lookups that insert nothing go on. An unlocked stream lets all calls go on; it is the first part of
+a dump that a delta completes (`TableReader` of cpp/core/table.h).
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ class _Content(ctypes.Structure):
         *((name, _INT64) for name in (
             *("num_keys", "slot_width", "num_slots", "has_records", "num_waiting"),
             *("num_counters", "step", "optimizer_step", "num_erased", "whole", "num_steps"),
-            "number",
         )),
         ("initial_row_scale", ctypes.c_double),
         ("slot_names", ctypes.POINTER(ctypes.c_char_p)),
@@ -47,7 +47,8 @@ def _library():
     native.ops()  # checks the file and loads it
     library = ctypes.CDLL(str(native.ops_path()))
     arguments = {
-        "sok_stream_open": [_INT64, _INT64, _POINTER, _POINTER],
+        "sok_stream_open": [_INT64, _INT64, ctypes.c_bool, _POINTER, _POINTER],
+        "sok_stream_about": [_POINTER, _POINTER],
         "sok_stream_keys": [_POINTER, _INT64, _POINTER],
         "sok_stream_rows": [_POINTER, _INT64, _POINTER, _INT64, *[_POINTER] * 3],
         "sok_stream_close": [_POINTER],
@@ -79,29 +80,48 @@ def see_problem(problem: bytes | None) -> None:
         raise ValueError(text)
 
 
-@contextlib.contextmanager
-def content(number: int, dim: int, since: int | None = None) -> Iterator[tuple[Shard, int]]:
-    """The content of a table, as a shard that is read while it is written.
+class Stream:
+    """The content of a table at this instant, or what changed until then.
 
     Args:
         number: The result of `hand_over`.
         since: None for the whole table; else what changed since that instant (0: everything, and
             the table records changes from now on).
+        unlocked: Whether calls that change the table go on until `close`. Then nothing is evicted.
 
-    Yields:
-        The shard, and the number of this instant if the table records changes.
+    Attributes:
+        instant: The number of this instant if the table records changes.
 
     Raises:
         ValueError: the table has not recorded the changes since, or is in device memory.
         MemoryError: there is too little memory.
     """
-    library, stream, about = _library(), _POINTER(), _Content()
-    opened = ctypes.byref(stream), ctypes.byref(about)
-    see_problem(library.sok_stream_open(int(number), -1 if since is None else int(since), *opened))
-    try:
-        yield _shard_of(library, stream, about, dim, since), about.number
-    finally:
-        library.sok_stream_close(stream)
+
+    def __init__(self, number: int, since: int | None = None, unlocked: bool = False):
+        self._library, self._stream, self._since = _library(), _POINTER(), since
+        instant, after = _INT64(), -1 if since is None else int(since)
+        opened = ctypes.byref(self._stream), ctypes.byref(instant)
+        see_problem(self._library.sok_stream_open(int(number), after, unlocked, *opened))
+        self.instant = instant.value
+
+    def shard(self, dim: int) -> Shard:
+        """The content, as a shard that is read while it is written; called once."""
+        about = _Content()
+        see_problem(self._library.sok_stream_about(self._stream, ctypes.byref(about)))
+        return _shard_of(self._library, self._stream, about, dim, self._since)
+
+    def close(self) -> None:
+        """Lets calls that change the table go on."""
+        stream, self._stream = self._stream, _POINTER()
+        if stream:
+            self._library.sok_stream_close(stream)
+
+
+@contextlib.contextmanager
+def content(number: int, dim: int, since: int | None = None) -> Iterator[tuple[Shard, int]]:
+    """The shard and the instant of a `Stream`, while the table stands still."""
+    with contextlib.closing(Stream(number, since)) as stream:
+        yield stream.shard(dim), stream.instant
 
 
 def make_aside(number: int, rest: Shard, num_keys: int, parts: Iterable[Shard]) -> int:

@@ -66,7 +66,7 @@ def save(
 
     def start():
         _make_parent(path)
-        references = [folders.new_reference(name) for name in names]
+        references = [_reference_of(piece) for piece in pieces]
         return {"path": path, "pieces": names, "references": references}
 
     told = agreed(start, communicator, call)
@@ -78,8 +78,8 @@ def save(
         return [piece.write(folder) for piece, folder in zip(pieces, places, strict=True)]
 
     def see():
-        for folder, entries in zip(places, by_piece, strict=True):
-            dump_owners.see_shards(folder, entries)
+        for piece, folder, entries in zip(pieces, places, by_piece, strict=True):
+            getattr(piece, "see", dump_owners.see_shards)(folder, entries)
 
     def publish():
         if communicator.rank == 0:
@@ -99,6 +99,10 @@ def save(
     agreed(publish, communicator, call)
     if communicator.rank == 0:
         folders.remove_others(path, references)
+
+
+def _reference_of(piece):
+    return getattr(piece, "reference", None) or folders.new_reference(piece.name)
 
 
 def _make_parent(path):

@@ -111,6 +111,8 @@ class EmbeddingVariable(
     # Returns what `tf.compat.v1.train.Saver` writes for a table. `sok_like.saving`, a higher layer,
     # sets it.
     element_in_graph: Callable[[Any], Any] | None = None
+    # The dump in the background that the checkpoint which is being written refers to.
+    begun_piece: Any = None
 
     def __init__(
         self,
@@ -384,7 +386,8 @@ class EmbeddingVariable(
         )
 
     def _serialize_to_tensors(self):
-        if self._world_size > 1 and tf.executing_eagerly():
+        beside = self._world_size > 1 or self.begun_piece is not None
+        if beside and tf.executing_eagerly():
             return snapshots.referring(self, "")  # the save puts the name there
         return checkpointed(self.snapshot(evict=True))
 

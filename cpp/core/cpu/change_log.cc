@@ -39,6 +39,11 @@ void Add(const StepRun& run, std::vector<StepRun>* runs) {
 
 }  // namespace
 
+void ChangeLog::Interval::Sort() {
+  SortUnique(&touched);
+  SortUnique(&erased);
+}
+
 void ChangeLog::Grow(size_t num_rows) {
   if (num_rows <= last_.size()) return;
   last_.reserve(num_rows);  // exactly, not twice as much
@@ -155,8 +160,6 @@ ChangeLog::Interval ChangeLog::Since(int64_t number) const {
     found.erased.insert(found.erased.end(), interval->erased.begin(), interval->erased.end());
     for (const StepRun& run : interval->steps) Add(run, &found.steps);
   }
-  SortUnique(&found.touched);
-  SortUnique(&found.erased);
   return found;
 }
 

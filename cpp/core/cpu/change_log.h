@@ -30,6 +30,8 @@ namespace sok {
 class ChangeLog {
  public:
   struct Interval {
+    void Sort();  // touched and erased: ascending, each key once
+
     int64_t number = 0;
     uint32_t mark = 0;  // its value in last_
     bool whole = false;
@@ -51,8 +53,8 @@ class ChangeLog {
   bool has_steps() const;
 
   bool Has(int64_t number) const;
-  // Keys and steps since an interval began, which must exist. Keys ascend, each once; touched ones
-  // may have been erased since, and erased ones inserted again.
+  // Keys and steps since an interval began, which must exist. Keys come in any order and may
+  // repeat; touched ones may have been erased since, and erased ones inserted again.
   Interval Since(int64_t number) const;
 
   int64_t bytes() const;

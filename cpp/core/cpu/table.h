@@ -87,7 +87,8 @@ class CpuTable final : public Table {
   MemoryStats Stats(CallContext context) const override;
   std::unique_ptr<TableReader> OpenContent(CallContext context, bool with_slots,
                                            bool evict = false) override;
-  std::unique_ptr<TableReader> OpenChanges(CallContext context, int64_t since) override;
+  std::unique_ptr<TableReader> OpenChanges(CallContext context, int64_t since,
+                                           bool unlocked = false) override;
   int64_t KeepChanges(CallContext context) override;
   void Import(CallContext context, const TableSnapshot& snapshot, bool replace = false) override;
   std::unique_ptr<Table> MakeAside(CallContext context) const override;

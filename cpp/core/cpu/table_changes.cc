@@ -1,51 +1,40 @@
 // Changes since a dump: the calls of CpuTable that begin a log of changes and read it.
 #include <stdexcept>
+#include <utility>
 
 #include "cpp/core/cpu/scratch.h"
 #include "cpp/core/cpu/table_impl.h"
 
 namespace sok {
 
-std::vector<uint64_t> CpuTable::Impl::BeginChanges(Executor& ex, int64_t since,
-                                                   TableChanges* result) {
+ChangeLog::Interval CpuTable::Impl::BeginChanges(Executor& ex, int64_t since, bool unlocked,
+                                                 TableChanges* result) {
   ChangeLog::Interval interval;
   if (since != 0 && (changes == nullptr || !changes->Has(since))) {
     throw std::invalid_argument(
         "A delta needs the changes since the dump that it follows. Received: table '" +
         options.name + "', which no longer has them; the next dump must be a full one");
   }
-  if (options.policy.evicts_on_call()) Evict(ex);
-  std::vector<uint64_t> present;
+  if (!unlocked && options.policy.evicts_on_call()) Evict(ex);
   if (since != 0) interval = changes->Since(since);
   if (since == 0 || interval.whole) {
     result->whole = true;
     CatchUpAll(ex);
   } else {
-    const int64_t num_touched = static_cast<int64_t>(interval.touched.size());
-    const Scratch<uint32_t> rows(num_touched);
-    FindRows(ex, interval.touched.data(), num_touched, rows.get());
-    std::vector<uint32_t> owing;
-    for (int64_t i = 0; i < num_touched; ++i) {
-      if (rows[i] == kNoRow) continue;
-      present.push_back(interval.touched[i]);
-      owing.push_back(rows[i]);
-    }
     if (Pending()) {  // the others stay as they are: the delta's reader replays their steps
-      const int64_t num_owing = static_cast<int64_t>(owing.size());
-      ForEachPart(ex, owing.data(), num_owing, RowUse::kScanWrite, [&](int64_t from, int64_t to) {
+      interval.Sort();
+      const int64_t num_touched = static_cast<int64_t>(interval.touched.size());
+      const Scratch<uint32_t> rows(num_touched);
+      FindRows(ex, interval.touched.data(), num_touched, rows.get());
+      ForEachPart(ex, rows.get(), num_touched, RowUse::kScanWrite, [&](int64_t from, int64_t to) {
         ex.ParallelFor(to - from, 512, [&](int64_t begin, int64_t end) {
           for (int64_t i = from + begin; i < from + end; ++i) {
-            catch_up->Apply(arena->Row(owing[i]));
+            if (rows[i] != kNoRow) catch_up->Apply(arena->Row(rows[i]));
           }
         });
       });
       ++version;
-    }
-    const int64_t num_erased = static_cast<int64_t>(interval.erased.size());
-    const Scratch<uint32_t> erased_rows(num_erased);
-    FindRows(ex, interval.erased.data(), num_erased, erased_rows.get());
-    for (int64_t i = 0; i < num_erased; ++i) {
-      if (erased_rows[i] == kNoRow) result->erased.push_back(interval.erased[i]);
+      if (num_unlocked > 0) changes->TouchAll();  // as in CatchUpAll
     }
     if (!interval.steps.empty()) {
       result->steps = std::move(interval.steps);
@@ -54,7 +43,34 @@ std::vector<uint64_t> CpuTable::Impl::BeginChanges(Executor& ex, int64_t since,
   }
   if (changes == nullptr) changes = std::make_unique<ChangeLog>();
   result->number = changes->Begin(next_row);
-  return present;
+  return interval;
+}
+
+void CpuTable::Impl::ListChanges(Executor& ex, bool locks, ChangeLog::Interval* interval,
+                                 std::vector<uint64_t>* erased) const {
+  interval->Sort();
+  // Calls keep(key, whether it is present) for each key.
+  const auto for_each = [&](const std::vector<uint64_t>& keys, const auto& keep) {
+    const int64_t num_keys = static_cast<int64_t>(keys.size());
+    const int64_t step = locks ? kPartKeys : num_keys;
+    const Scratch<uint32_t> rows(std::min(step, num_keys));
+    for (int64_t begin = 0; begin < num_keys; begin += step) {
+      const int64_t n = std::min(step, num_keys - begin);
+      {
+        const SharedLock lock = locks ? SharedLock(mutex) : SharedLock();
+        FindRows(ex, keys.data() + begin, n, rows.get());
+      }
+      for (int64_t i = 0; i < n; ++i) keep(keys[begin + i], rows[i] != kNoRow);
+    }
+  };
+  for_each(interval->erased, [&](uint64_t key, bool is_present) {
+    if (!is_present) erased->push_back(key);
+  });
+  int64_t num_present = 0;
+  for_each(interval->touched, [&](uint64_t key, bool is_present) {
+    if (is_present) interval->touched[num_present++] = key;
+  });
+  interval->touched.resize(static_cast<size_t>(num_present));
 }
 
 int64_t CpuTable::KeepChanges(CallContext) {

@@ -192,9 +192,14 @@ struct CpuTable::Impl {
   void CopyRows(Executor& ex, const uint64_t* keys, const uint32_t* row_numbers, int64_t num_keys,
                 float* rows, float* slot_rows) const;
   void CopyRecords(const uint32_t* row_numbers, int64_t num_keys, int64_t* records) const;
-  // Begins the next interval of changes. Fills `changes` except its snapshot; returns the present
-  // keys that were touched since, none if it is `whole`.
-  std::vector<uint64_t> BeginChanges(Executor& ex, int64_t since, TableChanges* changes);
+  // Begins the next interval of changes, at the instant of `changes`, of which it fills all but the
+  // snapshot and `erased`. Returns the changes since, for ListChanges. Evicts unless `unlocked`.
+  ChangeLog::Interval BeginChanges(Executor& ex, int64_t since, bool unlocked,
+                                   TableChanges* changes);
+  // Adds the keys that are erased now to `erased`, and leaves those that are present in
+  // interval->touched. With a shared lock taken for a few keys at a time if `locks`.
+  void ListChanges(Executor& ex, bool locks, ChangeLog::Interval* interval,
+                   std::vector<uint64_t>* erased) const;
   void Touch(const uint64_t* keys, const uint32_t* rows, int64_t num_keys) noexcept {
     if (changes != nullptr) changes->Touch(keys, rows, num_keys);
   }
@@ -245,6 +250,8 @@ struct CpuTable::Impl {
   StepNumber step_number;
   std::unique_ptr<TableRecords> records;  // null without policies
   std::unique_ptr<ChangeLog> changes;     // null until a delta may follow
+  // Readers that hold no lock. A row that is not logged must keep the bits it had at their instant.
+  std::atomic<int64_t> num_unlocked{0};
 };
 
 template <typename Fn>

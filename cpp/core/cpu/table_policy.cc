@@ -207,6 +207,10 @@ void CpuTable::Impl::RecordWritten(const Insertion& insertion) {
 void CpuTable::Impl::CopyRecords(const uint32_t* row_numbers, int64_t num_keys,
                                  int64_t* out) const {
   for (int64_t i = 0; i < num_keys; ++i, out += 3) {
+    if (row_numbers[i] == kNoRow) {
+      std::fill_n(out, 3, 0);
+      continue;
+    }
     const KeyRecord& record = records->records[row_numbers[i]];
     out[0] = record.frequency;
     out[1] = record.last_step;

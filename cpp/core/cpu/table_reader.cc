@@ -7,7 +7,8 @@
 //
 // So there are at most four walks beyond kListed keys, and memory is 12 bytes per key listed: 3
 // bytes per key of a large table. The reader holds the table's lock, shared, from the first part to
-// the last.
+// the last. An unlocked reader (table.h) takes it for a few keys at a time, and works on its own
+// thread alone. It lists all keys, at 8 bytes per key, and finds their rows again when it reads them.
 #include <algorithm>
 #include <limits>
 #include <memory>
@@ -70,14 +71,19 @@ void Sort(Range* range) {
 class CpuTable::Reader final : public TableReader {
  public:
   // Releases the table's lock in the end; the caller makes it a shared one when nothing can fail
-  // any more. `about` lacks the snapshot. `given`: the keys to read, unless `is_whole`.
-  Reader(const CpuTable& table, TableChanges about, std::vector<uint64_t> given, bool is_whole,
-         bool with_slots)
+  // any more. `about` lacks the snapshot. `given`: the keys to read, unless `is_whole`; for List
+  // those that have changed, if `unlocked`.
+  Reader(const CpuTable& table, TableChanges about, ChangeLog::Interval given, bool is_whole,
+         bool with_slots, bool unlocked = false)
       : table_(table),
         about_(std::move(about)),
-        listed_{std::move(given), {}},
-        num_keys_(is_whole ? table.size() : static_cast<int64_t>(listed_.keys.size())) {
-    const Impl& impl = *table.impl_;
+        unlocked_(unlocked),
+        given_(std::move(given)),
+        listed_{std::move(given_.touched), {}},
+        num_keys_(unlocked   ? 0
+                  : is_whole ? table.size()
+                             : static_cast<int64_t>(listed_.keys.size())) {
+    Impl& impl = *table.impl_;
     TableSnapshot& snapshot = about_.snapshot;
     snapshot.initial_row_scale = impl.InitialRowScale();
     if (with_slots) {
@@ -90,7 +96,26 @@ class CpuTable::Reader final : public TableReader {
     snapshot.policy.waiting = impl.records->filter->ExportKeys();
     snapshot.policy.counters = impl.records->filter->ExportCounters();
   }
-  ~Reader() override { table_.mutex().Release(); }
+  ~Reader() override {
+    if (unlocked_) {
+      --table_.impl_->num_unlocked;
+    } else {
+      table_.mutex().Release();
+    }
+  }
+
+  void List() override {
+    if (!unlocked_) return;
+    InlineExecutor alone;
+    if (about_.whole) {
+      ListAll();
+    } else {
+      given_.touched = std::move(listed_.keys);
+      table_.impl_->ListChanges(alone, /*locks=*/true, &given_, &about_.erased);
+      listed_.keys = std::move(given_.touched);
+    }
+    num_keys_ = static_cast<int64_t>(listed_.keys.size());
+  }
 
   const TableChanges& about() const override { return about_; }
   int64_t num_keys() const override { return num_keys_; }
@@ -119,6 +144,7 @@ class CpuTable::Reader final : public TableReader {
 
   void ReadRows(CallContext context, int64_t first, const uint64_t* keys, int64_t num_keys,
                 float* rows, float* slot_rows, int64_t* records) const override {
+    if (unlocked_) return ReadUnlocked(keys, num_keys, rows, slot_rows, records);
     const Impl& impl = *table_.impl_;
     const bool is_part =  // which ReadKeys has read last
         first == part_first_ && num_keys == static_cast<int64_t>(part_rows_.size());
@@ -132,6 +158,51 @@ class CpuTable::Reader final : public TableReader {
   }
 
  private:
+  void ListAll() {
+    Impl& impl = *table_.impl_;
+    std::vector<uint64_t>& keys = listed_.keys;
+    keys.reserve(static_cast<size_t>(table_.size() + table_.size() / 16));  // for new keys
+    if (impl.options.use_hashtable) {
+      // A key that stays is in the same shard all the time, so it is listed once.
+      for (const Index& shard : impl.shards) {
+        const SharedLock lock(impl.mutex);
+        shard.ForEach([&](uint64_t key, uint32_t) { keys.push_back(key); });
+      }
+    } else {
+      for (int64_t row = 0; row < table_.size(); ++row) {
+        keys.push_back(impl.direct.KeyOf(static_cast<uint64_t>(row)));
+      }
+    }
+    std::sort(keys.begin(), keys.end());
+  }
+
+  void ReadUnlocked(const uint64_t* keys, int64_t num_keys, float* rows, float* slot_rows,
+                    int64_t* records) const {
+    InlineExecutor alone;
+    const Impl& impl = *table_.impl_;
+    const TableSnapshot& snapshot = about_.snapshot;
+    const int64_t dim = table_.dim(), width = snapshot.slot_width();
+    const Scratch<uint32_t> found(std::min(num_keys, kPartKeys));
+    for (int64_t first = 0; first < num_keys; first += kPartKeys) {
+      const int64_t n = std::min(kPartKeys, num_keys - first);
+      float* const to = rows == nullptr ? nullptr : rows + first * dim;
+      float* slots = slot_rows == nullptr ? nullptr : slot_rows + first * width;
+      const SharedLock lock(impl.mutex);
+      impl.FindRows(alone, keys + first, n, found.get());
+      TableSnapshot now;
+      NameSavedSlots(impl.slots, &now);
+      if (now.slot_names != snapshot.slot_names || now.slot_widths != snapshot.slot_widths) {
+        // Other slots, whose change has been logged as one of every key.
+        if (slots != nullptr) std::fill_n(slots, n * width, 0.0f);
+        slots = nullptr;
+      }
+      if (to != nullptr || slots != nullptr) {
+        impl.CopyRows(alone, keys + first, found.get(), n, to, slots);
+      }
+      if (records != nullptr) impl.CopyRecords(found.get(), n, records + 3 * first);
+    }
+  }
+
   // Makes listed_ the next range; there must be some.
   void ListMore(Executor& ex) {
     const Impl& impl = *table_.impl_;
@@ -220,6 +291,8 @@ class CpuTable::Reader final : public TableReader {
 
   const CpuTable& table_;
   TableChanges about_;
+  const bool unlocked_;
+  ChangeLog::Interval given_;     // its touched keys are in listed_
   Range listed_;                  // the next keys, ascending; their rows unless they must be found
   size_t place_ = 0;              // in listed_
   std::vector<Range> ranges_;     // after listed_, the next one at the end
@@ -227,7 +300,7 @@ class CpuTable::Reader final : public TableReader {
   int64_t num_ranges_ = 0, num_walked_ = 0;
   std::vector<uint32_t> part_rows_;  // row numbers of the keys that were read last, if known
   int64_t part_first_ = 0;
-  const int64_t num_keys_;
+  int64_t num_keys_;
   int64_t num_read_ = 0;
 };
 
@@ -238,20 +311,28 @@ std::unique_ptr<TableReader> CpuTable::OpenContent(CallContext context, bool wit
   if (evict && impl_->options.policy.evicts_on_call()) impl_->Evict(ex);
   impl_->CatchUpAll(ex);
   auto reader =
-      std::make_unique<Reader>(*this, TableChanges(), std::vector<uint64_t>(), true, with_slots);
+      std::make_unique<Reader>(*this, TableChanges(), ChangeLog::Interval(), true, with_slots);
   lock.release()->Hold();
   return reader;
 }
 
-std::unique_ptr<TableReader> CpuTable::OpenChanges(CallContext context, int64_t since) {
+std::unique_ptr<TableReader> CpuTable::OpenChanges(CallContext context, int64_t since,
+                                                   bool unlocked) {
   Executor& ex = context.threads();
   ExclusiveLock lock(impl_->mutex);
   TableChanges about;
-  std::vector<uint64_t> touched = impl_->BeginChanges(ex, since, &about);
+  ChangeLog::Interval interval = impl_->BeginChanges(ex, since, unlocked, &about);
   const bool is_whole = about.whole;
-  auto reader = std::make_unique<Reader>(*this, std::move(about), std::move(touched), is_whole,
-                                         /*with_slots=*/true);
-  lock.release()->Hold();
+  if (!unlocked && !is_whole) {
+    impl_->ListChanges(ex, /*locks=*/false, &interval, &about.erased);
+  }
+  auto reader = std::make_unique<Reader>(*this, std::move(about), std::move(interval), is_whole,
+                                         /*with_slots=*/true, unlocked);
+  if (unlocked) {
+    ++impl_->num_unlocked;
+  } else {
+    lock.release()->Hold();
+  }
   return reader;
 }
 

@@ -58,7 +58,10 @@ void CpuTable::Impl::CatchUpAll(Executor& ex) {
     }
   }
   ++version;
-  if (changes != nullptr && catch_up->pending()) changes->CaughtUp();
+  if (changes != nullptr && catch_up->pending()) {
+    // A reader without a lock can no longer find the rows of its instant: the next delta has all.
+    num_unlocked > 0 ? changes->TouchAll() : changes->CaughtUp();
+  }
   ForgetSteps();
 }
 

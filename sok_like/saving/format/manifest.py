@@ -94,11 +94,17 @@ def check_seen(folder: str, entries: Sequence[dict[str, Any]]) -> None:
 
 def check_bytes(folder: str, entry: dict[str, Any], rank: int) -> None:
     """Raises ValueError unless a shard, read from the folder, is what its rank wrote."""
-    path = durable.join(folder, entry["file"])
-    if checksums.of_entry(path, entry) != entry:
+    found = checksums.of_entry(durable.join(folder, entry["file"]), entry)
+    check_same(folder, found, entry, rank)
+
+
+def check_same(folder: str, found: dict[str, Any], entry: dict[str, Any], rank: int) -> None:
+    """The same for bytes that were read before; `found` is the entry with their checksum."""
+    if found != entry:
         raise ValueError(
-            f"{path} must have the bytes that rank {rank} has written. Received: bytes with a "
-            "different checksum; the folder does not yet show them, or has lost them"
+            f"{durable.join(folder, entry['file'])} must have the bytes that rank {rank} has "
+            "written. Received: bytes with a different checksum; the folder does not yet show "
+            "them, or has lost them"
         )
 
 

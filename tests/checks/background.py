@@ -1,0 +1,147 @@
+"""Dumps in the background of a table that trains, erases and evicts, by one rank and by two."""
+
+import numpy as np
+import tensorflow as tf
+
+from tests.checks import files
+from tests.checks.deltas import make, read, state, train
+from tests.checks.files import shared, world
+
+
+def checks(world_size):
+    found = {"live": live, "failing": failing, "backup": backup}
+    return found if world_size == 2 else {}
+
+
+def write(kind, folder):
+    """What the table held at the end of the dump, and how many steps were trained beside it."""
+    import sok_like as sok
+    from sok_like.runtime import comm
+    from sok_like.runtime.agreement import agreed
+
+    saver, (table, optimizer) = sok.Saver(), make(kind)
+    train(table, optimizer, range(2), kind)
+    dump, step = saver.begin_dump(table, folder), 2
+    while step < 6 or not all(agreed(lambda: dump.done, comm.current())):
+        train(table, optimizer, [step], kind)
+        step += 1
+    dump.finish()
+    at = state(table)
+    train(table, optimizer, [step], kind)
+    saver.dump(table, folder, since="last")
+    return {"at": at, "later": state(table), "steps": step}
+
+
+def live():
+    found = {}
+    for kind in ("dense", "evicted"):
+        for writers in (1, 2):
+            folder = shared(f"background_{kind}{writers}")
+            with world(writers) as group:
+                found[kind, writers] = write(kind, folder) if group is not None else None
+            for readers in (1, 2):
+                with world(readers) as group:
+                    if group is not None:
+                        found[kind, writers, readers] = state(read(kind, folder)[0])
+    return found
+
+
+def failing():
+    """Errors of `finish` where a rank's thread failed, on both ranks, and what is left after it."""
+    import sok_like as sok
+    from sok_like.runtime import comm
+    from sok_like.saving import background
+
+    folder, saver = shared("background_failing"), sok.Saver()
+    table, optimizer = make("dense")
+    train(table, optimizer, range(2), "dense")
+    saver.dump(table, folder)
+    before, files = state(table), sorted(each.name for each in folder.iterdir())
+    errors, own = [], background.ChainPiece.write_changes
+    for rank in (0, 1):
+
+        def fail(self, rank=rank):
+            if comm.current().rank == rank:
+                raise OSError(28, "No space left on device", "somewhere")
+            own(self)
+
+        background.ChainPiece.write_changes = fail
+        dump = saver.begin_dump(table, folder)
+        train(table, optimizer, [2], "dense")
+        try:
+            dump.finish()
+        except RuntimeError as error:
+            errors.append(str(error))
+        background.ChainPiece.write_changes = own
+        comm.current().barrier()
+    left = sorted(each.name for each in folder.iterdir())
+    return {
+        "errors": errors,
+        "left": left == files,
+        "before": before,
+        "read": state(read("dense", folder)[0]),
+    }
+
+
+class _Stop(tf.keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 3:
+            raise files.Interrupted
+
+
+def built():
+    model = files.made()
+    model(files.X[:1])
+    return model
+
+
+def resume(model, callback):
+    """What `fit` does first."""
+    callback.set_model(model)
+    callback.on_train_begin()
+    callback._stop_listening()
+
+
+def back_up(folder):
+    """A training that is interrupted, and one that goes on from its backup."""
+    import sok_like as sok
+
+    model, saved = built(), []
+    callback = sok.callbacks.BackupAndRestore(
+        str(folder), save_freq=1, sigterm_every=1, background=True
+    )
+    own = callback._save
+
+    def save():  # the state that a backup must have
+        saved.append([model.predict_on_batch(files.X), int(model.optimizer.iterations)])
+        own()
+
+    callback._save = save
+    try:
+        files.fit(model, 5, callbacks=[callback, _Stop()])
+    except files.Interrupted:
+        pass
+    callback._running.cancel()
+    other = built()
+    again = sok.callbacks.BackupAndRestore(str(folder), background=True, delete_checkpoint=False)
+    resume(other, again)
+    found = {
+        "count": len(saved),
+        "same": np.array_equal(other.predict_on_batch(files.X), saved[-1][0]),
+        "step": int(other.optimizer.iterations) - saved[-1][1],
+    }
+    files.fit(other, 5, callbacks=[again])
+    last = built()
+    resume(last, sok.callbacks.BackupAndRestore(str(folder)))
+    found["end"] = np.array_equal(last.predict_on_batch(files.X), other.predict_on_batch(files.X))
+    return found
+
+
+def backup():
+    """`BackupAndRestore(background=True)` on one rank and on two."""
+    found = {}
+    for ranks in (1, 2):
+        with world(ranks) as group:
+            if group is not None:
+                found[ranks] = back_up(shared(f"background_backup{ranks}"))
+    return found

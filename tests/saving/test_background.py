@@ -1,0 +1,316 @@
+"""`sok.Saver().begin_dump` on one rank: the dump has the bits of the table at `finish`.
+
+Most tests drive the parts of a dump by hand and change the table after each part, in place of
+threads whose order differs from run to run.
+"""
+
+import functools
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_like.saving import background
+from sok_like.saving.format import durable, shard_file
+from tests import emulated
+from tests.saving.test_deltas import RULES, check_same, made, restored, state, train
+
+LIVE = [*RULES, "lazy"]
+
+
+@pytest.fixture(autouse=True)
+def on_host():
+    if emulated.asked_for():
+        pytest.skip("dumps in the background are of tables in host memory")
+
+
+def begun(table, folder, monkeypatch, change):
+    """A dump that calls `change` before each part of a few keys; nothing is written yet."""
+    monkeypatch.setattr(shard_file, "PIECE", 512)
+    monkeypatch.setattr(background.ChainPiece, "_check_stopped", lambda _: change())
+    piece = background.ChainPiece(table, str(folder), "0" * 16)
+    piece.open()
+    return piece
+
+
+def complete(piece, change):
+    for step in (piece.write_base, *[piece.write_changes] * background._ROUNDS):
+        change()
+        step()
+    change()
+    background.publish_chains([piece])
+
+
+class Changes:
+    """Changes a table, in another way each time it is called."""
+
+    def __init__(self, table, optimizer, others=()):
+        self.table, self.optimizer, self.others, self.count = table, optimizer, others, 0
+
+    def __call__(self):
+        self.count += 1
+        random = np.random.default_rng(self.count)
+        train(self.table, self.optimizer, np.unique(random.integers(0, 300, 9)))
+        for every, change in self.others:
+            if self.count % every == 0:
+                change(self.table, self.optimizer, random)
+
+
+def erase_and_come_back(table, optimizer, random):
+    keys = random.integers(0, 300, 12)
+    table.erase(keys)
+    train(table, optimizer, np.unique(keys[:4]))
+
+
+def read(table, optimizer, random):
+    table.find(tf.range(300, dtype=tf.int64))
+
+
+def clear(table, optimizer, random):
+    table.clear()
+
+
+def export(table, optimizer, random):
+    table.snapshot()  # brings all rows up to date
+
+
+OTHERS = {
+    "trained": [],
+    "erased": [(2, erase_and_come_back), (3, read)],
+    "cleared": [(2, erase_and_come_back), (31, clear)],
+    "exported": [(2, erase_and_come_back), (11, export)],
+}
+
+
+@pytest.mark.parametrize("rule", LIVE)
+@pytest.mark.parametrize("others", OTHERS)
+def test_it_has_the_bits_of_its_end(sok, tmp_path, monkeypatch, rule, others):
+    known = "adam" if rule == "lazy" else rule
+    monkeypatch.setitem(RULES, rule, RULES[known])
+    if rule == "lazy":
+        wrapper = functools.partial(sok.OptimizerWrapper, lazy=True)
+        monkeypatch.setattr(sok, "OptimizerWrapper", wrapper)
+    table, optimizer = made(sok, rule)
+    train(table, optimizer, range(200), 2)
+    train(table, optimizer, range(0, 200, 3), 2)  # rows owe different numbers of steps
+    change = Changes(table, optimizer, OTHERS[others])
+    piece = begun(table, tmp_path, monkeypatch, change)
+    complete(piece, change)
+    assert change.count > 15  # in many parts
+    check_same(state(restored(sok, tmp_path, rule)[0]), state(table))
+    again, its_optimizer = restored(sok, tmp_path, rule)
+    for each in ((table, optimizer), (again, its_optimizer)):
+        train(*each, range(0, 400, 7), 2)
+    check_same(state(again), state(table))
+
+
+POLICIES = {
+    "filter": lambda sok: {"filter_option": sok.CounterFilter(2)},
+    "bloom": lambda sok: {"filter_option": sok.CBFFilter(2, 1000, 0.01)},
+    "steps": lambda sok: {"evict_option": sok.GlobalStepEvict(9)},
+    "l2": lambda sok: {"evict_option": sok.L2WeightEvict(0.3)},
+}
+
+
+@pytest.mark.parametrize("rule", ["adagrad", "adam"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_policies(sok, tmp_path, monkeypatch, policy, rule):
+    option = sok.EmbeddingVariableOption(**POLICIES[policy](sok))
+    table, optimizer = made(sok, rule, ev_option=option)
+
+    def look_up(table, optimizer, random):
+        keys = tf.constant(np.unique(random.integers(0, 300, 20)))
+        with tf.GradientTape() as tape:
+            ragged = tf.RaggedTensor.from_tensor(keys[:, tf.newaxis])
+            (vectors,) = sok.group_embedding_lookup_sparse([table], [ragged], ["sum"])
+            loss = tf.reduce_sum(vectors)
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    change = Changes(table, optimizer, [(1, look_up), (3, erase_and_come_back)])
+    for _ in range(20):
+        change()
+    piece = begun(table, tmp_path, monkeypatch, change)
+    complete(piece, change)
+    again, _ = restored(sok, tmp_path, rule, ev_option=option)
+    check_same(state(again), state(table))
+    assert len(state(table)["keys"]) > 20
+
+
+def test_without_a_hashtable_and_with_weight_decay(sok, tmp_path, monkeypatch):
+    options = {"use_hashtable": False, "capacity": 300}
+    table, optimizer = made(sok, "decayed", **options)
+    train(table, optimizer, range(0, 300, 5), 3)
+    change = Changes(table, optimizer)
+    complete(begun(table, tmp_path, monkeypatch, change), change)
+    check_same(state(restored(sok, tmp_path, "decayed", **options)[0]), state(table))
+
+
+def test_an_optimizer_that_attaches_meanwhile(sok, tmp_path, monkeypatch):
+    table, optimizer = made(sok, "adagrad")
+    sok.assign(table, tf.range(200, dtype=tf.int64), tf.ones([200, table.dim]))
+    change = Changes(table, optimizer)
+    calls = iter([lambda: None] * 4)
+
+    def later():  # the slots are new at the fifth part
+        next(calls, change)()
+
+    complete(begun(table, tmp_path, monkeypatch, later), later)
+    assert change.count > 5
+    check_same(state(restored(sok, tmp_path, "adagrad")[0]), state(table))
+
+
+def test_rows_on_disk(sok, tmp_path, monkeypatch):
+    storage = sok.StorageOption("DRAM_SSDHASH", str(tmp_path / "rows"), [2**20])
+    option = sok.EmbeddingVariableOption(storage_option=storage)
+    table, optimizer = made(sok, "adam", ev_option=option)
+    train(table, optimizer, range(200), 2)
+    change = Changes(table, optimizer, [(2, erase_and_come_back)])
+    complete(begun(table, tmp_path / "dump", monkeypatch, change), change)
+    check_same(state(restored(sok, tmp_path / "dump")[0]), state(table))
+
+
+@pytest.mark.parametrize("rule", ["adagrad", "adam"])
+def test_a_thread_that_trains_all_the_time(sok, tmp_path, rule):
+    table, optimizer = made(sok, rule)
+    train(table, optimizer, range(20_000))
+    random = np.random.default_rng(0)
+    dump = sok.Saver().begin_dump(table, tmp_path / "live")
+    steps = 0
+    while not dump.done or steps < 20:
+        train(table, optimizer, np.unique(random.integers(0, 30_000, 500)))
+        steps += 1
+    name = dump.finish()
+    check_same(state(restored(sok, tmp_path / "live", rule)[0]), state(table))
+    assert dump.finish() == name  # nothing more to do
+    train(table, optimizer, [5])
+    assert sok.Saver().dump(table, tmp_path / "live", since="last") != name
+    check_same(state(restored(sok, tmp_path / "live", rule)[0]), state(table))
+
+
+def test_several_tables_whose_earlier_dump_is_valid_until_the_end(sok, tmp_path):
+    tables = [sok.EmbeddingVariable(2, name=f"one_of_{n}") for n in range(2)]
+    keys, saver = tf.range(100, dtype=tf.int64), sok.Saver()
+    for table in tables:
+        sok.assign(table, keys, tf.ones([100, 2]))
+        saver.dump(table, tmp_path)
+    dump = saver.begin_dump(tables, tmp_path)
+    for table in tables:
+        sok.assign(table, keys, tf.zeros([100, 2]))
+    while not dump.done:
+        pass
+    for table in tables:
+        copy = sok.EmbeddingVariable(2, name=table.table_name)
+        saver.restore(copy, tmp_path)
+        assert (state(copy)["rows"] == 1).all()
+    assert len(dump.finish()) == 2
+    for table in tables:
+        saver.restore(table, tmp_path)
+        assert (state(table)["rows"] == 0).all()
+        own = [each.name for each in tmp_path.iterdir() if each.name.startswith(table.table_name)]
+        assert len(own) == 3 + background._ROUNDS  # manifest, base and deltas
+
+
+def test_the_next_call_finishes_it_first(sok, tmp_path):
+    table, optimizer = made(sok, "sgd")
+    train(table, optimizer, range(100))
+    saver = sok.Saver()
+    first = saver.begin_dump(table, tmp_path)
+    train(table, optimizer, range(50))
+    second = saver.begin_dump(table, tmp_path)
+    assert first.done and saver.restore(made(sok)[0], tmp_path) == b"OK"
+    train(table, optimizer, range(50))
+    saver.dump(table, tmp_path, since="last")
+    assert second.done
+    check_same(state(restored(sok, tmp_path, "sgd")[0]), state(table))
+
+
+def test_an_error_of_the_thread_leaves_the_earlier_dump(sok, tmp_path, monkeypatch):
+    table, optimizer = made(sok, "sgd")
+    train(table, optimizer, range(100))
+    saver = sok.Saver()
+    saver.dump(table, tmp_path)
+    before, files = state(table), sorted(tmp_path.iterdir())
+
+    def fail(*_):
+        raise OSError(28, "No space left on device", "somewhere")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_file, "_write_arrays", fail)
+        dump = saver.begin_dump(table, tmp_path)
+        train(table, optimizer, range(10))
+        for _ in range(2):  # and again
+            with pytest.raises(RuntimeError, match=r"rank 0: .*No space left.*table 'grown'"):
+                dump.finish()
+    assert dump.failed and sorted(tmp_path.iterdir()) == files
+    check_same(state(restored(sok, tmp_path, "sgd")[0]), before)
+    saver.begin_dump(table, tmp_path).finish()
+    check_same(state(restored(sok, tmp_path, "sgd")[0]), state(table))
+
+
+def test_a_process_killed_at_any_instant_leaves_the_last_finished_dump(sok, tmp_path, monkeypatch):
+    """Copies of the folder at many instants: what a kill -9 would leave there."""
+    table, optimizer = made(sok, "adagrad")
+    train(table, optimizer, range(200))
+    saver, folder, left = sok.Saver(), tmp_path / "dump", []
+    saver.dump(table, folder)
+    before, rename = state(table), durable.rename
+
+    def kill():
+        left.append(tmp_path / f"left{len(left)}")
+        shutil.copytree(folder, left[-1])
+
+    def renamed(aside, path):
+        kill()
+        rename(aside, path)
+        kill()
+
+    def change():
+        train(table, optimizer, range(len(left), len(left) + 50))
+        kill()
+
+    monkeypatch.setattr(durable, "rename", renamed)
+    complete(begun(table, folder, monkeypatch, change), change)
+    kill()
+    monkeypatch.undo()
+    after = state(table)
+    new = [
+        (copy / "grown.json").read_bytes() == (folder / "grown.json").read_bytes() for copy in left
+    ]
+    assert new == sorted(new) and new.index(True) > 15  # the manifest's rename counts
+    for copy, is_new in zip(left, new, strict=True):
+        again, _ = restored(sok, copy, "adagrad")
+        check_same(state(again), after if is_new else before)
+    saver.dump(again := restored(sok, left[15], "adagrad")[0], left[15])
+    assert len(list(left[15].iterdir())) == 2  # manifest and base: nothing is left over
+    check_same(state(again), before)
+
+
+def test_what_ends_unfinished(sok, tmp_path, capfd):
+    table, optimizer = made(sok, "sgd")
+    train(table, optimizer, range(100))
+    saver = sok.Saver()
+    dump = saver.begin_dump(table, tmp_path)
+    dump.cancel()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(RuntimeError, match="cancelled"):
+        dump.finish()
+    saver.begin_dump(table, tmp_path)
+    background.BackgroundDump._at_exit()
+    assert "'grown'] was not finished: nothing is saved" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_arguments(sok, tmp_path):
+    table, _ = made(sok)
+    saver = sok.Saver()
+    for wrong, error in (
+        ([], ValueError),
+        ([table, table], ValueError),
+        (tf.Variable(1), TypeError),
+    ):
+        with pytest.raises(error, match="embedding_variable"):
+            saver.begin_dump(wrong, tmp_path)
+    with pytest.raises(NotImplementedError, match="eagerly"):
+        tf.function(lambda: saver.begin_dump(table, tmp_path))()
+    assert not list(tmp_path.iterdir())
