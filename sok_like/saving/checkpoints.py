@@ -184,7 +184,7 @@ def begin(
         path: Path at which the checkpoint will be written.
         write: Writes it there; `finish` of the result calls it on all ranks.
     """
-    tables = Kinds(util.list_objects(checkpoint._saver._graph_view)).tables
+    tables = NotSameOnRanks(util.list_objects(checkpoint._saver._graph_view)).tables
 
     def start():
         return [folders.new_reference(dump_owners.checked(each).table_name) for each in tables]
