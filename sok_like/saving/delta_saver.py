@@ -126,7 +126,7 @@ class DeltaSaver:
         def publish(pieces):
             background.publish_chains(pieces)
             for piece in pieces:
-                dump_owners.wrote(folder, piece.table)
+                dump_owners.mark_writer(folder, piece.table)
                 remember(piece.table, piece.names[-1], piece.instant)
             found = [tf.constant(piece.names[-1]) for piece in pieces]
             return found if several else found[0]
