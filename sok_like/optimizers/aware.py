@@ -299,5 +299,7 @@ def _path_of(variable):
 def _decays(optimizer, variable):
     if not getattr(optimizer, "weight_decay", None):
         return False
+    # From Keras 3.16 on, `_use_weight_decay` knows only what `build` was given: no tables.
+    is_excluded = getattr(optimizer, "_is_excluded_from_weight_decay", None)
     with variable.asked_by_known_optimizer():
-        return optimizer._use_weight_decay(variable)
+        return not is_excluded(variable) if is_excluded else optimizer._use_weight_decay(variable)
