@@ -225,7 +225,7 @@ def test_setting_of_v1_that_is_no_number(sok):
         sok.OptimizerWrapper(v1.AdamOptimizer(0.1, beta1=tf.constant(0.9)))
 
 
-@pytest.mark.parametrize("received", [None, "Adam", 0.1, tf.Module()])
+@pytest.mark.parametrize("received", [None, 0.1, tf.Module()])
 def test_what_is_no_optimizer(sok, received):
     with pytest.raises(
         TypeError, match="An optimizer of Keras 3, tf_keras or .*is required. Received"
