@@ -101,7 +101,7 @@ ops() {  # skipped without a TensorFlow that sees the device
   fi
 }
 slow() {  # 100 million keys; under the emulator, what the step runs at all
-  run_tests slow tests/cuda/test_table.py
+  SLOW=1 run_tests slow tests/cuda/test_table.py
 }
 
 # Without random cases, the benchmark, the tests of the core and TensorFlow, which take long here.

@@ -2,7 +2,7 @@
 
 The sizes are those of `cpp/core/cpu/index.h` and `arena.h`:
 
-    index   64 parts; each doubles its buckets of 5 slots, 64 bytes, when 3/4 full
+    index   64 parts; part s doubles its buckets of 5 slots, 64 bytes, when 3/4 - s/512 full
     rows    embedding, slot rows, padding; in chunks of a power of two of rows, 2 to 4 MiB
     record  24 bytes per key, in a table with policies
     change  4 bytes per key and 8 per key touched since the last dump, in a table with deltas
@@ -103,12 +103,14 @@ def _index_bytes(keys):
     mean = keys / _PARTS
     if not keys:
         return 0
-    below, buckets, expected = math.exp(-mean) if mean < 700 else 0.0, 1, 0.0
-    while below < 1 - 1e-9:
-        fits = _share_up_to(buckets * _SLOTS * 3 // 4, mean)
-        expected += buckets * max(0.0, fits - below)
-        below, buckets = max(below, fits), buckets * 2
-    return round(_PARTS * expected * _BUCKET_BYTES)
+    empty, expected = math.exp(-mean) if mean < 700 else 0.0, 0.0
+    for part in range(_PARTS):
+        below, buckets = empty, 1
+        while below < 1 - 1e-9:
+            fits = _share_up_to(buckets * _SLOTS * (384 - part) // 512, mean)
+            expected += buckets * max(0.0, fits - below)
+            below, buckets = max(below, fits), buckets * 2
+    return round(expected * _BUCKET_BYTES)
 
 
 def _share_up_to(count, mean):

@@ -48,6 +48,12 @@ tensorflow.python.training.saver:Saver
 # The objects of a checkpoint.
 tensorflow.python.checkpoint.checkpoint:TrackableSaver
     _graph_view
+# The tables of a checkpoint.
+tensorflow.python.checkpoint.checkpoint:Checkpoint
+    _saver
+# Where a manager writes the next one.
+tensorflow.python.checkpoint.checkpoint_management:CheckpointManager
+    _prefix
 # The tensors of a checkpoint.
 tensorflow.python.checkpoint.functional_saver:MultiDeviceSaver
     _shardable_tensors_by_task _registered_savers _keys_to_restore_fn _restore_fn_to_keys
