@@ -75,13 +75,12 @@ def _convert(own, self, flat_inputs):
     return own(self, flat_inputs)
 
 
-def _call_sequential(_, self, *args, **kwargs):
+def _call_sequential(own, self, *args, **kwargs):
     # Keras 3 casts an input of a Sequential model before its functional one sees it.
     functional = getattr(self, "_functional", None)
     if functional is not None and args:
         _check(functional, args[0], functional._inputs[0])
-    # `own` is inherited, and `sok.distribution` wraps that of Model later.
-    return super(tf.keras.Sequential, self).__call__(*args, **kwargs)
+    return own(self, *args, **kwargs)
 
 
 def _conform(own, self, tensor, ref_input):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from sok_like.lookup.buckets import SLOTS, Buckets, choices, fillers
+from sok_like.table import ownership
 
 _MOST_MOVES = 500  # rounds; at `buckets.LOAD` a new key needs less than ten moves
 
@@ -80,7 +81,7 @@ class Placement:
         slots = self._find(keys)
         taken[slots[slots >= 0]] = False
         found = self._keys.reshape(-1)[taken]
-        return found[np.isin(found.view(np.uint64) % np.uint64(world_size), owners)]
+        return found[np.isin(ownership.owners(found, world_size), owners)]
 
     def changed(self) -> dict[str, np.ndarray]:
         """What has changed since `keep`.

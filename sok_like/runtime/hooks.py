@@ -155,6 +155,8 @@ def wrap(owner: Any, name: str, wrapper: Callable, why: str, *, copies: bool = T
     if not callable(own):
         raise unknown_version(f"the function {where}", "none")
     _check_arguments(where, own, wrapper)
+    if isinstance(owner, type) and name not in vars(owner) and own is static:
+        own = _inherited(owner, name, own)
 
     @functools.wraps(own)
     def hooked(*args, **kwargs):
@@ -165,6 +167,17 @@ def wrap(owner: Any, name: str, wrapper: Callable, why: str, *, copies: bool = T
     is_method_of_class = isinstance(static, (staticmethod, classmethod))
     value = type(static)(hooked) if is_method_of_class else hooked
     return put(owner, name, value, why, copies=copies)
+
+
+def _inherited(owner, name, own):
+    """A method that a class inherits, found at each call: a base may be wrapped later."""
+
+    @functools.wraps(own)
+    def found(self, *args, **kwargs):
+        return getattr(super(owner, self), name)(*args, **kwargs)
+
+    found.autograph_info__ = None  # type: ignore[attr-defined]
+    return found
 
 
 def put(

@@ -28,6 +28,7 @@ import tensorflow as tf
 from sok_like.runtime import agreement, comm
 from sok_like.saving import dump_owners, streams
 from sok_like.saving.format import checksums, durable, manifest, shard_file
+from sok_like.saving.pieces import Piece
 
 _CALL = "a dump in the background"
 # Deltas of the thread: each is written faster than the one before, so fewer keys change meanwhile.
@@ -39,7 +40,7 @@ _ON_ALL_RANKS = (RuntimeError, tf.errors.ResourceExhaustedError)
 _running: weakref.WeakSet = weakref.WeakSet()
 
 
-class ChainPiece:
+class ChainPiece(Piece):
     """A table whose base and deltas go into a folder, as a piece (`pieces.py`).
 
     Args:
@@ -101,7 +102,7 @@ class ChainPiece:
         return {"chain": self._entries, "step": int(shard.optimizer_step)}
 
     def see(self, folder: str, told: Sequence[dict[str, Any]]) -> None:
-        """As `dump_owners.see_shards`, for the whole chain."""
+        """The same for the whole chain; the thread has read back all but the last file."""
         for number in range(_REST):
             entries = [each["chain"][number] for each in told]
             if self._rank == 0:

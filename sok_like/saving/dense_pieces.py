@@ -19,7 +19,7 @@ import tensorflow as tf
 from sok_like.runtime import comm
 from sok_like.saving import array_files, optimizer_variables
 from sok_like.saving.array_files import Folder
-from sok_like.saving.pieces import Prepared
+from sok_like.saving.pieces import Piece, Prepared
 
 BLOCK_BYTES = 8 * 2**20
 
@@ -70,7 +70,7 @@ def wholes_of(holder: Holder) -> Iterator[tuple[str, Any]]:
         yield part.key, value
 
 
-class DensePiece:
+class DensePiece(Piece):
     """The dense tables of some holders, as a piece; both directions within `of_root`.
 
     Args:

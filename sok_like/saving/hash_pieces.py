@@ -17,7 +17,7 @@ from sok_like.runtime import comm
 from sok_like.runtime.steps import text_of
 from sok_like.saving import dump_owners, sok1_files, streams
 from sok_like.saving.format import deltas, durable, manifest, shard_file
-from sok_like.saving.pieces import Prepared
+from sok_like.saving.pieces import Piece, Prepared
 from sok_like.table.content import nothing
 
 
@@ -45,7 +45,7 @@ class Ops:
         self._aside = None
 
 
-class HashPiece:
+class HashPiece(Piece):
     """An EmbeddingVariable, as a piece.
 
     Args:

@@ -12,9 +12,10 @@ import numpy as np
 
 from sok_like.runtime import comm
 from sok_like.saving import array_files
+from sok_like.saving.pieces import Piece
 
 
-class OwnVariables:
+class OwnVariables(Piece):
     """Variables of this rank, as a piece.
 
     Args:

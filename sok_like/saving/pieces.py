@@ -12,8 +12,9 @@ talks to another rank.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from sok_like.saving import dump_owners
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 
@@ -34,19 +35,23 @@ class Prepared:
         """Frees the new content: the present one stays."""
 
 
-class Piece(Protocol):
+class Piece:
     """A part of a program's state that ranks store in files of their own."""
 
     name: str  # part of the folder's name, and for errors; the same on all ranks
-    # A piece that has begun to write has two more: `reference`, the folder's name, and `see`, a
-    # method in place of `dump_owners.see_shards`.
+    reference: str | None = None  # the folder's name, of a piece that has begun to write
 
     def write(self, folder: str) -> dict[str, Any]:
         """Writes this rank's file into a new folder, and flushes it to the disk.
 
         Returns:
-            `file` (its name), `bytes` and `sha256`.
+            `file` (its name), `bytes` and `checksum`.
         """
+        raise NotImplementedError
+
+    def see(self, folder: str, entries: Sequence[dict[str, Any]]) -> None:
+        """Raises unless the folder shows what all ranks have written. Every rank calls it."""
+        dump_owners.see_shards(folder, entries)
 
     def finish(self, folder: str, entries: Sequence[dict[str, Any]]) -> None:
         """Lists the files, which all ranks have seen, in the folder. Rank 0 calls it.
@@ -54,6 +59,7 @@ class Piece(Protocol):
         Args:
             entries: What `write` has returned, by rank.
         """
+        raise NotImplementedError
 
 
 class NotSameOnRanks:

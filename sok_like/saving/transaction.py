@@ -30,7 +30,7 @@ import tensorflow as tf
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.runtime.attributes import attributes
-from sok_like.saving import dump_owners, folders
+from sok_like.saving import folders
 from sok_like.saving.format import durable
 from sok_like.saving.pieces import Piece, Prepared
 
@@ -66,7 +66,7 @@ def save(
 
     def start():
         _make_parent(path)
-        references = [_reference_of(piece) for piece in pieces]
+        references = [piece.reference or folders.new_reference(piece.name) for piece in pieces]
         return {"path": path, "pieces": names, "references": references}
 
     told = agreed(start, communicator, call)
@@ -79,7 +79,7 @@ def save(
 
     def see():
         for piece, folder, entries in zip(pieces, places, by_piece, strict=True):
-            getattr(piece, "see", dump_owners.see_shards)(folder, entries)
+            piece.see(folder, entries)
 
     def publish():
         if communicator.rank == 0:
@@ -99,10 +99,6 @@ def save(
     agreed(publish, communicator, call)
     if communicator.rank == 0:
         folders.remove_others(path, references)
-
-
-def _reference_of(piece):
-    return getattr(piece, "reference", None) or folders.new_reference(piece.name)
 
 
 def _make_parent(path):

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.checks import files
-from tests.checks.deltas import make, read, state, train
+from tests.checks.deltas import make, read, state, train, written_and_read
 from tests.checks.files import shared, world
 
 
@@ -33,17 +33,7 @@ def write(kind, folder):
 
 
 def live():
-    found = {}
-    for kind in ("dense", "evicted"):
-        for writers in (1, 2):
-            folder = shared(f"background_{kind}{writers}")
-            with world(writers) as group:
-                found[kind, writers] = write(kind, folder) if group is not None else None
-            for readers in (1, 2):
-                with world(readers) as group:
-                    if group is not None:
-                        found[kind, writers, readers] = state(read(kind, folder)[0])
-    return found
+    return written_and_read("background", write)
 
 
 def failing():

@@ -82,11 +82,15 @@ def write(kind, folder):
     return {"at": state(table), "initial": initial, "names": [n.numpy().decode() for n in names]}
 
 
-def chain():
+def written_and_read(name, write, after=None):
+    """What tables are that 1 and 2 ranks write, and that 1 and 2 ranks read of it.
+
+    `after(kind, folder)` goes on there, on the other number of ranks.
+    """
     found = {}
     for kind in ("dense", "evicted"):
         for writers in (1, 2):
-            folder = shared(f"deltas_{kind}{writers}")
+            folder = shared(f"{name}_{kind}{writers}")
             with world(writers) as group:
                 found[kind, writers] = write(kind, folder) if group is not None else None
             for readers in (1, 2):
@@ -94,9 +98,13 @@ def chain():
                     if group is not None:
                         found[kind, writers, readers] = state(read(kind, folder)[0])
             with world(3 - writers) as group:
-                if group is not None:
-                    found[kind, writers, "on"] = go_on(kind, folder)
+                if group is not None and after is not None:
+                    found[kind, writers, "on"] = after(kind, folder)
     return found
+
+
+def chain():
+    return written_and_read("deltas", write, go_on)
 
 
 def go_on(kind, folder):

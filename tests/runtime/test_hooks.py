@@ -54,6 +54,14 @@ def test_a_method_is_wrapped_and_put_back(undone, name, arguments, expected):
     assert name not in vars(Child)
 
 
+def test_a_base_may_be_wrapped_after_a_class_that_inherits_from_it(undone):
+    hooks.wrap(Child, "method", doubled, "a test")
+    hook = hooks.wrap(Base, "method", lambda own, *a, **k: ("base", own(*a, **k)), "a test")
+    assert Child().method(1) == ("doubled", ("base", ("method", 1, 2, 3)))
+    hook.undo()
+    assert Child().method(1) == ("doubled", ("method", 1, 2, 3))
+
+
 def test_a_class_method_is_wrapped_for_the_class_that_is_called(undone):
     hooks.wrap(Base, "of_class", doubled, "a test")
     assert Child.of_class(1) == ("doubled", ("Child", 1))
