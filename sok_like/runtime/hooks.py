@@ -176,7 +176,7 @@ def _inherited(owner, name, own):
     def found(self, *args, **kwargs):
         return getattr(super(owner, self), name)(*args, **kwargs)
 
-    found.autograph_info__ = None  # type: ignore[attr-defined]
+    found.autograph_info__ = None
     return found
 
 
