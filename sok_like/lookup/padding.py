@@ -9,11 +9,13 @@ The mask of a model of Keras 3 is a node of its graph, as that of `Embedding(mas
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import tensorflow as tf
 
 from sok_like.lookup.sparse_ids import as_ragged
+from sok_like.runtime import hooks
 from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.runtime.keras_version import is_keras_3
 from sok_like.table.keys import as_keys, keys_of
@@ -68,9 +70,12 @@ def mask_of(ids: Any, pad_key: int | str | None, shape: Any = None) -> Any:
     if isinstance(ids, tf.SparseTensor):
         ids = as_ragged(ids)
     if isinstance(ids, tf.RaggedTensor):
-        return ids.with_flat_values(valid(keys_of_ids(ids.flat_values), pad_key))
-    mask = valid(keys_of_ids(ids), pad_key)
-    return mask if shape is None else tf.reshape(mask, shape)
+        mask = ids.with_flat_values(valid(keys_of_ids(ids.flat_values), pad_key))
+    else:
+        mask = valid(keys_of_ids(ids), pad_key)
+        mask = mask if shape is None else tf.reshape(mask, shape)
+    mask._sok_padding = True  # for `_warn_of_lost_masks`
+    return mask
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")
@@ -98,3 +103,23 @@ class PaddingMask(tf.keras.Operation if is_keras_3() else object):  # type: igno
     @classmethod
     def from_config(cls, config):
         return cls(**config)
+
+
+def _warn_of_lost_masks(own, self, inputs, input_list, *args, **kwargs):
+    lost = not self._supports_masking and not self._expects_mask_arg
+    masks = [getattr(x, "_keras_mask", None) for x in input_list] if lost else []
+    if any(getattr(mask, "_sok_padding", False) for mask in masks):
+        warnings.warn(
+            f"Layer '{self.name}' (of type {type(self).__name__}) does not support masking, so the "
+            "layers after it do not get the mask of padding and count padding as ids. Pass them "
+            "the mask by hand: layer(rows, mask=...)",
+            stacklevel=2,
+        )
+    return own(self, inputs, input_list, *args, **kwargs)
+
+
+@hooks.at_init
+def _install():
+    if not is_keras_3():
+        why = "warns where the mask of padding is lost, as Keras 3 does"
+        hooks.wrap(tf.keras.layers.Layer, "_get_input_masks", _warn_of_lost_masks, why)

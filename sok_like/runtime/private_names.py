@@ -117,7 +117,7 @@ tf_keras.src.engine.base_layer_utils:CallContextManager
 # The layers and variables of a model.
 tf_keras.src.engine.base_layer:Layer
     _flatten_layers _trainable_weights _non_trainable_weights _initial_weights
-    _update_trackables
+    _update_trackables _supports_masking _expects_mask_arg
 # Optimizers that train tables.
 tf_keras.src.optimizers.optimizer:Optimizer
     _learning_rate _current_learning_rate _compute_current_learning_rate _iterations _index_dict
