@@ -4,6 +4,7 @@
 
     bucket    | key | key | ... | key |     8 slots, free ones last
     start     row of the bucket's first key; the rows of its keys follow without gaps
+    part      `width` buckets; both buckets of a key are in one part
 
 A key whose bucket is full moves another key from there to that key's other bucket (cuckoo hashing
 with buckets: Dietzfelbinger and Weidling, "Balanced allocation and dictionaries with tightly packed
@@ -11,11 +12,13 @@ constant size bins", 2007). Two choices of eight slots hold every key up to a lo
 nothing overflows at `LOAD`. A free slot holds one of two numbers: one that no lookup seeks in this
 bucket. So every number may be a key.
 
-Everything depends on the keys alone, so equal tables have equal files.
+Parts are placed one by one, so each rank places some of them, and needs little memory beside the
+index. Everything depends on the keys alone, so equal tables have equal indices.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,74 +28,148 @@ SLOTS = 8
 LOAD = 0.9
 # Factors of SplitMix64's finaliser, as in cpp/core/hash.h.
 FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+TRIES = 8  # salts
 _ROUNDS = 200
-_TRIES = 8
+# Of fewer buckets, all numbers might have one in common.
+_LEAST_WIDTH = 8
+# Buckets of a part, if there are several. The number of its keys varies by its root, so 2**11 have
+# 0.98 of their slots taken once in 10**20 times; 2**14 take 1 MiB.
+_WIDTHS = (2**11, 2**14)
+_FEWEST_PARTS = 8  # until a part would have less than the least width
+_CHUNK = 2**20  # keys for which choices are made at a time
+
+
+class Layout(NamedTuple):
+    """The buckets of a table."""
+
+    num_parts: int
+    width: int  # buckets of a part, a power of two
+    salt: int  # int64, mixed into each key
+
+    @property
+    def num_buckets(self) -> int:
+        """All buckets."""
+        return self.num_parts * self.width
+
+    def parts_of(self, keys: np.ndarray) -> np.ndarray:
+        """The part of each of the int64 keys `[num_keys]`, int32."""
+        found = np.empty(len(keys), np.int32)
+        for at in range(0, len(keys), _CHUNK):
+            found[at : at + _CHUNK] = choices(keys[at : at + _CHUNK], self)[0] // self.width
+        return found
+
+    def ranks_of(self, keys: np.ndarray, world_size: int) -> np.ndarray:
+        """The rank that places each of the int64 keys `[num_keys]`, int64."""
+        return self.parts_of(keys).astype(np.int64) * world_size // self.num_parts
+
+    def range_of(self, rank: int, world_size: int) -> tuple[int, int]:
+        """The buckets of a rank: its first one, and the one after its last."""
+        parts = (-(-self.num_parts * each // world_size) for each in (rank, rank + 1))
+        begin, end = (part * self.width for part in parts)
+        return begin, end
 
 
 class Buckets(NamedTuple):
-    """The place of each key."""
+    """The keys of some parts."""
 
     keys: np.ndarray  # int64 `[num_buckets, SLOTS]`
-    starts: np.ndarray  # int32 or int64 `[num_buckets]`, the row of each bucket's first key
-    # int64 `[num_keys]`, the row of each key, in the order in which keys were given.
-    rows: np.ndarray
-    salt: int  # int64, mixed into each key
-    is_taken: np.ndarray  # bool `[num_buckets, SLOTS]`, whether the slot has a key
+    counts: np.ndarray  # int8 `[num_buckets]`, how many slots have a key
+    layout: Layout
+    begin: int  # the number of the first of these buckets
+
+    @property
+    def num_keys(self) -> int:
+        """All keys in these buckets."""
+        return int(self.counts.sum(dtype=np.int64))
+
+    @property
+    def is_taken(self) -> np.ndarray:
+        """Whether a slot has a key, bool `[num_buckets, SLOTS]`."""
+        return np.arange(SLOTS) < self.counts[:, np.newaxis]
+
+    def starts(self) -> np.ndarray:
+        """How many keys are in the buckets before each one, int64 `[num_buckets]`."""
+        return np.cumsum(self.counts, dtype=np.int64) - self.counts
 
 
-def choices(keys: np.ndarray, num_buckets: int, salt: int) -> tuple[np.ndarray, np.ndarray]:
+def layout_for(room: int, attempt: int = 0) -> Layout:
+    """The layout with room for a number of keys; each attempt has another salt."""
+    wanted = -int(-room // (SLOTS * LOAD))
+    width = _WIDTHS[1]
+    while width > _WIDTHS[0] and width * _FEWEST_PARTS > wanted:
+        width //= 2
+    if wanted <= width:
+        width = max(_LEAST_WIDTH, 1 << (wanted - 1).bit_length())
+    # Not 0: that would mix keys as the table in memory does.
+    salt = ((attempt + 1) * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63
+    return Layout(max(1, -(-wanted // width)), width, salt)
+
+
+def choices(keys: np.ndarray, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     """The two buckets of each key, int64 `[num_keys]` each; they always differ."""
-    hashed: Any = keys.view(np.uint64) ^ np.uint64(salt % 2**64)
+    hashed: Any = keys.view(np.uint64) ^ np.uint64(layout.salt % 2**64)
     for shift, factor in zip((30, 27), FACTORS, strict=True):
         hashed ^= hashed >> np.uint64(shift)
         hashed *= np.uint64(factor)
     hashed ^= hashed >> np.uint64(31)
     low, high = hashed & np.uint64(2**32 - 1), hashed >> np.uint64(32)
-    first = (low * np.uint64(num_buckets)) >> np.uint64(32)
-    step = (high * np.uint64(num_buckets - 1)) >> np.uint64(32)
-    second = first + np.uint64(1) + step
-    second -= np.where(second >= num_buckets, np.uint64(num_buckets), np.uint64(0))
+    first = (low * np.uint64(layout.num_buckets)) >> np.uint64(32)
+    # Another number below the width: it changes the place within the part.
+    second = first ^ (np.uint64(1) + ((high * np.uint64(layout.width - 1)) >> np.uint64(32)))
     return first.astype(np.int64), second.astype(np.int64)
 
 
-def fillers(num_buckets: int, salt: int) -> np.ndarray:
-    """What free slots hold, int64 `[num_buckets]`: a number whose two buckets are others."""
+def fillers(layout: Layout, begin: int, end: int) -> np.ndarray:
+    """What free slots of these buckets hold, int64 `[end - begin]`: a number of other buckets."""
     numbers = np.arange(64)
-    of_numbers = np.stack(choices(numbers, num_buckets, salt), 1)
+    of_numbers = np.stack(choices(numbers, layout), 1)
     other = np.argmin(np.isin(of_numbers, of_numbers[0]).any(1))  # four buckets differ
-    found: Any = np.zeros(num_buckets, np.int64)
-    found[of_numbers[0]] = numbers[other]
+    found: Any = np.zeros(end - begin, np.int64)
+    found[[bucket - begin for bucket in of_numbers[0] if begin <= bucket < end]] = numbers[other]
     return found
 
 
-def place(keys: np.ndarray, room: int = 0) -> Buckets:
-    """Puts keys into buckets.
+def place(keys: np.ndarray, layout: Layout, begin: int, end: int) -> Buckets | None:
+    """Puts keys into the buckets from `begin` to `end`, which are whole parts.
 
     Args:
-        keys: int64 `[num_keys]`, each once.
-        room: Number of keys for which there is to be room, if it is larger.
+        keys: int64 `[num_keys]`, each once: all that belong there.
+
+    Returns:
+        None if a key has no place; another salt will do.
     """
-    # Of fewer buckets, all numbers might have one in common.
-    num_buckets = max(8, -int(-max(len(keys), room) // (SLOTS * LOAD)))
-    for attempt in range(_TRIES):
-        # Not 0: that would mix keys as the table in memory does.
-        salt = ((attempt + 1) * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63
-        occupants = _occupants(*choices(keys, num_buckets, salt), num_buckets)
-        if occupants is not None:
-            return _buckets(keys, occupants, salt)
-    raise RuntimeError(
-        f"{len(keys)} keys found no place in {num_buckets} buckets of {SLOTS}, with any of "
-        f"{_TRIES} salts."
-    )
+    counts = np.zeros(end - begin, np.int8)
+    in_slots = np.repeat(fillers(layout, begin, end)[:, np.newaxis], SLOTS, 1)
+    for at, mine in _by_part(keys, layout, begin, end):
+        mine.sort()  # so that it does not matter which rank has sent which
+        first, second = (each - begin - at for each in choices(mine, layout))
+        occupants = _occupants(first, second, layout.width)
+        if occupants is None:
+            return None
+        taken = occupants >= 0
+        in_slots[at : at + layout.width][taken] = mine[occupants[taken]]
+        counts[at : at + layout.width] = np.count_nonzero(taken, axis=1)
+    return Buckets(in_slots, counts, layout, begin)
+
+
+def _by_part(keys, layout, begin, end) -> Iterator[tuple[int, np.ndarray]]:
+    """The first bucket of each part, from `begin` on, and its keys."""
+    number = (end - begin) // layout.width
+    small = np.uint16 if number <= 2**16 else np.int32  # NumPy sorts the former much faster
+    parts = (layout.parts_of(keys) - begin // layout.width).astype(small)
+    order = np.argsort(parts, kind="stable")
+    begin = 0
+    for part, count in enumerate(np.bincount(parts, minlength=number)):
+        yield part * layout.width, keys[order[begin : begin + count]]
+        begin += count
 
 
 def _occupants(first, second, num_buckets):
     """The key in each slot, `[num_buckets, SLOTS]`, -1 for none; None if a key has no place."""
-    small = np.int32 if max(len(first), num_buckets) < 2**31 else np.int64
-    occupants = np.full([num_buckets, SLOTS], -1, small)
+    occupants = np.full([num_buckets, SLOTS], -1, np.int32)
     counts = np.zeros(num_buckets, np.int8)
-    target, both = first.astype(small), (first ^ second).astype(small)
-    waiting = np.arange(len(first), dtype=small)
+    target, both = first.astype(np.int32), (first ^ second).astype(np.int32)
+    waiting = np.arange(len(first), dtype=np.int32)
     random = np.random.default_rng(0)
     for _ in range(_ROUNDS):
         if not len(waiting):
@@ -113,16 +190,3 @@ def _occupants(first, second, num_buckets):
         occupants[taken] = left[takes]
         target[waiting] ^= both[waiting]  # each goes to its other bucket
     return None if len(waiting) else occupants
-
-
-def _buckets(keys, occupants, salt):
-    taken = occupants >= 0
-    counts = np.count_nonzero(taken, axis=1)
-    starts = np.cumsum(counts) - counts
-    order = occupants[taken]
-    rows = np.empty(len(keys), np.int64)
-    rows[order] = np.arange(len(keys))
-    in_slots = np.repeat(fillers(len(occupants), salt)[:, np.newaxis], SLOTS, 1)
-    in_slots[taken] = keys[order]
-    kind = np.int32 if len(keys) < 2**31 else np.int64
-    return Buckets(in_slots, starts.astype(kind), rows, salt, taken)

@@ -5,9 +5,12 @@
 
 The exporter keeps this and decides; the server copies. A new key whose two buckets are full moves
 another key to that key's other bucket. Rows never move: only the slot with the row's number does.
+Each rank keeps the buckets that it placed (`Layout.range_of`), with rows of their own.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -22,29 +25,33 @@ class NoRoom(ValueError):
 
 
 class Placement:
-    """The keys of a served table.
+    """The keys of a served table that a rank places.
 
     Args:
-        placed: The keys at first.
-        capacity: Number of rows; at most `buckets.LOAD` of the slots.
+        placed: The keys at first, in the rows from `first_row` on; the arrays are changed.
+        first_row: The first of the rows for these buckets.
+        capacity: Number of these rows; at most `buckets.LOAD` of the slots.
+        dtype: Of the numbers of rows.
     """
 
-    def __init__(self, placed: Buckets, capacity: int):
-        self.salt, self.capacity, self.size = placed.salt, capacity, len(placed.rows)
-        self._fillers = fillers(len(placed.keys), placed.salt)
-        self._keys = placed.keys.copy()
-        kind = np.int32 if capacity < 2**31 else np.int64
-        numbers = placed.starts[:, np.newaxis] + np.arange(SLOTS)
-        self._numbers = np.where(placed.is_taken, numbers, -1).astype(kind)
+    def __init__(self, placed: Buckets, first_row: int, capacity: int, dtype: Any = np.int32):
+        self.layout, self._begin = placed.layout, placed.begin
+        self.capacity, self.size = capacity, placed.num_keys
+        self._fillers = fillers(self.layout, self._begin, self._begin + len(placed.keys))
+        self._keys = placed.keys
+        starts = (first_row + placed.starts()).astype(dtype)
+        numbers = starts[:, np.newaxis] + np.arange(SLOTS, dtype=dtype)
+        self._numbers = np.where(placed.is_taken, numbers, dtype(-1))
         # The last one goes first.
-        self._free: np.ndarray = np.arange(capacity - 1, self.size - 1, -1, dtype=kind)
+        last = first_row + capacity - 1
+        self._free: np.ndarray = np.arange(last, first_row + self.size - 1, -1, dtype=dtype)
         self._undo: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self._kept = self.size, self._free
         self._random = np.random.default_rng(0)
 
-    def numbers(self) -> np.ndarray:
-        """The row in each slot, `[num_slots]`; 0 for free slots."""
-        return np.maximum(self._numbers.reshape(-1), 0)
+    def numbers(self, begin: int = 0, end: int | None = None) -> np.ndarray:
+        """The row in each slot of some of these buckets, `[num_slots]`; 0 for free slots."""
+        return np.maximum(self._numbers[begin:end].reshape(-1), 0)
 
     def change(self, keys: np.ndarray, gone: np.ndarray) -> tuple[np.ndarray, int]:
         """Removes keys `gone`, and gives every one of `keys` that has none a row.
@@ -87,12 +94,14 @@ class Placement:
         """What has changed since `keep`.
 
         Returns:
-            `slots`, with their `numbers`, 0 for free ones; `buckets`, with their `keys`.
+            `slots`, with their `numbers`, 0 for free ones; `buckets`, with their `keys`. Slots and
+            buckets are counted from the table's first on.
         """
         slots = np.unique(np.concatenate([np.zeros(0, np.int64), *(u[0] for u in self._undo)]))
         buckets = np.unique(slots // SLOTS)
         numbers = np.maximum(self._numbers.reshape(-1)[slots], 0)
         keys = self._keys[buckets]
+        slots, buckets = slots + self._begin * SLOTS, buckets + self._begin
         return {"slots": slots, "numbers": numbers, "buckets": buckets, "keys": keys}
 
     def keep(self) -> None:
@@ -107,11 +116,14 @@ class Placement:
 
     def _find(self, keys):
         """The slot of each key, -1 for absent ones."""
-        buckets = np.stack(choices(keys, len(self._keys), self.salt), 1)
+        buckets = np.stack(self._choices(keys), 1)
         same = (self._keys[buckets] == keys[:, np.newaxis, np.newaxis]).reshape(-1, 2 * SLOTS)
         at = np.argmax(same, 1)
         slot = buckets[np.arange(len(keys)), at // SLOTS] * SLOTS + at % SLOTS
         return np.where(same.any(1), slot, -1)
+
+    def _choices(self, keys):
+        return [each - self._begin for each in choices(keys, self.layout)]
 
     def _set(self, slots, keys, numbers):
         flat = self._keys.reshape(-1), self._numbers.reshape(-1)
@@ -128,7 +140,7 @@ class Placement:
 
     def _insert(self, keys, numbers):
         """Puts absent keys into slots."""
-        first, second = choices(keys, len(self._keys), self.salt)
+        first, second = self._choices(keys)
         taken = [np.count_nonzero(self._numbers[each] >= 0, axis=1) for each in (first, second)]
         at = np.where(taken[1] < taken[0], second, first)
         for _ in range(_MOST_MOVES):
@@ -152,8 +164,9 @@ class Placement:
             self._set(slots, keys[takes], numbers[takes])
             keys = np.concatenate([keys[~takes], out[0]])
             numbers = np.concatenate([numbers[~takes], out[1]])
-            both = np.stack(choices(keys, len(self._keys), self.salt))
-            at = both.sum(0) - np.r_[at[~takes], at[takes]]  # each goes to its other bucket
+            at = (
+                np.sum(self._choices(keys), 0) - np.r_[at[~takes], at[takes]]
+            )  # each goes to its other bucket
         count = self.size
         self.undo()
         raise NoRoom(f"{count} keys, of which {len(keys)} find no place")

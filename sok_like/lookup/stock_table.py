@@ -14,74 +14,62 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
 
-from sok_like.lookup.buckets import FACTORS, SLOTS, Buckets
-from sok_like.lookup.placement import Placement
+from sok_like.lookup.buckets import FACTORS, SLOTS, Layout
 from sok_like.lookup.stock_rows import MissingRows
 
 ROW_DTYPES = ("float32", "bfloat16", "int8")
+LARGE = ("rows", "scales", "keys", "starts", "numbers")
 
 
 class StockTable(tf.Module):
     """Keys and rows of a whole table, in host memory.
 
+    Its large variables have shapes and no values: the ranks write these into the SavedModel.
+
     Args:
         variable: The EmbeddingVariable that it stands for.
-        buckets: The place of each key; None for a table without an index.
+        layout: The buckets; None for a table without an index.
         num_rows: Number of rows.
         row_dtype: One of `ROW_DTYPES`. Each int8 row has a bfloat16 scale.
         missing: The rows of missing keys.
-        placement: Where keys are, and where new ones go, if the table can be refreshed.
+        refreshable: Whether there is a row number per slot.
     """
 
     def __init__(
         self,
         variable: Any,
-        buckets: Buckets | None,
+        layout: Layout | None,
         num_rows: int,
         row_dtype: str,
         missing: MissingRows,
-        placement: Placement | None = None,
+        refreshable: bool = False,
     ):
         super().__init__(name="table")
         self.table_name, self.dim = variable.table_name, variable.dim
         self.key_limit = variable.key_limit
-        self.missing = missing
-        self.has_index = buckets is not None
-        num_rows = max(1, num_rows)  # a gather needs one
-        with tf.device("/CPU:0"):
-            dtype = tf.as_dtype(row_dtype)
-            # Filled in place, some rows at a time, which avoids a second copy.
-            self.rows = tf.Variable(tf.zeros([num_rows, self.dim], dtype), False, name="rows")
-            self.scales = None
-            if dtype == tf.int8:
-                self.scales = tf.Variable(
-                    tf.zeros([num_rows], tf.bfloat16), trainable=False, name="scales"
-                )
-            if buckets is not None:
-                self._salt, self._num_buckets = buckets.salt, len(buckets.keys)
-                self.keys = tf.Variable(buckets.keys, trainable=False, name="keys")
-                if placement is None:
-                    self.starts = tf.Variable(buckets.starts, trainable=False, name="starts")
-                    self.numbers = None
-                else:
-                    self.numbers = tf.Variable(placement.numbers(), False, name="numbers")
+        self.missing, self.layout = missing, layout
+        dtype, number = tf.as_dtype(row_dtype), number_dtype(num_rows)
+        self.rows = _without_value([num_rows, self.dim], dtype, "rows")
+        self.scales = self.keys = self.starts = self.numbers = None
+        if dtype == tf.int8:
+            self.scales = _without_value([num_rows], tf.bfloat16, "scales")
+        if layout is not None:
+            self.keys = _without_value([layout.num_buckets, SLOTS], tf.int64, "keys")
+            if refreshable:
+                self.numbers = _without_value([layout.num_buckets * SLOTS], number, "numbers")
+            else:
+                self.starts = _without_value([layout.num_buckets], number, "starts")
 
-    def fill(self, positions: np.ndarray, rows: np.ndarray) -> None:
-        """Writes rows float32 `[n, dim]` at positions int64 `[n]`.
-
-        Raises:
-            ValueError: int8 rows that are not finite.
-        """
-        parts = encoded(rows, self.rows.dtype, self.table_name)
-        for target, part in zip((self.rows, self.scales), parts, strict=False):
-            tf.raw_ops.ResourceScatterUpdate(
-                resource=target.handle, indices=positions, updates=part
-            )
+    def large(self) -> dict[str, tf.Variable]:
+        """The variables without values, by name."""
+        each = ((name, getattr(self, name)) for name in LARGE)
+        return {name: variable for name, variable in each if variable is not None}
 
     def __call__(self, keys: tf.Tensor) -> tf.Tensor:
         """Rows of int64 keys `[num_keys]`, float32 `[num_keys, dim]`."""
-        if not self.has_index:
+        if self.layout is None:
             return self._decoded(self._in_range(keys))
         rows, present = self._find(keys)
         found = tf.where(present[:, tf.newaxis], self._decoded(rows), 0.0)
@@ -109,7 +97,7 @@ class StockTable(tf.Module):
 
     def _find(self, keys):
         """Row numbers `[num_keys]`, 0 for missing keys, and bool `[num_keys]`: whether present."""
-        buckets = _choices(keys, self._num_buckets, self._salt)
+        buckets = _choices(keys, self.layout)
         same = tf.equal(tf.gather(self.keys, buckets), keys[:, tf.newaxis, tf.newaxis])
         same = tf.cast(tf.reshape(same, [-1, 2 * SLOTS]), tf.float32)
         # At most one slot has the key, so the sum of slot numbers (from 1) is its number.
@@ -133,15 +121,14 @@ class StockTable(tf.Module):
         return values * tf.cast(tf.gather(self.scales, rows), tf.float32)[:, tf.newaxis]
 
 
-def _choices(keys, num_buckets, salt):
+def _choices(keys, layout):
     """`buckets.choices` by TensorFlow's ops, `[num_keys, 2]`."""
-    hashed = keys ^ salt
+    hashed = keys ^ layout.salt
     for shift, factor in zip((30, 27), FACTORS, strict=True):
         hashed = (hashed ^ _right(hashed, shift)) * (factor - 2**64 if factor >> 63 else factor)
     hashed ^= _right(hashed, 31)
-    first = _right((hashed & (2**32 - 1)) * num_buckets, 32)
-    second = first + 1 + _right(_right(hashed, 32) * (num_buckets - 1), 32)
-    second = tf.where(second >= num_buckets, second - num_buckets, second)
+    first = _right((hashed & (2**32 - 1)) * layout.num_buckets, 32)
+    second = first ^ (1 + _right(_right(hashed, 32) * (layout.width - 1), 32))
     return tf.stack([first, second], 1)
 
 
@@ -149,6 +136,18 @@ def _right(words, bits):
     """Shifts in zeros, as for unsigned numbers."""
     shifted = tf.bitwise.right_shift(words, tf.constant(bits, tf.int64))
     return shifted & (2 ** (64 - bits) - 1)
+
+
+def _without_value(shape, dtype, name):
+    with tf.device("/CPU:0"):
+        return resource_variable_ops.UninitializedVariable(
+            trainable=False, shape=shape, dtype=dtype, name=name
+        )
+
+
+def number_dtype(num_rows: int) -> Any:
+    """The NumPy dtype of numbers of rows."""
+    return np.int32 if num_rows < 2**31 else np.int64
 
 
 def encoded(rows: np.ndarray, dtype: tf.DType, table_name: str) -> list[tf.Tensor]:

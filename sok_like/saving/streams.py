@@ -110,6 +110,14 @@ class Stream:
         see_problem(self._library.sok_stream_about(self._stream, ctypes.byref(about)))
         return _shard_of(self._library, self._stream, about, dim, self._since)
 
+    def keys(self) -> np.ndarray:
+        """All keys, int64 `[num_keys]`, in place of `shard`."""
+        about = _Content()
+        see_problem(self._library.sok_stream_about(self._stream, ctypes.byref(about)))
+        found = np.empty(about.num_keys, np.int64)
+        see_problem(self._library.sok_stream_keys(self._stream, len(found), found.ctypes.data))
+        return found
+
     def close(self) -> None:
         """Lets calls that change the table go on."""
         stream, self._stream = self._stream, _POINTER()

@@ -1,11 +1,4 @@
-"""Gathers the tables of a model from the ranks into variables of rank 0.
-
-    keys    every rank =keys=> rank 0 puts them into buckets
-    rows    every rank =some rows at a time=> rank 0 writes them to their positions
-
-Rank 0 needs memory for the index and all rows in their exported dtype, 64 MiB of rows in transit,
-and about 60 bytes per key of the table being placed. Every rank needs a copy of its own rows.
-"""
+"""What a model holds, and how the ranks exchange it: its variables, and what changed in a table."""
 
 from __future__ import annotations
 
@@ -16,18 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_like.lookup import buckets
-from sok_like.lookup.placement import Placement
-from sok_like.lookup.stock_rows import MissingRows
-from sok_like.lookup.stock_table import StockTable
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import all_or_none, send
+from sok_like.runtime.turns import exchange_in_turn
 from sok_like.saving import streams
 from sok_like.table.variable import EmbeddingVariable, unwrap
 
-# Bytes of rows that all ranks together send at once.
-CHUNK_BYTES = 64 * 2**20
-_LEAST_ROOM = 1024  # keys, beside the headroom
+CHUNK_BYTES = 64 * 2**20  # of rows that are sent or written at once
 
 
 def variables_of(model: Any) -> list[Any]:
@@ -68,7 +56,7 @@ class Changes(NamedTuple):
         rows: float32 `[num_keys, dim]`.
         erased: int64 `[num_erased]`.
         whole: Whether these keys are all that there are.
-        now: The number of this instant; 0: the table does not record changes.
+        now: The number of this instant.
     """
 
     keys: np.ndarray
@@ -79,10 +67,10 @@ class Changes(NamedTuple):
 
 
 def changes(variable: EmbeddingVariable, since: int) -> Changes:
-    """Reads them, and makes the table record what changes from now on.
+    """Reads them.
 
     Args:
-        since: `Changes.now` of that instant; 0: reads the whole shard.
+        since: The number of that instant.
 
     Raises:
         ValueError: the table is in device memory.
@@ -90,11 +78,9 @@ def changes(variable: EmbeddingVariable, since: int) -> Changes:
     try:
         found, has_moved = _read(variable, since)
     except ValueError:  # the log of changes had become larger than the table
-        if not since:
-            raise
         has_moved = True
     # An optimizer may have moved rows outside of the batch.
-    return _read(variable, 0)[0] if has_moved and since else found
+    return _read(variable, 0)[0] if has_moved else found
 
 
 def _read(variable, since):
@@ -110,110 +96,77 @@ def _read(variable, since):
         return Changes(keys, rows, shard.erased, shard.whole, now), bool(shard.steps[:, 0].any())
 
 
-def stock_table(
-    variable: EmbeddingVariable, row_dtype: str, initial: bool, headroom: float | None = None
-) -> tuple[StockTable | None, Placement | None, int]:
-    """The whole table on rank 0; None on the other ranks, which must call this, too.
+def to_ranks(
+    block: np.ndarray, ranks: np.ndarray, name: str
+) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
+    """Sends each item of `block` `[n, ...]` to its rank, of int64 `ranks` `[n]`.
 
-    Args:
-        headroom: None, or the room for new keys in a table that can be refreshed, as a fraction of
-            the keys.
+    Every rank must call this, and afterwards the function that it returns, or none.
 
     Returns:
-        The table; with `headroom` also where it has its keys, and on all ranks the number of this
-        instant, for `changes`.
+        The items that came here, in rank order; and a function that sends back an answer to each of
+        them, and returns the answers to `block`, `[n, ...]`.
     """
     communicator = comm.current()
-    found: list[Any] = []
+    if communicator.world_size == 1:
+        return block, lambda answers: answers
 
-    def read():
-        if headroom is not None:
-            found.extend(changes(variable, 0))
-            return
-        snapshot = variable.snapshot(with_slots=False)
-        found.extend([snapshot.keys.numpy(), snapshot.rows.numpy(), None, True, 0])
+    def exchanged(items, splits):
+        splits = tf.constant(splits, tf.int32)
+        items = tf.constant(items)
+        found = exchange_in_turn(
+            lambda: communicator.all_to_all(items, splits, name), name, communicator
+        )
+        return [each.numpy() for each in found]
 
-    all_or_none(read, communicator)
-    made: list[Any] = []
+    order = np.argsort(ranks, kind="stable")
+    received, lengths = exchanged(
+        block[order], np.bincount(ranks, minlength=communicator.world_size)
+    )
 
-    def start(keys):
-        missing = MissingRows(variable, initial, headroom is not None)
-        if variable.key_limit:
-            table = StockTable(variable, None, variable.key_limit, row_dtype, missing)
-            made.extend([table, None])
-            return keys
-        room = len(keys) if headroom is None else _LEAST_ROOM + int(len(keys) * (1 + headroom))
-        place = buckets.place(keys, room)
-        placement = None if headroom is None else Placement(place, room)
-        made.extend([StockTable(variable, place, room, row_dtype, missing, placement), placement])
-        return place.rows
+    def send_back(answers):
+        found, _ = exchanged(answers, lengths)
+        answered = np.empty_like(found)
+        answered[order] = found
+        return answered
 
-    gather(variable, found[0], found[1], start, lambda *rows: made[0].fill(*rows))
-    table, placement = made or (None, None)
-    return table, placement, found[4]
+    return received, send_back
 
 
 def gather(
     variable: EmbeddingVariable,
-    keys: np.ndarray,
+    positions: np.ndarray,
     rows: np.ndarray,
-    start: Callable[[np.ndarray], np.ndarray],
     take: Callable[[np.ndarray, np.ndarray], None],
 ) -> None:
-    """Sends keys and rows of all ranks to rank 0; every rank must call it.
+    """Sends rows of all ranks to rank 0; every rank must call it.
 
     Args:
-        keys: int64 `[num_keys]`.
-        rows: float32 `[num_keys, dim]`.
-        start: Called on rank 0 with all keys; returns their positions.
+        positions: int64 `[num_rows]`.
+        rows: float32 `[num_rows, dim]`.
         take: Called on rank 0 with some positions and their rows, until all have been there.
 
     Raises:
-        ValueError: what either raises on rank 0; on all ranks.
+        ValueError: what `take` raises on rank 0; on all ranks.
     """
     communicator = comm.current()
     name = f"export of table '{variable.table_name}'"
-    numbers = send(np.array([len(keys)]), communicator, True, name)
+    numbers = send(np.array([len(positions)]), communicator, True, name)
     step = max(1, CHUNK_BYTES // (len(numbers) * max(8, 4 * variable.dim)))
-    of_all = [
-        _sent(keys[at : at + step], communicator, name) for at in range(0, max(numbers), step)
-    ]
-    positions: list[np.ndarray] = []  # by chunk: the positions of its rows
+    for at in range(0, max(numbers), step):
+        where = whole_array(positions[at : at + step], name)
+        values = whole_array(rows[at : at + step].reshape(-1), name).reshape(-1, variable.dim)
 
-    def begin():
-        if communicator.rank != 0:
-            return
-        where = start(np.concatenate(of_all) if of_all else np.zeros([0], np.int64))
-        ends = np.cumsum([len(chunk) for chunk in of_all])[:-1]
-        positions.extend(np.split(where, ends) if of_all else [])
-        of_all.clear()
+        def run():
+            if communicator.rank == 0:
+                take(where, values)  # noqa: B023
 
-    all_or_none(begin, communicator)
-
-    problems: list[ValueError] = []
-    for number, at in enumerate(range(0, max(numbers), step)):
-        # Continues after a problem, because the other ranks send all chunks.
-        chunk = _sent(rows[at : at + step].reshape(-1), communicator, name)
-        if positions and not problems:
-            try:
-                take(positions[number], chunk.reshape(-1, variable.dim))
-            except ValueError as error:
-                problems.append(error)
-
-    def check():
-        if problems:
-            raise problems[0]
-
-    all_or_none(check, communicator)
+        all_or_none(run, communicator)
 
 
 def whole_array(block: np.ndarray, name: str) -> np.ndarray:
-    """The ranks' int64 blocks on rank 0, in rank order; every rank must call it."""
-    return _sent(block, comm.current(), name)
-
-
-def _sent(block, communicator, name):
-    """The ranks' blocks on rank 0, in rank order."""
+    """The ranks' flat blocks on rank 0, in rank order; every rank must call it."""
+    communicator = comm.current()
     return block if communicator.world_size == 1 else send(block, communicator, False, name)
 
 

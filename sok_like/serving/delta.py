@@ -1,7 +1,7 @@
 """`sok.export_delta`: what has changed in a model since its export, for servers that follow.
 
-    every rank   agree | read the changes of all tables |          agree | forget older changes
-    rank 0             | place new keys | write one checkpoint          |
+    every rank   agree | read the changes of all tables | place its new keys | agree | forget them
+    rank 0             | write one checkpoint                                |
 
 What the exporter knows of the servers changes last, when all ranks have agreed that the delta is
 written. So after an error the next call writes what this one should have written.
@@ -37,7 +37,8 @@ class Followed:
 
     Args:
         tables: The tables, with the instants of the export on this rank.
-        placements: On rank 0, where the served tables have their keys; None without an index.
+        placements: Where the served tables have the keys that this rank placed; None without an
+            index.
         row_dtype: As in `export_saved_model`.
     """
 
@@ -72,7 +73,7 @@ class Followed:
             found.append(Update(table.rows, name("rows"), name("at")))
             if table.scales is not None:
                 found.append(Update(table.scales, name("scales"), name("at")))
-            if table.has_index:
+            if table.keys is not None:
                 found.append(Update(table.keys, name("keys"), name("buckets")))
                 found.append(Update(table.numbers, name("numbers"), name("slots")))
             self.decays.append(isinstance(table.missing.decay, tf.Variable))
@@ -167,7 +168,9 @@ def export_delta(model: Any, path: str | os.PathLike) -> Delta:
                 placement.undo()
         raise
     work.finish()
-    delta = Delta(**reports[0])
+    counts = {name: sum(each[name] for each in reports) for name in Delta._fields[1:4]}
+    fullness = max(each["fullness"] for each in reports)
+    delta = Delta(reports[0]["version"], **counts, fullness=fullness)
     if communicator.rank == 0 and delta.fullness >= _NEARLY_FULL:
         warnings.warn(
             f"{delta.fullness:.0%} of the room for keys is taken: a full export is due, "
@@ -228,20 +231,23 @@ class _Writing:
         """Collects the changes of a table on rank 0."""
         followed, found = self._followed, self._changes[number]
         table, world_size = followed.tables[number], self._communicator.world_size
-        erased = contents.whole_array(found.erased, f"deltas of table '{table.table_name}'")
+        said = f"deltas of table '{table.table_name}'"
         whole = [rank for rank in range(world_size) if self._whole[rank][number]]
         if table.home is not None:
             whole = list(range(world_size)) if table.home in whole else []
+        self._counts["num_rows"] += len(found.keys)
+        positions = self._placed(number, found.keys, found.erased, whole)
         parts: list[tuple[np.ndarray, list]] = []
-
-        def start(keys):
-            self._counts["num_rows"] += len(keys)
-            return self._placed(number, keys, erased, whole)
 
         def take(positions, rows):
             parts.append((positions, encoded(rows, followed.row_dtype, table.table_name)))
 
-        contents.gather(table, found.keys, found.rows, start, take)
+        contents.gather(table, positions, found.rows, take)
+        placement, changed = followed.placements[number], {}
+        if placement is not None:
+            for part, value in placement.changed().items():
+                whole_part = contents.whole_array(value.astype(np.int64).reshape(-1), said)
+                changed[part] = whole_part.astype(value.dtype).reshape(-1, *value.shape[1:])
         if self._communicator.rank != 0:
             return
         name = _names(number)
@@ -250,29 +256,36 @@ class _Writing:
         self._tensors[name("at")] = np.concatenate([at for at, _ in parts]).astype(np.int64)
         for part, kind in enumerate(("rows", "scales")[: len(nothing)]):
             self._tensors[name(kind)] = tf.concat([values[part] for _, values in parts], 0)
-        placement = followed.placements[number]
-        if placement is not None:
-            self._tensors |= {name(part): value for part, value in placement.changed().items()}
+        self._tensors |= {name(part): value for part, value in changed.items()}
 
     def _placed(self, number, keys, erased, whole):
         """The rows of these keys in the served table."""
         placement = self._followed.placements[number]
         if placement is None:
             return keys
-        if whole:
-            world_size = self._communicator.world_size
-            erased = np.r_[erased, placement.others(keys, np.asarray(whole), world_size)]
-        before = placement.size
-        try:
-            rows, removed = placement.change(keys, erased)
-        except NoRoom as error:
-            table = self._followed.tables[number].table_name
-            raise ValueError(
-                f"A full export is due, with more `headroom`. Received: {error} (table '{table}')"
-            ) from error
-        self._counts["num_erased"] += removed
-        self._counts["num_new"] += placement.size - before + removed
-        return rows
+        table, world_size = self._followed.tables[number].table_name, self._communicator.world_size
+        said, layout = f"deltas of table '{table}'", placement.layout
+        erased, _ = contents.to_ranks(erased, layout.ranks_of(erased, world_size), said)
+        keys, answer = contents.to_ranks(keys, layout.ranks_of(keys, world_size), said)
+        made = []
+
+        def change():
+            gone, before = erased, placement.size
+            if whole:
+                gone = np.r_[gone, placement.others(keys, np.asarray(whole), world_size)]
+            try:
+                rows, removed = placement.change(keys, gone)
+            except NoRoom as error:
+                raise ValueError(
+                    f"A full export is due, with more `headroom`. Received: {error} (table "
+                    f"'{table}')"
+                ) from error
+            self._counts["num_erased"] += removed
+            self._counts["num_new"] += placement.size - before + removed
+            made.append(rows.astype(np.int64))
+
+        all_or_none(change, self._communicator)
+        return answer(made[0])
 
     def write(self, path, whole):
         if self._communicator.rank != 0:
@@ -300,7 +313,8 @@ class _Writing:
 
     def report(self):
         placements = [each for each in self._followed.placements if each is not None]
-        fullness = max((each.size / each.capacity for each in placements), default=0.0)
+        # A rank may have placed nothing.
+        fullness = max((each.size / max(1, each.capacity) for each in placements), default=0.0)
         return {"version": self._version, **self._counts, "fullness": fullness}
 
     def finish(self):

@@ -1,7 +1,7 @@
 """`sok.export_saved_model`: a model as a SavedModel that loads without this package.
 
-    every rank   agree on the call | gather each table on rank 0 |      raise what rank 0 raised
-    rank 0                                                       | trace, check, write |
+    every rank   agree on the call | write parts of the tables |       raise what rank 0 raised
+    rank 0                                                     | trace, check, write, merge |
 
 The model's functions are traced again in a scope in which every lookup uses stock ops on plain
 variables (`sok_like/lookup/exporting.py`). So padding, combiners, weights and inputs of all kinds
@@ -24,9 +24,10 @@ from sok_like.runtime import comm
 from sok_like.runtime.agreement import all_or_none, gather_text
 from sok_like.runtime.checks import wrong_argument
 from sok_like.saving.format import durable
-from sok_like.serving import contents
+from sok_like.serving import contents, tables
 from sok_like.serving import signatures as signature
 from sok_like.serving.delta import Followed, follow
+from sok_like.serving.parts import Parts
 from sok_like.serving.refresh import ServedState
 from sok_like.table.variable import EmbeddingVariable
 
@@ -48,9 +49,10 @@ def export_saved_model(
 ) -> None:
     """Writes a SavedModel that TensorFlow 2 and TensorFlow Serving load without this package.
 
-    Every rank must call this, with the same arguments. Rank 0 writes; other ranks may have another
-    file system. The SavedModel computes what the model does with `training=False`, with the same
-    bits if `row_dtype` is "float32" and `missing` is "initial", as they are by default.
+    Every rank must call this, with the same arguments. Each writes a part of the tables; a rank
+    that does not see rank 0's file system sends its part there. The SavedModel computes what the
+    model does with `training=False`, with the same bits if `row_dtype` is "float32" and `missing`
+    is "initial", as they are by default.
 
     Args:
         model: A Keras model or layer that has been called once, or a tf.Module.
@@ -69,7 +71,7 @@ def export_saved_model(
             the training, see `sok.export_delta`. It finds deltas in this folder, as the server sees
             it; True is `path` with `.deltas` appended, which an export empties. Tables must be in
             host memory; from now on they record which keys change, at 4 bytes per row and 8 per key
-            changed. Rank 0 keeps 15 bytes for each key that there is room for.
+            changed. The ranks together keep 15 bytes for each key that there is room for.
         headroom: With `refreshable`, room for new keys as a fraction of the keys, beside 1,024 per
             table.
 
@@ -88,30 +90,48 @@ def export_saved_model(
     functions: dict[str, signature.Signature] = {}
     all_or_none(lambda: functions.update(signature.find(model, signatures)), communicator)
     variables = contents.variables_of(model)
-    tables = [variable for variable in variables if isinstance(variable, EmbeddingVariable)]
-    names = [table.table_name for table in tables]
+    held = [variable for variable in variables if isinstance(variable, EmbeddingVariable)]
+    names = [table.table_name for table in held]
     deltas = _folder_of_deltas(path, refreshable)
     said = f"{path} missing={missing} row_dtype={row_dtype} {sorted(functions)} tables={names}"
     _agree(f"{said} refreshable={refreshable} headroom={headroom}" if deltas else said)
-    module = tf.Module()
-    room = headroom if deltas else None
-    made = [contents.stock_table(table, row_dtype, missing == "initial", room) for table in tables]
-    module.tables = [table for table, _, _ in made if table is not None]
-    followed = Followed(tables, [now for *_, now in made], [p for _, p, _ in made], row_dtype)
-    stands_for = {id(v): table for v, table in zip(tables, module.tables, strict=False)}
-    with contents.spread_whole(model, variables) as (whole, of_whole):
-        module.whole = of_whole
+    parts = Parts(lambda: _make_aside(path))
+    try:
+        room = headroom if deltas else None
+        written = [
+            tables.write(variable, number, parts, row_dtype, missing == "initial", room)
+            for number, variable in enumerate(held)
+        ]
+        stock, placements, instants = zip(*written, strict=True) if written else ((), (), ())
+        module = tf.Module()
+        for name, variable in tables.large(stock).items():
+            setattr(module, name, variable)
+        module.tables = list(stock)
+        followed = Followed(held, instants, placements, row_dtype)
+        stands_for = {id(v): table for v, table in zip(held, stock, strict=True)}
+        with contents.spread_whole(model, variables) as (whole, of_whole):
+            module.whole = of_whole
 
-        def write():
-            if communicator.rank != 0:
-                return
-            what = Exporting(stands_for, whole)
-            follows = (followed, deltas) if deltas else None
-            _write(model, path, functions, module, what, follows)
+            def write():
+                if communicator.rank != 0:
+                    return
+                what = Exporting(stands_for, whole)
+                follows = (followed, deltas) if deltas else None
+                _write(model, path, functions, module, what, follows, parts)
 
-        all_or_none(write, communicator)
+            all_or_none(write, communicator)
+    finally:
+        parts.remove()
     if deltas:
         follow(model, followed)
+
+
+def _make_aside(path):
+    """Makes a new folder beside a SavedModel, for what is not yet complete."""
+    _check_path(path)
+    aside = f"{path.rstrip('/')}.{secrets.token_hex(4)}"
+    durable.make_folder(aside)
+    return aside
 
 
 def _folder_of_deltas(path, refreshable):
@@ -163,8 +183,7 @@ def _agree(text):
         )
 
 
-def _write(model, path, functions, module, what, follows):
-    _check_path(path)
+def _write(model, path, functions, module, what, follows, parts):
     concrete = {name: _traced(each, what) for name, each in functions.items()}
     read = {id(v): v for function in concrete.values() for v in function.graph.variables}
     # The replacements of spread variables are among the tables and the whole variables.
@@ -178,9 +197,10 @@ def _write(model, path, functions, module, what, follows):
         concrete = _refreshable(concrete, module, *follows)
     for name, function in concrete.items():
         _check_ops(function.graph, name)
-    aside = f"{path}.{secrets.token_hex(4)}"
+    aside = durable.join(parts.folder, "model")
     try:
         tf.saved_model.save(module, aside, signatures=concrete)
+        parts.merge(aside)
         if follows and follows[1] == _beside(path):
             durable.remove_folder(follows[1])  # deltas to the SavedModel that is replaced
         _move(aside, path)
@@ -189,8 +209,6 @@ def _write(model, path, functions, module, what, follows):
             f"`model` uses a resource that none of its attributes holds, so it cannot be exported: "
             f"{error}"
         ) from error
-    finally:
-        durable.remove_folder(aside)
 
 
 def _refreshable(concrete, module, followed, folder):
@@ -264,12 +282,9 @@ def _move(aside, path):
     gfile = tf.io.gfile
     if durable.local(path) is None:
         return _copy(aside, path)
-    old = f"{aside}.old"
     if gfile.exists(path):
-        gfile.rename(path, old)
+        gfile.rename(path, f"{aside}.old")  # is removed with its folder
     gfile.rename(aside, path)
-    if gfile.exists(old):
-        gfile.rmtree(old)
 
 
 def _copy(aside, path):

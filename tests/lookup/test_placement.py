@@ -16,7 +16,8 @@ class Served:
     """The arrays of a server, which only copies what it is given."""
 
     def __init__(self, placed, placement):
-        self.keys, self.numbers, self.salt = placed.keys.copy(), placement.numbers(), placed.salt
+        self.keys, self.numbers = placed.keys.copy(), placement.numbers().copy()
+        self.layout = placed.layout
 
     def copy(self, changed):
         self.keys[changed["buckets"]] = changed["keys"]
@@ -24,8 +25,8 @@ class Served:
 
     def rows(self, keys):
         """The row of each key, -1 if it is absent; fails if it is there twice."""
-        pair = np.stack(buckets.choices(keys, len(self.keys), self.salt), 1)
-        same = (self.keys[pair] == keys[:, None, None]).reshape(len(keys), -1)
+        pair = np.stack(buckets.choices(keys, self.layout), 1)
+        same = (self.keys[pair] == keys[:, None, None]).reshape(len(keys), 2 * buckets.SLOTS)
         assert (same.sum(1) <= 1).all()
         at = same.argmax(1)
         slot = pair[np.arange(len(keys)), at // buckets.SLOTS] * buckets.SLOTS + at % buckets.SLOTS
@@ -33,9 +34,11 @@ class Served:
 
 
 def made(count, room):
-    placed = buckets.place(KEYS[:count], room)
-    placement = Placement(placed, room)
-    return placement, Served(placed, placement), dict(zip(KEYS, placed.rows.tolist(), strict=False))
+    layout = buckets.layout_for(room)
+    placed = buckets.place(KEYS[:count], layout, 0, layout.num_buckets)
+    placement = Placement(placed, 0, room)
+    served = Served(placed, placement)
+    return placement, served, dict(zip(KEYS, served.rows(KEYS[:count]).tolist(), strict=False))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2_000])
@@ -83,7 +86,7 @@ def test_room_may_be_filled_to_the_last_row():
 def test_keys_that_are_made_up_to_collide_have_no_room_and_change_nothing():
     placement, served, _ = made(0, 1_000)
     keys = np.arange(10**6)
-    first, second = buckets.choices(keys, len(served.keys), served.salt)
+    first, second = buckets.choices(keys, served.layout)
     same = keys[(first == first[0]) & (second == second[0])][:17]
     assert len(same) == 17
     with pytest.raises(NoRoom, match="of which 1 find no place"):
@@ -98,3 +101,26 @@ def test_others_are_the_keys_of_some_ranks_that_are_not_given():
     placement, _, _ = made(100, 200)
     others = placement.others(KEYS[:40], np.array([1]), 2)
     assert sorted(others) == sorted(k for k in KEYS[40:100] if k.astype(np.uint64) % 2 == 1)
+
+
+def test_ranks_change_their_parts_of_one_index():
+    layout = buckets.Layout(3, 256, 7)
+    whole, rows = [], []
+    for rank in range(2):
+        begin, end = layout.range_of(rank, 2)
+        mine = KEYS[layout.ranks_of(KEYS, 2) == rank]
+        placed = buckets.place(mine[:400], layout, begin, end)
+        whole.append((Placement(placed, 5_000 * rank, 5_000), placed, mine))
+        rows.append(5_000 * rank + np.arange(400))
+    served = Served(
+        buckets.Buckets(np.concatenate([p.keys for _, p, _ in whole]), None, layout, 0), whole[0][0]
+    )
+    served.numbers = np.concatenate([placement.numbers() for placement, *_ in whole])
+    for placement, _, mine in whole:
+        found, removed = placement.change(mine[300:1000], mine[:50])
+        assert removed == 50
+        served.copy(placement.changed())
+        np.testing.assert_array_equal(served.rows(mine[300:1000]), found)
+    of_all = np.concatenate([served.rows(mine[50:1000]) for *_, mine in whole])
+    assert (of_all >= 0).all() and len(np.unique(of_all)) == 1900
+    assert (of_all[:950] < 5_000).all() and (of_all[950:] >= 5_000).all()

@@ -8,7 +8,7 @@ from sok_like.lookup import buckets
 from sok_like.lookup.exporting import Exporting, exporting
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.stock_rows import MissingRows
-from sok_like.lookup.stock_table import StockTable
+from sok_like.lookup.stock_table import StockTable, encoded
 
 RANDOM = np.random.default_rng(0)
 KEYS = np.r_[RANDOM.integers(-(2**63), 2**63 - 1, 300), [0, -1, 2**63 - 1, -(2**63)]]
@@ -85,10 +85,20 @@ def stock(sok, row_dtype="float32"):
     table = sok.EmbeddingVariable(6, name="stock")
     rows = RANDOM.normal(size=[len(PRESENT), 6]).astype(np.float32)
     sok.assign(table, PRESENT, rows)
-    place = buckets.place(PRESENT)
-    made = StockTable(table, place, len(PRESENT), row_dtype, MissingRows(table, True))
-    made.fill(place.rows, rows)
+    layout = buckets.layout_for(len(PRESENT))
+    place = buckets.place(PRESENT, layout, 0, layout.num_buckets)
+    made = StockTable(table, layout, len(PRESENT), row_dtype, MissingRows(table, True))
+    made.keys.assign(place.keys)
+    made.starts.assign(place.starts().astype(np.int32))
+    fill(made, rows[np.searchsorted(PRESENT, place.keys[place.is_taken])])
     return table, made, place
+
+
+def fill(made, rows):
+    """Gives the variables of a table without values their rows."""
+    values = encoded(rows, made.rows.dtype, made.table_name)
+    for variable, value in zip((made.rows, made.scales), values, strict=False):
+        variable.assign(value)
 
 
 def test_present_and_missing_keys(sok):
@@ -106,7 +116,7 @@ def test_narrow_rows_are_near(sok, row_dtype, bits):
     largest = np.abs(expected).max(axis=1, keepdims=True)
     assert (error <= largest * 2.0**-bits).all() and error.max() > 0
     with pytest.raises(ValueError, match="int8 needs finite rows.*'stock'"):
-        stock(sok, "int8")[1].fill(np.array([0]), np.full([1, 6], np.nan, np.float32))
+        fill(stock(sok, "int8")[1], np.full([1, 6], np.nan, np.float32))
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "none"])
@@ -135,7 +145,7 @@ def test_what_the_layer_refuses_is_refused(sok):
     table, made, _ = stock(sok)
     rows_only = sok.EmbeddingVariable(2, name="bounded", capacity=8, use_hashtable=False)
     bounded = StockTable(rows_only, None, 8, "float32", MissingRows(rows_only, True))
-    bounded.fill(np.arange(8), rows_only.find(np.arange(8))[0].numpy())
+    fill(bounded, rows_only.find(np.arange(8))[0].numpy())
     np.testing.assert_array_equal(bounded(tf.constant([7, 0], tf.int64)), rows_only.find([7, 0])[0])
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0, 8\)"):
         bounded(tf.constant([8], tf.int64))
