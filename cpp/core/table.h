@@ -103,9 +103,8 @@ struct TableChanges {
 // Reads a table's content at one instant in parts, for a dump. While the reader exists, calls that
 // change the table wait; for a table in device memory all calls wait.
 //
-// An unlocked reader lets them go on. Then it reads each key that has not changed since its instant
-// with the row of that instant, and any row for a key that has: those keys, the new and the erased
-// ones are in the changes since (OpenChanges). Together they are the content of a later instant.
+// A reader `beside` writers lets them go on, and reads each key with the row of its instant all the
+// same; each row once, in the order of ReadKeys.
 class TableReader {
  public:
   virtual ~TableReader() = default;
@@ -113,8 +112,6 @@ class TableReader {
   // Everything but per-key data: `snapshot` has no keys, rows, slot rows or records.
   virtual const TableChanges& about() const = 0;
   virtual int64_t num_keys() const = 0;
-  // Lists the keys of an unlocked reader. Before it num_keys() is 0, and about().erased is empty.
-  virtual void List() {}
   // The next `num_keys` keys; they ascend by uint64 value.
   virtual void ReadKeys(CallContext context, int64_t num_keys, uint64_t* keys) = 0;
   // `keys` are keys of ReadKeys in its order, beginning with number `first`. Reads their rows
@@ -168,9 +165,10 @@ class Table {
   // dump of that instant. Evicts first as Export does. 0: everything; the first such call makes the
   // table begin to log changes. Throws std::invalid_argument if the log no longer reaches back to
   // `since`, and for tables in device memory.
-  // `unlocked`: the reader is an unlocked one, and nothing is evicted first.
+  // `beside`: calls that change the table do not wait for the reader. `since` must be 0 then, and
+  // the table must have no other such reader.
   virtual std::unique_ptr<TableReader> OpenChanges(CallContext context, int64_t since,
-                                                   bool unlocked = false);
+                                                   bool beside = false);
   // Begins a log of changes; the content now equals a dump's. This instant's number; 0: no log.
   virtual int64_t KeepChanges(CallContext context);
   // Inserts or overwrites keys with rows and slot rows; of equal keys the last wins. Slots that the

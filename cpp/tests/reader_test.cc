@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <map>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -82,69 +81,10 @@ void TestWritersWaitAndReadersDoNot() {
   CHECK(row == 2.0f);
 }
 
-// Parts read by an unlocked reader while another thread writes: what has not changed since the
-// instant has the row of that instant, and the changes since hold everything else.
-void TestUnlockedReadersAndTheirChanges() {
-  constexpr int64_t kKeys = 50'000, kPart = 1'000;
-  InlineExecutor ex;
-  CpuTable table(Options());
-  std::vector<uint64_t> keys(kKeys);
-  std::vector<float> rows(kKeys, 1.0f);
-  for (int64_t i = 0; i < kKeys; ++i) keys[i] = static_cast<uint64_t>(i);
-  table.Assign(ex, keys.data(), kKeys, rows.data());
-  std::map<uint64_t, float> found;
-  std::atomic<bool> ends{false};
-  std::thread writer;
-  int64_t since = 0;
-  for (const bool unlocked : {true, true, false}) {
-    std::unique_ptr<TableReader> reader = table.OpenChanges(ex, since, unlocked);
-    if (since == 0) {
-      CHECK(reader->num_keys() == 0);
-      writer = std::thread([&] {
-        InlineExecutor own;
-        for (uint64_t n = 1; !ends; ++n) {
-          const uint64_t key = HashKey(n) % (kKeys + kKeys / 8);
-          const float row = static_cast<float>(n % 1'000) + 2.0f;
-          n % 5 == 0 ? table.Erase(own, &key, 1) : (table.Assign(own, &key, 1, &row), 1);
-        }
-      });
-    }
-    since = reader->about().number;
-    reader->List();
-    std::vector<uint64_t> part(kPart);
-    std::vector<float> read(kPart);
-    for (int64_t begin = 0; begin < reader->num_keys(); begin += kPart) {
-      const int64_t n = std::min(kPart, reader->num_keys() - begin);
-      reader->ReadKeys(ex, n, part.data());
-      CHECK(std::is_sorted(part.begin(), part.begin() + n));
-      reader->ReadRows(ex, begin, part.data(), n, read.data(), nullptr, nullptr);
-      for (int64_t i = 0; i < n; ++i) found[part[i]] = read[i];
-    }
-    for (uint64_t key : reader->about().erased) found.erase(key);
-    if (unlocked) continue;
-    ends = true;  // the writer waits for this reader
-    std::vector<float> read_now(found.size());
-    std::vector<uint8_t> present(found.size());
-    std::vector<uint64_t> found_keys;
-    std::vector<float> found_rows;
-    for (const auto& [key, row] : found) {
-      found_keys.push_back(key);
-      found_rows.push_back(row);
-    }
-    table.Find(ex, found_keys.data(), static_cast<int64_t>(found.size()), read_now.data(),
-               present.data());
-    CHECK(read_now == found_rows && static_cast<int64_t>(found.size()) == table.size());
-    CHECK(std::find(present.begin(), present.end(), 0) == present.end());
-    reader.reset();
-    writer.join();
-  }
-}
-
 }  // namespace
 }  // namespace sok
 
 int main() {
-  sok::TestUnlockedReadersAndTheirChanges();
   sok::TestKeysOfSeveralWalks();
   sok::TestWritersWaitAndReadersDoNot();
 }

@@ -147,7 +147,7 @@ struct StreamContent {
 
 // since -1: the content; else what changed since that instant, as Table::OpenChanges. `instant`: its
 // number, if the table logs changes.
-SOK_EXPORTED const char* sok_stream_open(int64_t number, int64_t since, bool unlocked,
+SOK_EXPORTED const char* sok_stream_open(int64_t number, int64_t since, bool beside,
                                          Stream** opened, int64_t* instant) {
   auto stream = std::make_unique<Stream>();
   Handed handed;
@@ -156,7 +156,7 @@ SOK_EXPORTED const char* sok_stream_open(int64_t number, int64_t since, bool unl
   stream->run = handed.run;
   Table& table = stream->table->table();
   status = stream->run([&](CallContext context) {
-    stream->reader = since >= 0 ? table.OpenChanges(context, since, unlocked)
+    stream->reader = since >= 0 ? table.OpenChanges(context, since, beside)
                                 : table.OpenContent(context, handed.with_slots, handed.evict);
     for (const StepRun& run : stream->reader->about().steps) {
       stream->steps.insert(stream->steps.end(), {static_cast<double>(run.count), run.learning_rate,
@@ -171,10 +171,7 @@ SOK_EXPORTED const char* sok_stream_open(int64_t number, int64_t since, bool unl
   return nullptr;
 }
 
-// Lists the keys if it is unlocked.
 SOK_EXPORTED const char* sok_stream_about(Stream* stream, StreamContent* content) {
-  const absl::Status status = stream->run([&](CallContext) { stream->reader->List(); });
-  if (!status.ok()) return Told(status);
   const TableChanges& about = stream->reader->about();
   const TableSnapshot& all = about.snapshot;
   const auto size = [](const auto& values) { return static_cast<int64_t>(values.size()); };

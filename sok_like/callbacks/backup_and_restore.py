@@ -38,9 +38,9 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         sigterm_every: Number of batches after which ranks ask each other for a SIGTERM, and whether
             a backup in the background is written; one rank checks after every batch.
         background: Whether the tables are written while training goes on, as by
-            `sok.Saver().begin_dump`. The backup is of the step at which it is finished: soon after
-            all ranks have written, and at the latest when the next one is due or `fit` ends.
-            Tables must be in host memory.
+            `sok.Saver().begin_dump`. The backup is of the step at which it was begun. It counts
+            soon after all ranks have written it, at the latest when the next one is due or `fit`
+            ends. Tables must be in host memory.
 
     Raises:
         ValueError: an argument is out of range, or the model is not built.
@@ -123,6 +123,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
             return
         if self._running is not None:  # the next one waits for it
             self._finish()
+        self._epoch.assign(self._now)
         path = f"{self._manager._prefix}-{int(self._checkpoint.save_counter) + 1}"
         self._running = checkpoints.begin(self._checkpoint, path, self._save)
 
@@ -198,10 +199,9 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         signalled, done, failed = (list(each) for each in zip(*told, strict=True))
         if running is not None and (all(done) or any(failed) or any(signalled)):
             self._finish()
-        elif any(signalled):
-            self._save()
         if not any(signalled):
             return
+        self._save()
         if communicator.rank == 0:
             print(
                 f"SIGTERM on rank {signalled.index(True)}: saved to {self.backup_dir}; the next "

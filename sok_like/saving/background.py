@@ -1,21 +1,18 @@
 """Dumps that are written while training goes on.
 
-    begin        all ranks, between two steps: from now on the table logs which keys change
-    a thread     base: all keys, in parts, while the table changes | deltas: what has changed while
-                 the one before was written | reads back what another rank has written
-    finish       all ranks, between two steps: a last delta, while the table stands still | manifest
+    begin_dump   all ranks, between two steps: the instant of the dump. Nothing is written yet
+    a thread     writes this rank's file | reads back the file that another rank has written
+    finish       all ranks: the manifest
 
-The base and the thread's deltas are of no instant: a key that changed while one was written has any
-row in it, and the next delta holds it. Only with the last delta they are a state of the table, that
-of `finish`. The manifest is written then, so a process that is killed before leaves files
-without a manifest, which the next dump removes. The threads make no collective calls.
+A row that changes while the thread writes is copied first (`cpp/core/cpu/instant.h`), so the file
+has the rows of the instant. The manifest is written last, so a process that is killed before leaves
+files without a manifest, which the next dump removes. The threads make no collective calls.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import sys
 import threading
 import time
@@ -31,17 +28,14 @@ from sok_like.saving.format import checksums, durable, manifest, shard_file
 from sok_like.saving.pieces import Piece
 
 _CALL = "a dump in the background"
-# Deltas of the thread: each is written faster than the one before, so fewer keys change meanwhile.
-_ROUNDS = 4
-_BASE, _REST = 0, _ROUNDS + 1  # numbers in the chain
 _POLL = 0.05  # seconds between two looks for the file of another rank
 # What `agreed` raises on all ranks, once all of them have said how far they have come.
 _ON_ALL_RANKS = (RuntimeError, tf.errors.ResourceExhaustedError)
 _running: weakref.WeakSet = weakref.WeakSet()
 
 
-class ChainPiece(Piece):
-    """A table whose base and deltas go into a folder, as a piece (`pieces.py`).
+class BegunPiece(Piece):
+    """A table of which a thread writes a dump into a folder, as a piece (`pieces.py`).
 
     Args:
         table: The EmbeddingVariable.
@@ -52,80 +46,69 @@ class ChainPiece(Piece):
 
     def __init__(self, table: Any, folder: str, dump_id: str, reference: str | None = None):
         self.table, self.name, self.reference = table, table.table_name, reference
-        self.names = [dump_id, *(f"{dump_id}_{number}" for number in range(1, _REST + 1))]
-        self.instant = 0  # of the dump that was written last
-        self.folder = folder
-        self._entries: list[dict[str, Any]] = []
+        self.folder, self.id = folder, dump_id
+        self.instant = 0  # of the dump
+        self._entry: dict[str, Any] = {}
+        self._step, self._read_back = -1, ""  # the checksum of the file of another rank
         self._stream: Any = None
-        self._handed: list[int] = []
-        self._read_back: list[str] = []  # checksums of the files of another rank
         self._stopped = threading.Event()
         # The thread asks nobody: a program may have several communicators.
         self._rank, self._world_size = comm.current().rank, comm.current().world_size
         self._other = dump_owners.read_back()
 
-    # ---- on every rank, in this order; the three in the middle by the thread ----
+    # ---- on every rank, in this order; the two in the middle by the thread ----
 
     def open(self) -> None:
-        """The instant after which the table logs its changes. Nothing is read yet."""
-        # Ops run here: whether a thread may run them is up to the program.
-        self._handed = [int(self.table.hand_over()) for _ in range(_REST)]
-        self._stream = streams.Stream(self._handed.pop(), 0, unlocked=True)
+        """The instant of the dump. Nothing is read yet."""
+        self._stream = streams.Stream(int(self.table.hand_over()), 0, beside=True)
         self.instant = self._stream.instant
 
-    def write_base(self) -> None:
+    def write_file(self) -> None:
         """Writes all keys."""
-        self._write_stream(_BASE)
+        with contextlib.closing(self._stream):
+            shard = self._stream.shard(self.table.dim)
+            self._step, shard.erased, read = int(shard.optimizer_step), None, shard.read
 
-    def write_changes(self) -> None:
-        """Writes what has changed since, once for each round; little is left for the end."""
-        self._stream = streams.Stream(self._handed.pop(), self.instant, unlocked=True)
-        self.instant = self._stream.instant
-        self._write_stream(len(self._entries))
+            def parts(num_rows):
+                for part in read(num_rows):
+                    self._check_stopped()
+                    yield part
+
+            shard.read = parts
+            try:
+                self._entry = shard_file.write_shard(self.folder, self._file(self._rank), shard)
+            except OSError as error:
+                raise durable.explained(error, self.name) from error
 
     def read_back(self) -> None:
         """Reads what another rank has written, once it is there."""
-        for number in range(_REST if self._world_size > 1 else 0):
-            path = durable.join(self.folder, self._file(number, self._other))
-            while not durable.exists(path):
-                self._check_stopped()
-                time.sleep(_POLL)
-            self._read_back.append(checksums.of_file(path))
+        if self._world_size == 1:
+            return
+        path = durable.join(self.folder, self._file(self._other))
+        while not durable.exists(path):
+            self._check_stopped()
+            time.sleep(_POLL)
+        self._read_back = checksums.of_file(path)
 
     def write(self, folder: str) -> dict[str, Any]:
-        """Writes the rest, while the table stands still."""
+        """What the thread has written."""
         if folder != self.folder:
             raise ValueError(f"{_CALL} must end in {self.folder}. Received: {folder}")
-        handed = self.table.hand_over()
-        with streams.content(handed, self.table.dim, self.instant) as (shard, self.instant):
-            self._write(_REST, shard)
-        return {"chain": self._entries, "step": int(shard.optimizer_step)}
+        return {"entry": self._entry, "step": self._step}
 
     def see(self, folder: str, told: Sequence[dict[str, Any]]) -> None:
-        """The same for the whole chain; the thread has read back all but the last file."""
-        for number in range(_REST):
-            entries = [each["chain"][number] for each in told]
-            if self._rank == 0:
-                manifest.check_seen(folder, entries)
-            if self._world_size > 1:
-                entry = entries[self._other]
-                found = {**entry, "checksum": self._read_back[number]}
-                manifest.check_same(folder, found, entry, self._other)
-        dump_owners.see_shards(folder, [each["chain"][_REST] for each in told])
+        """The same, with what the thread has read back."""
+        entries = [each["entry"] for each in told]
+        if self._rank == 0:
+            manifest.check_seen(folder, entries)
+        if self._world_size > 1:
+            entry = entries[self._other]
+            manifest.check_same(folder, {**entry, "checksum": self._read_back}, entry, self._other)
 
     def finish(self, folder: str, told: Sequence[dict[str, Any]]) -> None:
         """Writes the manifest."""
-        base, *others = ([each["chain"][number] for each in told] for number in range(_REST + 1))
-        # Nobody can continue from the base or the thread's deltas, which are no states.
-        steps = [-1] * _ROUNDS + [told[0]["step"]]
-        chain = [
-            {"dump": name, "since": before, "step": step, "shards": entries}
-            for name, before, step, entries in zip(
-                self.names[1:], self.names[:-1], steps, others, strict=True
-            )
-        ]
-        about = folder, self.name, self.table.dim, self.table.key_dtype.name, self.names[_BASE]
-        manifest.write_manifest(*about, base, -1, chain)
+        about = folder, self.name, self.table.dim, self.table.key_dtype.name, self.id
+        manifest.write_manifest(*about, [each["entry"] for each in told], told[0]["step"], [])
 
     # ---- ending early ----
 
@@ -139,37 +122,15 @@ class ChainPiece(Piece):
             self._stream.close()
 
     def remove_mine(self) -> None:
-        """Removes this rank's files."""
-        while self._entries:
-            durable.remove(durable.join(self.folder, self._entries.pop()["file"]))
+        """Removes this rank's file."""
+        durable.remove(durable.join(self.folder, self._file(self._rank)))
 
     def _check_stopped(self):
         if self._stopped.is_set():
             raise RuntimeError(f"The dump of table '{self.name}' was given up")
 
-    def _file(self, number, rank):
-        return manifest.shard_name(self.name, self.names[number], rank, self._world_size)
-
-    def _write_stream(self, number):
-        with contextlib.closing(self._stream):
-            shard = self._stream.shard(self.table.dim)
-            read = shard.read
-
-            def parts(num_rows):
-                for part in read(num_rows):
-                    self._check_stopped()
-                    yield part
-
-            self._write(number, dataclasses.replace(shard, read=parts))
-
-    def _write(self, number, shard):
-        if number == _BASE:
-            shard.erased = None  # which makes it a base
-        try:
-            name = self._file(number, self._rank)
-            self._entries.append(shard_file.write_shard(self.folder, name, shard))
-        except OSError as error:
-            raise durable.explained(error, self.name) from error
+    def _file(self, rank):
+        return manifest.shard_name(self.name, self.id, rank, self._world_size)
 
 
 class BackgroundDump:
@@ -177,16 +138,16 @@ class BackgroundDump:
 
     Args:
         pieces: The tables, in the same order on all ranks.
-        publish: Called with `pieces` by `finish`, on all ranks, when nothing is written any more:
-            writes the last deltas and the manifests. Its result is that of `finish`.
+        publish: Called with `pieces` by `finish`, on all ranks, when all files are written: makes
+            them the dump. Its result is that of `finish`.
     """
 
     def __init__(
-        self, pieces: Sequence[ChainPiece], publish: Callable[[Sequence[ChainPiece]], Any]
+        self, pieces: Sequence[BegunPiece], publish: Callable[[Sequence[BegunPiece]], Any]
     ):
         self._pieces, self._publish = list(pieces), publish
-        self._written, self._error = threading.Event(), None
         self._result: Any = None
+        self._error: BaseException | None = None
         self._failed: BaseException | None = None
         try:
             _agreed(self._open)
@@ -206,17 +167,13 @@ class BackgroundDump:
     def _run(self):
         try:
             for piece in self._pieces:
-                piece.write_base()
-            for piece in self._pieces * _ROUNDS:
-                piece.write_changes()
-            self._written.set()
+                piece.write_file()
             for piece in self._pieces:
                 piece.read_back()
         except BaseException as error:
             self._error = error
         finally:
             self._close()
-            self._written.set()
 
     def _close(self):
         for piece in self._pieces:
@@ -224,7 +181,7 @@ class BackgroundDump:
 
     @property
     def done(self) -> bool:
-        """Whether little is left to do for `finish` on this rank; it may also have failed."""
+        """Whether this rank has written its files; it may also have failed."""
         return not self._thread.is_alive()
 
     @property
@@ -233,10 +190,10 @@ class BackgroundDump:
         return self._error is not None
 
     def finish(self) -> Any:
-        """Waits for the files, adds what has changed since, and makes it the dump in its folder.
+        """Waits for the files of all ranks, and makes them the dump in the folder.
 
-        All ranks call it between the same two steps; the dump is of this instant. Training waits
-        for what is not written yet: nearly nothing if `done` is True on all ranks.
+        All ranks call it. Training waits for what is not written yet: for nothing if `done` is
+        True on all ranks.
 
         Returns:
             The name of the dump, as `dump` returns it; a list of names for a list of tables. A
@@ -249,8 +206,7 @@ class BackgroundDump:
             raise self._failed
         if self in _running:
             try:
-                _agreed(lambda: self._settled(self._written.wait))
-                _agreed(lambda: self._settled(self._thread.join))
+                _agreed(self._settle)
                 self._result = self._publish(self._pieces)
             except BaseException as error:
                 self._failed = error
@@ -267,8 +223,8 @@ class BackgroundDump:
             self._give_up(remove=True)
             self._forget()
 
-    def _settled(self, wait):
-        wait()
+    def _settle(self):
+        self._thread.join()
         if self._error is not None:
             raise self._error
 
@@ -300,8 +256,8 @@ class BackgroundDump:
 atexit.register(BackgroundDump._at_exit)
 
 
-def publish_chains(pieces: Sequence[ChainPiece]) -> None:
-    """Writes the last deltas and the manifests of chains that stand alone, all in one folder."""
+def publish(pieces: Sequence[BegunPiece]) -> None:
+    """Writes the manifests of dumps that stand alone, all in one folder."""
     folder = pieces[0].folder
 
     def see():

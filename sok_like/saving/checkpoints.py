@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import json
 import os
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -149,20 +150,21 @@ def _path_of(file_prefix, kinds):
 
 def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> Any:
     """`MultiDeviceSaver.save`: puts tables inside, or beside the checkpoint."""
-    saver, kinds = self, _kinds(self)
+    begun = vars(_now).get("begun")
+    if begun is not None and begun.saver is None:  # nothing is written yet
+        begun.take(self)
+        return None
+    saver = self if begun is None else begun.saver
+    kinds = _kinds(saver)
     if not kinds or not comm.is_initialized():
         return write(saver, file_prefix, options)
-    several = comm.current().world_size > 1
-    if not several:
+    if begun is not None:
+        pieces = begun.pieces
+    elif comm.current().world_size == 1:
         _put_inside(saver, kinds.holders)
-        if not any(table.begun_piece for table in kinds.tables):
-            return write(saver, file_prefix, options)
-    pieces: list[Piece] = [table.begun_piece or HashPiece(table) for table in kinds.tables]
-    if kinds.own and several:
-        pieces.append(OwnVariables(lambda: _values(saver, kinds.own)))
-    if kinds.holders and several:
-        ids = agreed(lambda: [each.id for each in kinds.holders], comm.current(), _CALL)[0]
-        pieces.append(DensePiece("dense", kinds.holders, ids))
+        return write(saver, file_prefix, options)
+    else:
+        pieces = [*map(HashPiece, kinds.tables), *_others(saver, kinds)]
 
     def common(references):
         if comm.current().rank == 0:
@@ -174,38 +176,94 @@ def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> A
     return None
 
 
+def _others(saver, kinds):
+    """The pieces of several ranks besides tables."""
+    if kinds.own:
+        yield OwnVariables(lambda: _values(saver, kinds.own))
+    if kinds.holders:
+        ids = agreed(lambda: [each.id for each in kinds.holders], comm.current(), _CALL)[0]
+        yield DensePiece("dense", kinds.holders, ids)
+
+
+_now = threading.local()  # .begun: the _Begun that is begun or finished at the moment
+
+
+class _Begun:
+    """A checkpoint whose values are those of the instant at which it was begun."""
+
+    def __init__(self, path: str):
+        self.path, self.saver = path, None
+        self.pieces: list[Piece] = []
+
+    def take(self, saver: Any) -> None:
+        """Takes all values but those of tables in host memory; writes dense tables of ranks."""
+        if saver._registered_savers:
+            names = sorted(saver._registered_savers)
+            raise NotImplementedError(
+                f"A checkpoint with objects of registered savers must be written at once. "
+                f"Received: {names}, with background=True"
+            )
+        for tensor in _tensors_of(saver):
+            spec = tensor._tensor_save_spec
+            spec._tensor = spec.tensor
+        self.saver, kinds, communicator = saver, _kinds(saver), comm.current()
+        several = communicator.world_size > 1
+        others = list(_others(saver, kinds)) if several else []
+
+        def start():
+            tables = [dump_owners.checked(each).table_name for each in kinds.tables]
+            return [folders.new_reference(name) for name in [*tables, *(e.name for e in others)]]
+
+        references = agreed(start, communicator, _CALL)[0]
+        places = [folders.folder_of(self.path, reference) for reference in references]
+        found = list(zip([*kinds.tables, *others], places, references, strict=True))
+        self.pieces = [
+            background.BegunPiece(table, place, reference.rpartition(".")[2], reference)
+            for table, place, reference in found[: len(kinds.tables)]
+        ]
+        self.pieces += others
+
+        def write():
+            if not several:
+                _put_inside(saver, kinds.holders)
+            for piece, *place in found[len(kinds.tables) :]:
+                piece.write_now(*place)
+
+        agreed(write, communicator, _CALL)
+
+
 def begin(
     checkpoint: tf.train.Checkpoint, path: str, write: Callable[[], Any]
 ) -> background.BackgroundDump:
-    """Begins to write a checkpoint's tables while training goes on; all ranks call it.
+    """Begins a checkpoint of this instant, whose tables are written while training goes on.
+
+    All ranks call it. Other values are copied now.
 
     Args:
         checkpoint: Eager.
         path: Path at which the checkpoint will be written.
-        write: Writes it there; `finish` of the result calls it on all ranks.
+        write: Writes it there, as the next save of its counter; `finish` of the result calls it on
+            all ranks.
     """
     tables = NotSameOnRanks(util.list_objects(checkpoint._saver._graph_view)).tables
-
-    def start():
-        return [folders.new_reference(dump_owners.checked(each).table_name) for each in tables]
-
-    references = agreed(start, comm.current(), _CALL)[0]
-    pieces = [
-        background.ChainPiece(
-            table, folders.folder_of(path, reference), reference.rpartition(".")[2], reference
-        )
-        for table, reference in zip(tables, references, strict=True)
-    ]
-
-    def publish(_):
-        with contextlib.ExitStack() as scopes:
-            for piece in pieces:
-                scopes.enter_context(attributes(piece.table, {"begun_piece": piece}))
-            return write()
-
     for table in tables:
         dump_owners.finish_running(table)
-    return background.BackgroundDump(pieces, publish)
+    begun = _Begun(path)
+
+    def within(call):
+        with contextlib.ExitStack() as scopes:
+            for table in tables:
+                scopes.enter_context(attributes(table, {"beside": True}))
+            scopes.enter_context(attributes(_now, {"begun": begun}))
+            return call()
+
+    checkpoint.save_counter.assign_add(1)  # as the save will find it
+    try:
+        within(lambda: checkpoint._saver.save(path))
+    finally:
+        checkpoint.save_counter.assign_sub(1)
+    pieces = [each for each in begun.pieces if isinstance(each, background.BegunPiece)]
+    return background.BackgroundDump(pieces, lambda _: within(write))
 
 
 def _values(saver, objects):

@@ -73,13 +73,13 @@ class DeltaSaver:
     ) -> background.BackgroundDump:
         """Begins a full dump that is written while training goes on.
 
-        A thread of each rank writes the files. `finish()` adds what has changed meanwhile; the dump
-        is of that instant, and until then the earlier dump in the folder is the valid one. Other
-        dumps and restores of the table by this class finish it first.
+        The dump is of the instant of this call, whatever changes afterwards. A thread of each rank
+        writes the files. `finish()` makes them the dump in the folder, which until then is the
+        earlier one. Other dumps and restores of the table by this class finish it first.
 
-            dump = saver.begin_dump(tables, folder)
-            while not dump.done: ...    # training steps; on several ranks, as many on each
-            dump.finish()
+            dump = saver.begin_dump(tables, folder)   # all ranks, between the same two steps
+            while not dump.done: ...                  # training steps
+            dump.finish()                             # all ranks
 
         Args:
             embedding_variables: EmbeddingVariable in host memory, or a list of them.
@@ -87,7 +87,7 @@ class DeltaSaver:
 
         Returns:
             The dump: `done` says whether the files of this rank are written, and `finish()`, which
-            all ranks call between the same two steps, completes it.
+            all ranks call, completes it.
 
         Raises:
             TypeError: as for `dump`.
@@ -124,14 +124,14 @@ class DeltaSaver:
             )
 
         def publish(pieces):
-            background.publish_chains(pieces)
+            background.publish(pieces)
             for piece in pieces:
                 dump_owners.mark_writer(folder, piece.table)
-                remember(piece.table, piece.names[-1], piece.instant)
-            found = [tf.constant(piece.names[-1]) for piece in pieces]
+                remember(piece.table, piece.id, piece.instant)
+            found = [tf.constant(piece.id) for piece in pieces]
             return found if several else found[0]
 
-        pieces = [background.ChainPiece(each, folder, told[0]["id"]) for each in variables]
+        pieces = [background.BegunPiece(each, folder, told[0]["id"]) for each in variables]
         return background.BackgroundDump(pieces, publish)
 
     def compact(self, embedding_variable: Any, filepath: str | os.PathLike) -> tf.Tensor:

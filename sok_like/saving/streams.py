@@ -5,8 +5,8 @@ of the op library are called by ctypes, because Python code within a graph has n
 or a restore needs only a few parts of memory beside the table, whatever its size.
 
 While a table is read, calls that change it wait, so all parts are of one instant. In host memory,
-lookups that insert nothing go on. An unlocked stream lets all calls go on; it is the first part of
-a dump that a delta completes (`TableReader` of cpp/core/table.h).
+lookups that insert nothing go on. With `beside` all calls go on (`TableReader` of
+cpp/core/table.h).
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class Stream:
         number: The result of `hand_over`.
         since: None for the whole table; else what changed since that instant (0: everything, and
             the table records changes from now on).
-        unlocked: Whether calls that change the table go on until `close`. Then nothing is evicted.
+        beside: Whether calls that change the table go on; `since` must be 0, and the table must
+            have no other such stream.
 
     Attributes:
         instant: The number of this instant if the table records changes.
@@ -97,11 +98,11 @@ class Stream:
         MemoryError: there is too little memory.
     """
 
-    def __init__(self, number: int, since: int | None = None, unlocked: bool = False):
+    def __init__(self, number: int, since: int | None = None, beside: bool = False):
         self._library, self._stream, self._since = _library(), _POINTER(), since
         instant, after = _INT64(), -1 if since is None else int(since)
         opened = ctypes.byref(self._stream), ctypes.byref(instant)
-        see_problem(self._library.sok_stream_open(int(number), after, unlocked, *opened))
+        see_problem(self._library.sok_stream_open(int(number), after, beside, *opened))
         self.instant = instant.value
 
     def shard(self, dim: int) -> Shard:

@@ -112,7 +112,7 @@ class EmbeddingVariable(
     # sets it.
     element_in_graph: Callable[[Any], Any] | None = None
     # The dump in the background that the checkpoint which is being written refers to.
-    begun_piece: Any = None
+    beside: bool = False
 
     def __init__(
         self,
@@ -386,8 +386,7 @@ class EmbeddingVariable(
         )
 
     def _serialize_to_tensors(self):
-        beside = self._world_size > 1 or self.begun_piece is not None
-        if beside and tf.executing_eagerly():
+        if (self._world_size > 1 or self.beside) and tf.executing_eagerly():
             return snapshots.referring(self, "")  # the save puts the name there
         return checkpointed(self.snapshot(evict=True))
 

@@ -14,22 +14,21 @@ def checks(world_size):
 
 
 def write(kind, folder):
-    """What the table held at the end of the dump, and how many steps were trained beside it."""
+    """What the table held when the dump was begun, and how many steps were trained beside it."""
     import sok_like as sok
     from sok_like.runtime import comm
     from sok_like.runtime.agreement import agreed
 
     saver, (table, optimizer) = sok.Saver(), make(kind)
     train(table, optimizer, range(2), kind)
-    dump, step = saver.begin_dump(table, folder), 2
+    dump, at, step = saver.begin_dump(table, folder), state(table), 2
     while step < 6 or not all(agreed(lambda: dump.done, comm.current())):
         train(table, optimizer, [step], kind)
         step += 1
     dump.finish()
-    at = state(table)
-    train(table, optimizer, [step], kind)
+    found = {"at": at, "read": state(read(kind, folder)[0]), "steps": step}
     saver.dump(table, folder, since="last")
-    return {"at": at, "later": state(table), "steps": step}
+    return {**found, "later": state(table)}
 
 
 def live():
@@ -47,7 +46,7 @@ def failing():
     train(table, optimizer, range(2), "dense")
     saver.dump(table, folder)
     before, files = state(table), sorted(each.name for each in folder.iterdir())
-    errors, own = [], background.ChainPiece.write_changes
+    errors, own = [], background.BegunPiece.write_file
     for rank in (0, 1):
 
         def fail(self, rank=rank):
@@ -55,14 +54,14 @@ def failing():
                 raise OSError(28, "No space left on device", "somewhere")
             own(self)
 
-        background.ChainPiece.write_changes = fail
+        background.BegunPiece.write_file = fail
         dump = saver.begin_dump(table, folder)
         train(table, optimizer, [2], "dense")
         try:
             dump.finish()
         except RuntimeError as error:
             errors.append(str(error))
-        background.ChainPiece.write_changes = own
+        background.BegunPiece.write_file = own
         comm.current().barrier()
     left = sorted(each.name for each in folder.iterdir())
     return {
@@ -96,29 +95,33 @@ def back_up(folder):
     """A training that is interrupted, and one that goes on from its backup."""
     import sok_like as sok
 
-    model, saved = built(), []
+    model, saved, finished = built(), [], []
     callback = sok.callbacks.BackupAndRestore(
         str(folder), save_freq=1, sigterm_every=1, background=True
     )
-    own = callback._save
+    own, finish = callback._back_up, callback._finish
 
-    def save():  # the state that a backup must have
-        saved.append([model.predict_on_batch(files.X), int(model.optimizer.iterations)])
+    def back_up():  # the state that a backup must have
+        begun = [model.predict_on_batch(files.X), int(model.optimizer.iterations)]
         own()
+        saved.append(begun)
 
-    callback._save = save
+    callback._back_up = back_up
+    callback._finish = lambda: (finish(), finished.append(len(saved)))
     try:
         files.fit(model, 5, callbacks=[callback, _Stop()])
     except files.Interrupted:
         pass
-    callback._running.cancel()
+    if callback._running is not None:
+        callback._running.cancel()
     other = built()
     again = sok.callbacks.BackupAndRestore(str(folder), background=True, delete_checkpoint=False)
     resume(other, again)
+    vectors, steps = saved[finished[-1] - 1]
     found = {
-        "count": len(saved),
-        "same": np.array_equal(other.predict_on_batch(files.X), saved[-1][0]),
-        "step": int(other.optimizer.iterations) - saved[-1][1],
+        "count": len(finished),
+        "same": np.array_equal(other.predict_on_batch(files.X), vectors),
+        "step": int(other.optimizer.iterations) - steps,
     }
     files.fit(other, 5, callbacks=[again])
     last = built()

@@ -1,4 +1,4 @@
-"""`sok.Saver().begin_dump` on one rank: the dump has the bits of the table at `finish`.
+"""`sok.Saver().begin_dump` on one rank: the dump has the bits of the table when it was begun.
 
 Most tests drive the parts of a dump by hand and change the table after each part, in place of
 threads whose order differs from run to run.
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.saving import background
+from sok_like.saving import background, delta_saver
 from sok_like.saving.format import durable, shard_file
 from tests import emulated
 from tests.saving.test_deltas import RULES, check_same, made, restored, state, train
@@ -26,20 +26,20 @@ def on_host():
 
 
 def begun(table, folder, monkeypatch, change):
-    """A dump that calls `change` before each part of a few keys; nothing is written yet."""
-    monkeypatch.setattr(shard_file, "PIECE", 512)
-    monkeypatch.setattr(background.ChainPiece, "_check_stopped", lambda _: change())
-    piece = background.ChainPiece(table, str(folder), "0" * 16)
+    """A dump that calls `change` before each part of a few keys, and its table's state."""
+    monkeypatch.setattr(shard_file, "PIECE", 256)
+    monkeypatch.setattr(background.BegunPiece, "_check_stopped", lambda _: change())
+    piece = background.BegunPiece(table, str(folder), "0" * 16)
     piece.open()
-    return piece
+    return piece, state(table)
 
 
 def complete(piece, change):
-    for step in (piece.write_base, *[piece.write_changes] * background._ROUNDS):
-        change()
-        step()
     change()
-    background.publish_chains([piece])
+    piece.write_file()
+    change()
+    background.publish([piece])
+    delta_saver.remember(piece.table, piece.id, piece.instant)
 
 
 class Changes:
@@ -85,7 +85,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("rule", LIVE)
 @pytest.mark.parametrize("others", OTHERS)
-def test_it_has_the_bits_of_its_end(sok, tmp_path, monkeypatch, rule, others):
+def test_it_has_the_bits_of_its_instant(sok, tmp_path, monkeypatch, rule, others):
     known = "adam" if rule == "lazy" else rule
     monkeypatch.setitem(RULES, rule, RULES[known])
     if rule == "lazy":
@@ -95,9 +95,11 @@ def test_it_has_the_bits_of_its_end(sok, tmp_path, monkeypatch, rule, others):
     train(table, optimizer, range(200), 2)
     train(table, optimizer, range(0, 200, 3), 2)  # rows owe different numbers of steps
     change = Changes(table, optimizer, OTHERS[others])
-    piece = begun(table, tmp_path, monkeypatch, change)
+    piece, at = begun(table, tmp_path, monkeypatch, change)
     complete(piece, change)
     assert change.count > 15  # in many parts
+    check_same(state(restored(sok, tmp_path, rule)[0]), at)
+    sok.Saver().dump(table, tmp_path, since="last")
     check_same(state(restored(sok, tmp_path, rule)[0]), state(table))
     again, its_optimizer = restored(sok, tmp_path, rule)
     for each in ((table, optimizer), (again, its_optimizer)):
@@ -130,11 +132,14 @@ def test_policies(sok, tmp_path, monkeypatch, policy, rule):
     change = Changes(table, optimizer, [(1, look_up), (3, erase_and_come_back)])
     for _ in range(20):
         change()
-    piece = begun(table, tmp_path, monkeypatch, change)
+    piece, at = begun(table, tmp_path, monkeypatch, change)
     complete(piece, change)
     again, _ = restored(sok, tmp_path, rule, ev_option=option)
+    check_same(state(again), at)
+    assert len(at["keys"]) > 20
+    sok.Saver().dump(table, tmp_path, since="last")
+    again, _ = restored(sok, tmp_path, rule, ev_option=option)
     check_same(state(again), state(table))
-    assert len(state(table)["keys"]) > 20
 
 
 def test_without_a_hashtable_and_with_weight_decay(sok, tmp_path, monkeypatch):
@@ -142,8 +147,9 @@ def test_without_a_hashtable_and_with_weight_decay(sok, tmp_path, monkeypatch):
     table, optimizer = made(sok, "decayed", **options)
     train(table, optimizer, range(0, 300, 5), 3)
     change = Changes(table, optimizer)
-    complete(begun(table, tmp_path, monkeypatch, change), change)
-    check_same(state(restored(sok, tmp_path, "decayed", **options)[0]), state(table))
+    piece, at = begun(table, tmp_path, monkeypatch, change)
+    complete(piece, change)
+    check_same(state(restored(sok, tmp_path, "decayed", **options)[0]), at)
 
 
 def test_an_optimizer_that_attaches_meanwhile(sok, tmp_path, monkeypatch):
@@ -155,9 +161,10 @@ def test_an_optimizer_that_attaches_meanwhile(sok, tmp_path, monkeypatch):
     def later():  # the slots are new at the fifth part
         next(calls, change)()
 
-    complete(begun(table, tmp_path, monkeypatch, later), later)
-    assert change.count > 5
-    check_same(state(restored(sok, tmp_path, "adagrad")[0]), state(table))
+    piece, at = begun(table, tmp_path, monkeypatch, later)
+    complete(piece, later)
+    assert change.count > 5 and at["slot_rows"].size == 0
+    check_same(state(restored(sok, tmp_path, "adagrad")[0]), at)
 
 
 def test_rows_on_disk(sok, tmp_path, monkeypatch):
@@ -166,8 +173,9 @@ def test_rows_on_disk(sok, tmp_path, monkeypatch):
     table, optimizer = made(sok, "adam", ev_option=option)
     train(table, optimizer, range(200), 2)
     change = Changes(table, optimizer, [(2, erase_and_come_back)])
-    complete(begun(table, tmp_path / "dump", monkeypatch, change), change)
-    check_same(state(restored(sok, tmp_path / "dump")[0]), state(table))
+    piece, at = begun(table, tmp_path / "dump", monkeypatch, change)
+    complete(piece, change)
+    check_same(state(restored(sok, tmp_path / "dump")[0]), at)
 
 
 @pytest.mark.parametrize("rule", ["adagrad", "adam"])
@@ -175,15 +183,15 @@ def test_a_thread_that_trains_all_the_time(sok, tmp_path, rule):
     table, optimizer = made(sok, rule)
     train(table, optimizer, range(20_000))
     random = np.random.default_rng(0)
+    at = state(table)
     dump = sok.Saver().begin_dump(table, tmp_path / "live")
     steps = 0
     while not dump.done or steps < 20:
         train(table, optimizer, np.unique(random.integers(0, 30_000, 500)))
         steps += 1
     name = dump.finish()
-    check_same(state(restored(sok, tmp_path / "live", rule)[0]), state(table))
+    check_same(state(restored(sok, tmp_path / "live", rule)[0]), at)
     assert dump.finish() == name  # nothing more to do
-    train(table, optimizer, [5])
     assert sok.Saver().dump(table, tmp_path / "live", since="last") != name
     check_same(state(restored(sok, tmp_path / "live", rule)[0]), state(table))
 
@@ -194,6 +202,8 @@ def test_several_tables_whose_earlier_dump_is_valid_until_the_end(sok, tmp_path)
     for table in tables:
         sok.assign(table, keys, tf.ones([100, 2]))
         saver.dump(table, tmp_path)
+    for table in tables:
+        sok.assign(table, keys, 2 * tf.ones([100, 2]))
     dump = saver.begin_dump(tables, tmp_path)
     for table in tables:
         sok.assign(table, keys, tf.zeros([100, 2]))
@@ -206,9 +216,9 @@ def test_several_tables_whose_earlier_dump_is_valid_until_the_end(sok, tmp_path)
     assert len(dump.finish()) == 2
     for table in tables:
         saver.restore(table, tmp_path)
-        assert (state(table)["rows"] == 0).all()
+        assert (state(table)["rows"] == 2).all()
         own = [each.name for each in tmp_path.iterdir() if each.name.startswith(table.table_name)]
-        assert len(own) == 3 + background._ROUNDS  # manifest, base and deltas
+        assert len(own) == 2  # manifest and base
 
 
 def test_the_next_call_finishes_it_first(sok, tmp_path):
@@ -270,19 +280,19 @@ def test_a_process_killed_at_any_instant_leaves_the_last_finished_dump(sok, tmp_
         kill()
 
     monkeypatch.setattr(durable, "rename", renamed)
-    complete(begun(table, folder, monkeypatch, change), change)
+    piece, after = begun(table, folder, monkeypatch, change)
+    complete(piece, change)
     kill()
     monkeypatch.undo()
-    after = state(table)
     new = [
         (copy / "grown.json").read_bytes() == (folder / "grown.json").read_bytes() for copy in left
     ]
-    assert new == sorted(new) and new.index(True) > 15  # the manifest's rename counts
+    assert new == sorted(new) and new.index(True) > 9  # the manifest's rename counts
     for copy, is_new in zip(left, new, strict=True):
         again, _ = restored(sok, copy, "adagrad")
         check_same(state(again), after if is_new else before)
-    saver.dump(again := restored(sok, left[15], "adagrad")[0], left[15])
-    assert len(list(left[15].iterdir())) == 2  # manifest and base: nothing is left over
+    saver.dump(again := restored(sok, left[9], "adagrad")[0], left[9])
+    assert len(list(left[9].iterdir())) == 2  # manifest and base: nothing is left over
     check_same(state(again), before)
 
 

@@ -10,10 +10,13 @@ pytestmark = [pytest.mark.ranks]
 
 @pytest.mark.parametrize("kind", ["dense", "evicted"])
 @pytest.mark.parametrize("writers", [1, 2])
-def test_it_has_the_bits_of_its_end_and_a_delta_follows(rank_results, kind, writers):
+def test_it_has_the_bits_of_its_instant_and_a_delta_follows(rank_results, kind, writers):
     found = rank_results(2, "background.live")
-    later = by_key([result[kind, writers]["later"] for result in found[:writers]])
-    at = by_key([result[kind, writers]["at"] for result in found[:writers]])
+    later, at, base = (
+        by_key([result[kind, writers][name] for result in found[:writers]])
+        for name in ("later", "at", "read")
+    )
+    check_same(base, at, f"{kind} {writers}")
     assert not np.array_equal(at["steps"], later["steps"])
     assert len({result[kind, writers]["steps"] for result in found[:writers]}) == 1
     for readers in (1, 2):

@@ -290,11 +290,11 @@ class TableStep {
                       number,
                       decay,
                       clip_value > 0.0f ? clip_value : no_clip};
+    table.Touch(ex, keys_, row_numbers_.get(), num_rows_);
     UpdateRows(ex, batch, rule);
-    if (state_->owes()) state_->history().Append(learning_rate, number);
-    if (ChangeLog* const changes = table.changes()) {
-      changes->Touch(keys_, row_numbers_.get(), num_rows_);
-      if (state_->owes()) changes->Step(learning_rate, number);
+    if (state_->owes()) {
+      state_->history().Append(learning_rate, number);
+      if (table.changes() != nullptr) table.changes()->Step(learning_rate, number);
     }
     table.step_number().Made(step);
     if (table.keeps_records()) table.CountDroppedGradients(present_.num_dropped());

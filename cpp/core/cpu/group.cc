@@ -105,8 +105,11 @@ void TableGroup::ForEach(Executor& ex, const std::vector<int64_t>& of_tables,
 TableGroup::Lock::Lock(const TableGroup& group, bool exclusive)
     : tables_(group.by_address_), exclusive_(exclusive) {
   for (CpuTable* table : tables_) {
+    if (exclusive) table->mutex().WaitForRoom();
+  }
+  for (CpuTable* table : tables_) {
     if (exclusive) {
-      table->mutex().lock();
+      table->mutex().LockNow();
     } else {
       table->mutex().lock_shared();
     }

@@ -7,7 +7,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include "cpp/core/cpu/change_log.h"
 #include "cpp/core/cpu/combine_blocks.h"
 #include "cpp/core/cpu/group.h"
 #include "cpp/core/cpu/route.h"
@@ -39,13 +38,11 @@ class UniqueRows {
     table_.RememberRows(keys_, num_keys_, numbers_.get());
     const RowCatchUp* catch_up = table_.catch_up().get();
     const bool pending = catch_up != nullptr && catch_up->pending();
+    if (pending) table_.Touch(ex, keys_, numbers_.get(), num_keys_);
     ex.ParallelFor(num_keys_, kGrain, [&](int64_t begin, int64_t end) {
       table_.Rows(numbers_.get() + begin, end - begin, rows_.get() + begin);
       for (int64_t i = begin; pending && i < end; ++i) catch_up->Apply(table_.Row(numbers_[i]));
     });
-    if (pending && table_.changes() != nullptr) {
-      table_.changes()->Touch(keys_, numbers_.get(), num_keys_);
-    }
     if (table_.format().is_narrow()) Widen(ex);
   }
 

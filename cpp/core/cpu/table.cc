@@ -90,10 +90,10 @@ void CpuTable::Impl::CopyOut(uint32_t row_number, bool pending, float* out) cons
   }
 }
 
-void CpuTable::Impl::InitialEmbeddings(const uint64_t* keys, int64_t num_keys,
+void CpuTable::Impl::InitialEmbeddings(const uint64_t* keys, int64_t num_keys, double row_scale,
                                        float* const* rows) const {
   InitialRows(initializer, keys, num_keys, options.dim, rows);
-  const float scale = static_cast<float>(initial_row_scale);
+  const float scale = static_cast<float>(row_scale);
   for (int64_t i = 0; scale != 1.0f && i < num_keys; ++i) {
     for (int64_t d = 0; d < options.dim; ++d) rows[i][d] *= scale;
   }
@@ -348,7 +348,7 @@ void CpuTable::Assign(CallContext context, const uint64_t* keys, int64_t num_key
     impl_->InsertMissing(ex, &insertion);
     if (impl_->records != nullptr) impl_->RecordWritten(insertion);
   }
-  impl_->Touch(keys, row_numbers.get(), num_keys);
+  impl_->Touch(ex, keys, row_numbers.get(), num_keys);
   if (present.total() == 0) return;
   ex.ParallelFor(kNumShards, ShardGrain(present.total()), [&](int64_t begin, int64_t end) {
     for (int64_t i = present.offsets[begin]; i < present.offsets[end]; ++i) {
@@ -381,7 +381,7 @@ int64_t CpuTable::Erase(CallContext context, const uint64_t* keys, int64_t num_k
   for (int64_t i = 0; i < num_keys; ++i) {
     const uint32_t row = erased[i];
     if (row == kNoRow) continue;
-    if (impl_->changes != nullptr) impl_->changes->Erase(keys[groups.positions[i]], row);
+    impl_->Leave(keys[groups.positions[i]], row);
     free_rows.push_back(row);
     if (impl_->records != nullptr) impl_->records->Remove(row);
     ++num_erased;
@@ -391,9 +391,9 @@ int64_t CpuTable::Erase(CallContext context, const uint64_t* keys, int64_t num_k
   return num_erased;
 }
 
-void CpuTable::Clear(CallContext) {
+void CpuTable::Clear(CallContext context) {
   const ExclusiveLock lock(impl_->mutex);
-  impl_->Clear();
+  impl_->Clear(context.threads());
 }
 
 void CpuTable::Reserve(CallContext context, int64_t num_keys) {
@@ -445,6 +445,7 @@ MemoryStats CpuTable::Stats(CallContext) const {
                 static_cast<int64_t>(impl.options.initializer.default_rows.size() * sizeof(float)) +
                 (impl.records != nullptr ? impl.records->bytes() : 0) +
                 (impl.changes != nullptr ? impl.changes->bytes() : 0) +
+                (impl.instant != nullptr ? impl.instant->bytes() : 0) +
                 (impl.catch_up != nullptr ? impl.catch_up->bytes() : 0);
   return stats;
 }

@@ -88,7 +88,7 @@ class CpuTable final : public Table {
   std::unique_ptr<TableReader> OpenContent(CallContext context, bool with_slots,
                                            bool evict = false) override;
   std::unique_ptr<TableReader> OpenChanges(CallContext context, int64_t since,
-                                           bool unlocked = false) override;
+                                           bool beside = false) override;
   int64_t KeepChanges(CallContext context) override;
   void Import(CallContext context, const TableSnapshot& snapshot, bool replace = false) override;
   std::unique_ptr<Table> MakeAside(CallContext context) const override;
@@ -150,6 +150,10 @@ class CpuTable final : public Table {
   void AttachCatchUp(std::shared_ptr<RowCatchUp> catch_up);
   const std::shared_ptr<RowCatchUp>& catch_up() const;
   ChangeLog* changes() const;  // null until a delta may follow; needs the exclusive lock
+  // Called before rows of these keys, or what is recorded of them, change: logs the keys, and lets a
+  // dump beside training copy the rows. Row numbers may be kNoRow. Needs the exclusive lock.
+  void Touch(Executor& ex, const uint64_t* keys, const uint32_t* row_numbers,
+             int64_t num_keys) noexcept;
 
  private:
   friend class TrainingLookup;
@@ -157,6 +161,7 @@ class CpuTable final : public Table {
                      uint8_t* inserted);
 
   struct Impl;
+  class Instant;
   class Reader;
   std::unique_ptr<Impl> impl_;
 };

@@ -32,8 +32,8 @@ void CpuTable::TakeContent(CallContext context, Table& other) {
   const ExclusiveLock lock(impl_->mutex);
   // An optimizer may have attached meanwhile. Its slots come first, where it expects them.
   aside.ConfigureSlots(context, SlotsWithThoseOf(aside.slots(), slots()));
+  impl_->TouchAll(context.threads());
   impl_->SwapContent(*aside.impl_);
-  if (impl_->changes != nullptr) impl_->changes->TouchAll();
   impl_->slots.swap(aside.impl_->slots);
   impl_->imported_slots.swap(aside.impl_->imported_slots);
   impl_->slot_initial.swap(aside.impl_->slot_initial);

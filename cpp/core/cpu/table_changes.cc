@@ -7,7 +7,7 @@
 
 namespace sok {
 
-ChangeLog::Interval CpuTable::Impl::BeginChanges(Executor& ex, int64_t since, bool unlocked,
+ChangeLog::Interval CpuTable::Impl::BeginChanges(Executor& ex, int64_t since,
                                                  TableChanges* result) {
   ChangeLog::Interval interval;
   if (since != 0 && (changes == nullptr || !changes->Has(since))) {
@@ -15,7 +15,7 @@ ChangeLog::Interval CpuTable::Impl::BeginChanges(Executor& ex, int64_t since, bo
         "A delta needs the changes since the dump that it follows. Received: table '" +
         options.name + "', which no longer has them; the next dump must be a full one");
   }
-  if (!unlocked && options.policy.evicts_on_call()) Evict(ex);
+  if (options.policy.evicts_on_call()) Evict(ex);
   if (since != 0) interval = changes->Since(since);
   if (since == 0 || interval.whole) {
     result->whole = true;
@@ -26,6 +26,7 @@ ChangeLog::Interval CpuTable::Impl::BeginChanges(Executor& ex, int64_t since, bo
       const int64_t num_touched = static_cast<int64_t>(interval.touched.size());
       const Scratch<uint32_t> rows(num_touched);
       FindRows(ex, interval.touched.data(), num_touched, rows.get());
+      if (instant != nullptr) instant->Save(ex, interval.touched.data(), rows.get(), num_touched);
       ForEachPart(ex, rows.get(), num_touched, RowUse::kScanWrite, [&](int64_t from, int64_t to) {
         ex.ParallelFor(to - from, 512, [&](int64_t begin, int64_t end) {
           for (int64_t i = from + begin; i < from + end; ++i) {
@@ -34,7 +35,6 @@ ChangeLog::Interval CpuTable::Impl::BeginChanges(Executor& ex, int64_t since, bo
         });
       });
       ++version;
-      if (num_unlocked > 0) changes->TouchAll();  // as in CatchUpAll
     }
     if (!interval.steps.empty()) {
       result->steps = std::move(interval.steps);
@@ -46,22 +46,15 @@ ChangeLog::Interval CpuTable::Impl::BeginChanges(Executor& ex, int64_t since, bo
   return interval;
 }
 
-void CpuTable::Impl::ListChanges(Executor& ex, bool locks, ChangeLog::Interval* interval,
+void CpuTable::Impl::ListChanges(Executor& ex, ChangeLog::Interval* interval,
                                  std::vector<uint64_t>* erased) const {
   interval->Sort();
   // Calls keep(key, whether it is present) for each key.
   const auto for_each = [&](const std::vector<uint64_t>& keys, const auto& keep) {
     const int64_t num_keys = static_cast<int64_t>(keys.size());
-    const int64_t step = locks ? kPartKeys : num_keys;
-    const Scratch<uint32_t> rows(std::min(step, num_keys));
-    for (int64_t begin = 0; begin < num_keys; begin += step) {
-      const int64_t n = std::min(step, num_keys - begin);
-      {
-        const SharedLock lock = locks ? SharedLock(mutex) : SharedLock();
-        FindRows(ex, keys.data() + begin, n, rows.get());
-      }
-      for (int64_t i = 0; i < n; ++i) keep(keys[begin + i], rows[i] != kNoRow);
-    }
+    const Scratch<uint32_t> rows(num_keys);
+    FindRows(ex, keys.data(), num_keys, rows.get());
+    for (int64_t i = 0; i < num_keys; ++i) keep(keys[i], rows[i] != kNoRow);
   };
   for_each(interval->erased, [&](uint64_t key, bool is_present) {
     if (!is_present) erased->push_back(key);

@@ -102,6 +102,7 @@ void CpuTable::Impl::EvictRows(Eviction* eviction) noexcept {
   auto to = eviction->buffered.begin();
   for (int64_t i = 0; i < count; ++i) {
     const EvictionQueue::Entry& entry = eviction->entries[i];
+    Leave(entry.key, entry.row);
     if (i >= count - keep) {
       float* const row = arena->Row(entry.row);
       if (pending) catch_up->Apply(row);  // buffered rows owe nothing
@@ -112,7 +113,6 @@ void CpuTable::Impl::EvictRows(Eviction* eviction) noexcept {
     }
     const uint64_t hash = HashKey(entry.key);
     shards[HashShard(hash)].Erase(hash, entry.key);
-    if (changes != nullptr) changes->Erase(entry.key, entry.row);
     rec.Remove(entry.row);
     free_rows.push_back(entry.row);
   }

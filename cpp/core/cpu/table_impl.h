@@ -1,6 +1,7 @@
 // Inside of CpuTable, shared by its source files: table.cc (lookup, erase), table_insert.cc (new
 // keys), table_policy.cc (admission, records), table_evict.cc (eviction), table_state.cc (slots,
-// import), table_reader.cc (export), table_changes.cc (deltas), table_aside.cc (replacing content).
+// import), table_reader.cc (export), table_changes.cc (deltas), table_aside.cc (replacing content),
+// instant.cc (dumps beside training).
 #ifndef SOK_CORE_CPU_TABLE_IMPL_H_
 #define SOK_CORE_CPU_TABLE_IMPL_H_
 
@@ -17,6 +18,7 @@
 #include "cpp/core/cpu/arena.h"
 #include "cpp/core/cpu/change_log.h"
 #include "cpp/core/cpu/index.h"
+#include "cpp/core/cpu/instant.h"
 #include "cpp/core/cpu/records.h"
 #include "cpp/core/cpu/row_format.h"
 #include "cpp/core/cpu/row_ops.h"
@@ -128,7 +130,11 @@ struct CpuTable::Impl {
   void ForEachPart(Executor& ex, const uint32_t* rows, int64_t num_rows, RowUse use,
                    const Fn& fn) const;
   // Initial rows, scaled by the weight decay of steps that the catch-up has forgotten.
-  void InitialEmbeddings(const uint64_t* keys, int64_t num_keys, float* const* rows) const;
+  void InitialEmbeddings(const uint64_t* keys, int64_t num_keys, float* const* rows) const {
+    InitialEmbeddings(keys, num_keys, initial_row_scale, rows);
+  }
+  void InitialEmbeddings(const uint64_t* keys, int64_t num_keys, double scale,
+                         float* const* rows) const;
   void ReadInitialRows(const uint64_t* keys, int64_t num_keys, float* const* rows) const;
   // What keys without a row read: their initial row, or `no_permission` if the table filters keys.
   void ReadMissingRows(const uint64_t* keys, int64_t num_keys, float* const* rows) const;
@@ -162,7 +168,7 @@ struct CpuTable::Impl {
   void ReserveIndex(Executor& ex, int64_t num_keys);
   void WriteInitialRows(const uint64_t* keys, const uint32_t* rows, int64_t num_keys);
   void WriteGivenRow(const float* given, bool is_new, uint32_t row_number);
-  void Clear();
+  void Clear(Executor& ex);
 
   // ---- admission and eviction; all but Records need `records` ----
   TableRecords& Records() const;  // throws std::invalid_argument if there are none
@@ -191,17 +197,34 @@ struct CpuTable::Impl {
   // Copies rows and slot rows of keys, whose row numbers may be kNoRow. Either may be null.
   void CopyRows(Executor& ex, const uint64_t* keys, const uint32_t* row_numbers, int64_t num_keys,
                 float* rows, float* slot_rows) const;
+  // The same of rows in memory, at `from` [num_keys]; null where a key has none.
+  void CopyRange(const uint64_t* keys, const float* const* from, int64_t num_keys,
+                 const RowLayout& layout, float* rows, float* slot_rows) const;
+  RowLayout Layout() const { return {slots, slot_initial, initial_row_scale}; }
   void CopyRecords(const uint32_t* row_numbers, int64_t num_keys, int64_t* records) const;
   // Begins the next interval of changes, at the instant of `changes`, of which it fills all but the
-  // snapshot and `erased`. Returns the changes since, for ListChanges. Evicts unless `unlocked`.
-  ChangeLog::Interval BeginChanges(Executor& ex, int64_t since, bool unlocked,
-                                   TableChanges* changes);
+  // snapshot and `erased`. Returns the changes since, for ListChanges.
+  ChangeLog::Interval BeginChanges(Executor& ex, int64_t since, TableChanges* changes);
   // Adds the keys that are erased now to `erased`, and leaves those that are present in
-  // interval->touched. With a shared lock taken for a few keys at a time if `locks`.
-  void ListChanges(Executor& ex, bool locks, ChangeLog::Interval* interval,
+  // interval->touched.
+  void ListChanges(Executor& ex, ChangeLog::Interval* interval,
                    std::vector<uint64_t>* erased) const;
-  void Touch(const uint64_t* keys, const uint32_t* rows, int64_t num_keys) noexcept {
+  // ---- before anything changes: each change is announced by one of these three ----
+  // Rows of these keys, or their records, change.
+  void Touch(Executor& ex, const uint64_t* keys, const uint32_t* rows, int64_t num_keys) noexcept {
+    if (instant != nullptr) instant->Save(ex, keys, rows, num_keys);
     if (changes != nullptr) changes->Touch(keys, rows, num_keys);
+  }
+  // A key loses its row.
+  void Leave(uint64_t key, uint32_t row) noexcept {
+    InlineExecutor alone;
+    if (instant != nullptr) instant->Save(alone, &key, &row, 1);
+    if (changes != nullptr) changes->Erase(key, row);
+  }
+  // Any row may change, or where it is.
+  void TouchAll(Executor& ex, bool logs = true) noexcept {
+    if (instant != nullptr) instant->SaveRest(ex);
+    if (changes != nullptr && logs) changes->TouchAll();
   }
   void SwapContent(Impl& other) noexcept;  // all but slots and optimizer; needs both locks
 
@@ -250,8 +273,7 @@ struct CpuTable::Impl {
   StepNumber step_number;
   std::unique_ptr<TableRecords> records;  // null without policies
   std::unique_ptr<ChangeLog> changes;     // null until a delta may follow
-  // Readers that hold no lock. A row that is not logged must keep the bits it had at their instant.
-  std::atomic<int64_t> num_unlocked{0};
+  Instant* instant = nullptr;             // of a dump beside training, or null
 };
 
 template <typename Fn>

@@ -182,6 +182,12 @@ void CpuTable::Impl::Insert(Executor& ex, Insertion* insertion) {
     EvictRows(&insertion->eviction);
     const NewNumbers numbers(*this, *insertion);
     const int64_t num_inserted = InsertIntoIndex(ex, keys, numbers, rows, insertion->inserted);
+    for (int64_t i = 0; (instant != nullptr || changes != nullptr) && i < total; ++i) {
+      const uint32_t position = misses.positions[i];
+      const bool is_new = rows[position] == numbers.OfPlace(i);
+      if (is_new && instant != nullptr) instant->Skip(rows[position]);
+      Touch(ex, &keys[position], &rows[position], 1);
+    }
     ex.ParallelFor(total, kRowGrain, [&](int64_t begin, int64_t end) {
       WriteNewRows(*insertion, numbers, begin, end);
     });
@@ -199,10 +205,6 @@ void CpuTable::Impl::Insert(Executor& ex, Insertion* insertion) {
       }
     }
   });
-  for (int64_t i = 0; changes != nullptr && i < total; ++i) {
-    const uint32_t position = misses.positions[i];
-    changes->Touch(&keys[position], &rows[position], 1);
-  }
 }
 
 void CpuTable::Impl::InsertMissing(Executor& ex, Insertion* insertion) {
@@ -311,6 +313,10 @@ void CpuTable::Impl::ReserveDirect(Executor& ex, const uint64_t* keys, const Sha
 void CpuTable::Impl::InsertDirect(Executor& ex, const uint64_t* keys, uint32_t* rows,
                                   const ShardGroups& misses) {
   ++version;
+  for (uint32_t position : misses.positions) {
+    rows[position] = DirectRow(keys[position]);
+    Touch(ex, &keys[position], &rows[position], 1);
+  }
   ex.ParallelFor(misses.total(), kRowGrain, [&](int64_t begin, int64_t end) {
     uint64_t new_keys[kBlock];
     uint32_t new_rows[kBlock];
@@ -319,7 +325,7 @@ void CpuTable::Impl::InsertDirect(Executor& ex, const uint64_t* keys, uint32_t* 
       for (int64_t i = 0; i < n; ++i) {
         const uint32_t position = misses.positions[b + i];
         new_keys[i] = keys[position];
-        new_rows[i] = rows[position] = DirectRow(keys[position]);
+        new_rows[i] = rows[position];
       }
       WriteInitialRows(new_keys, new_rows, n);
     }
@@ -340,7 +346,8 @@ void CpuTable::Impl::ReserveIndex(Executor& ex, int64_t num_keys) {
   });
 }
 
-void CpuTable::Impl::Clear() {
+void CpuTable::Impl::Clear(Executor& ex) {
+  TouchAll(ex);
   ++version;
   for (Index& shard : shards) shard.Clear();
   arena->Clear();
@@ -356,7 +363,6 @@ void CpuTable::Impl::Clear() {
   ForgetSteps();  // no row owes anything any more
   initial_row_scale = 1.0;
   if (records != nullptr) records->Clear();
-  if (changes != nullptr) changes->TouchAll();
   step_number.ResumeFrom(-1);
 }
 

@@ -10,7 +10,7 @@
 //     readers   R R R . . . . . . R R . . . .        a waiting writer W stops new readers;
 //     writers         W W W W W W     W W W W        they pass before the second writer
 //
-// While a TableReader reads, new readers do pass: no writer could before it is done, and its own
+// While a TableReader holds the lock, new readers do pass: no writer could before it is done, and its own
 // thread may be one of them. Otherwise a thread that reads must not lock again.
 //
 // Taken once per batch, never per key, and never in a range of a pool (parallel.h).
@@ -33,6 +33,17 @@ class TableMutex {
   TableMutex& operator=(const TableMutex&) = delete;
 
   void lock() {
+    WaitForRoom();
+    LockNow();
+  }
+  // lock() in two parts. Who locks several tables waits for all of them first: a thread that waits
+  // must not hold what the reader of another table's dump needs.
+  void WaitForRoom() {
+    CheckMayTakeTableLock();
+    std::unique_lock<std::mutex> lock(mutex_);
+    free_.wait(lock, [this] { return !crowded_; });
+  }
+  void LockNow() {
     CheckMayTakeTableLock();
     std::unique_lock<std::mutex> lock(mutex_);
     ++waiting_writers_;
@@ -61,6 +72,12 @@ class TableMutex {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (--num_readers_ == 0) free_.notify_all();
   }
+  // Whether writers wait for the reader of a dump (instant.h) before they ask for the lock.
+  void SetCrowded(bool crowded) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    crowded_ = crowded;
+    free_.notify_all();
+  }
   // lock() becomes a read lock that lets other readers pass; Release() ends it.
   void Hold() {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -84,6 +101,7 @@ class TableMutex {
   int64_t waiting_readers_ = 0;
   int64_t waiting_writers_ = 0;
   bool writing_ = false;
+  bool crowded_ = false;
 };
 
 }  // namespace sok

@@ -56,6 +56,7 @@ void CpuTable::Impl::PrepareLookup(Executor& ex, int64_t num_keys, LookupBatch* 
 
 void CpuTable::Impl::MakeLookup(Executor& ex, int64_t num_keys, LookupBatch* batch) {
   TableRecords& rec = *records;
+  Touch(ex, batch->keys, batch->rows.get(), num_keys);  // new keys are touched by Insert
   Insert(ex, batch->insertion.get());
   const int64_t num_admitted = static_cast<int64_t>(batch->new_keys.size());
   rec.step = batch->step;
@@ -70,7 +71,6 @@ void CpuTable::Impl::MakeLookup(Executor& ex, int64_t num_keys, LookupBatch* bat
   }
   std::sort(batch->withheld.begin(), batch->withheld.end());
   CountLookup(ex, batch);
-  Touch(batch->keys, batch->rows.get(), num_keys);
 }
 
 int64_t CpuTable::Impl::ListMissing(int64_t shard, LookupBatch* batch) const {
@@ -317,7 +317,7 @@ void CpuTable::KeyStatistics(CallContext, const uint64_t* keys, int64_t num_keys
   }
 }
 
-int64_t CpuTable::AssignScores(CallContext, const uint64_t* keys, int64_t num_keys,
+int64_t CpuTable::AssignScores(CallContext context, const uint64_t* keys, int64_t num_keys,
                                const int64_t* scores) {
   const ExclusiveLock lock(impl_->mutex);
   TableRecords& rec = impl_->Records();
@@ -328,7 +328,7 @@ int64_t CpuTable::AssignScores(CallContext, const uint64_t* keys, int64_t num_ke
   int64_t num_assigned = 0;
   for (int64_t i = 0; i < num_keys; ++i) {
     if (rows[i] == kNoRow) continue;
-    impl_->Touch(&keys[i], &rows[i], 1);
+    impl_->Touch(context.threads(), &keys[i], &rows[i], 1);
     const bool falls = scores[i] < rec.scores[rows[i]];
     rec.scores[rows[i]] = scores[i];
     if (falls) rec.Enter(rows[i]);

@@ -7,12 +7,14 @@
 //
 // So there are at most four walks beyond kListed keys, and memory is 12 bytes per key listed: 3
 // bytes per key of a large table. The reader holds the table's lock, shared, from the first part to
-// the last. An unlocked reader (table.h) takes it for a few keys at a time, and works on its own
-// thread alone. It lists all keys, at 8 bytes per key, and finds their rows again when it reads them.
+// the last. Beside writers it takes it for a shard or a few rows at a time, works on its own thread
+// alone, and has an Instant, which knows the rows that have changed meanwhile.
 #include <algorithm>
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,6 +27,8 @@ namespace {
 constexpr int64_t kListed = 8 << 20, kWalks = 4;
 constexpr int64_t kRangeKeys = 1 << 19;
 constexpr int64_t kSampled = 64;  // keys per range: ranges then differ by an eighth or so in size
+// Rows read at a time beside writers. They wait for half a millisecond.
+constexpr int64_t kRowsBeside = 4096;
 
 struct Range {
   std::vector<uint64_t> keys;
@@ -66,23 +70,31 @@ void Sort(Range* range) {
   std::copy_n(rows, n, range->rows.data());
 }
 
+// Leaves each key once.
+void DropRepeats(Range* range) {
+  size_t n = 0;
+  for (size_t i = 0; i < range->keys.size(); ++i) {
+    if (n > 0 && range->keys[i] == range->keys[n - 1]) continue;
+    range->keys[n] = range->keys[i];
+    range->rows[n++] = range->rows[i];
+  }
+  range->keys.resize(n);
+  range->rows.resize(n);
+}
+
 }  // namespace
 
 class CpuTable::Reader final : public TableReader {
  public:
-  // Releases the table's lock in the end; the caller makes it a shared one when nothing can fail
-  // any more. `about` lacks the snapshot. `given`: the keys to read, unless `is_whole`; for List
-  // those that have changed, if `unlocked`.
-  Reader(const CpuTable& table, TableChanges about, ChangeLog::Interval given, bool is_whole,
-         bool with_slots, bool unlocked = false)
+  // Releases the table's lock in the end, unless it reads `beside` writers; the caller makes it a
+  // shared one when nothing can fail any more. `about` lacks the snapshot. `keys`: those to read,
+  // unless `is_whole`.
+  Reader(const CpuTable& table, TableChanges about, std::vector<uint64_t> keys, bool is_whole,
+         bool with_slots, bool beside = false)
       : table_(table),
         about_(std::move(about)),
-        unlocked_(unlocked),
-        given_(std::move(given)),
-        listed_{std::move(given_.touched), {}},
-        num_keys_(unlocked   ? 0
-                  : is_whole ? table.size()
-                             : static_cast<int64_t>(listed_.keys.size())) {
+        listed_{std::move(keys), {}},
+        num_keys_(is_whole ? table.size() : static_cast<int64_t>(listed_.keys.size())) {
     Impl& impl = *table.impl_;
     TableSnapshot& snapshot = about_.snapshot;
     snapshot.initial_row_scale = impl.InitialRowScale();
@@ -90,31 +102,30 @@ class CpuTable::Reader final : public TableReader {
       NameSavedSlots(impl.slots, &snapshot);
       snapshot.optimizer_step = impl.step_number.last();
     }
-    if (impl.records == nullptr) return;
-    snapshot.policy.step = impl.records->step;
-    if (impl.records->filter == nullptr) return;
-    snapshot.policy.waiting = impl.records->filter->ExportKeys();
-    snapshot.policy.counters = impl.records->filter->ExportCounters();
+    if (impl.records != nullptr) {
+      snapshot.policy.step = impl.records->step;
+      if (impl.records->filter != nullptr) {
+        snapshot.policy.waiting = impl.records->filter->ExportKeys();
+        snapshot.policy.counters = impl.records->filter->ExportCounters();
+      }
+    }
+    if (!beside) return;
+    if (impl.options.use_hashtable) ChooseBounds();
+    instant_ = std::make_unique<Instant>(impl);
+    impl.instant = instant_.get();
   }
   ~Reader() override {
-    if (unlocked_) {
-      --table_.impl_->num_unlocked;
-    } else {
-      table_.mutex().Release();
+    Impl& impl = *table_.impl_;
+    if (instant_ == nullptr) {
+      impl.mutex.Release();
+      return;
     }
-  }
-
-  void List() override {
-    if (!unlocked_) return;
-    InlineExecutor alone;
-    if (about_.whole) {
-      ListAll();
-    } else {
-      given_.touched = std::move(listed_.keys);
-      table_.impl_->ListChanges(alone, /*locks=*/true, &given_, &about_.erased);
-      listed_.keys = std::move(given_.touched);
+    {
+      const SharedLock lock(impl.mutex);
+      instant_->Stop();  // else a writer might wait for this reader
     }
-    num_keys_ = static_cast<int64_t>(listed_.keys.size());
+    const ExclusiveLock lock(impl.mutex);
+    impl.instant = nullptr;
   }
 
   const TableChanges& about() const override { return about_; }
@@ -144,7 +155,7 @@ class CpuTable::Reader final : public TableReader {
 
   void ReadRows(CallContext context, int64_t first, const uint64_t* keys, int64_t num_keys,
                 float* rows, float* slot_rows, int64_t* records) const override {
-    if (unlocked_) return ReadUnlocked(keys, num_keys, rows, slot_rows, records);
+    if (instant_ != nullptr) return ReadBeside(keys, num_keys, rows, slot_rows, records);
     const Impl& impl = *table_.impl_;
     const bool is_part =  // which ReadKeys has read last
         first == part_first_ && num_keys == static_cast<int64_t>(part_rows_.size());
@@ -158,48 +169,16 @@ class CpuTable::Reader final : public TableReader {
   }
 
  private:
-  void ListAll() {
-    Impl& impl = *table_.impl_;
-    std::vector<uint64_t>& keys = listed_.keys;
-    keys.reserve(static_cast<size_t>(table_.size() + table_.size() / 16));  // for new keys
-    if (impl.options.use_hashtable) {
-      // A key that stays is in the same shard all the time, so it is listed once.
-      for (const Index& shard : impl.shards) {
-        const SharedLock lock(impl.mutex);
-        shard.ForEach([&](uint64_t key, uint32_t) { keys.push_back(key); });
-      }
-    } else {
-      for (int64_t row = 0; row < table_.size(); ++row) {
-        keys.push_back(impl.direct.KeyOf(static_cast<uint64_t>(row)));
-      }
-    }
-    std::sort(keys.begin(), keys.end());
-  }
-
-  void ReadUnlocked(const uint64_t* keys, int64_t num_keys, float* rows, float* slot_rows,
-                    int64_t* records) const {
-    InlineExecutor alone;
-    const Impl& impl = *table_.impl_;
-    const TableSnapshot& snapshot = about_.snapshot;
-    const int64_t dim = table_.dim(), width = snapshot.slot_width();
-    const Scratch<uint32_t> found(std::min(num_keys, kPartKeys));
-    for (int64_t first = 0; first < num_keys; first += kPartKeys) {
-      const int64_t n = std::min(kPartKeys, num_keys - first);
-      float* const to = rows == nullptr ? nullptr : rows + first * dim;
-      float* slots = slot_rows == nullptr ? nullptr : slot_rows + first * width;
-      const SharedLock lock(impl.mutex);
-      impl.FindRows(alone, keys + first, n, found.get());
-      TableSnapshot now;
-      NameSavedSlots(impl.slots, &now);
-      if (now.slot_names != snapshot.slot_names || now.slot_widths != snapshot.slot_widths) {
-        // Other slots, whose change has been logged as one of every key.
-        if (slots != nullptr) std::fill_n(slots, n * width, 0.0f);
-        slots = nullptr;
-      }
-      if (to != nullptr || slots != nullptr) {
-        impl.CopyRows(alone, keys + first, found.get(), n, to, slots);
-      }
-      if (records != nullptr) impl.CopyRecords(found.get(), n, records + 3 * first);
+  void ReadBeside(const uint64_t* keys, int64_t num_keys, float* rows, float* slot_rows,
+                  int64_t* records) const {
+    const int64_t dim = table_.dim(), width = about_.snapshot.slot_width();
+    for (int64_t first = 0; first < num_keys; first += kRowsBeside) {
+      const SharedLock lock(table_.impl_->mutex);
+      instant_->Read(keys + first, part_rows_.data() + first,
+                     std::min(kRowsBeside, num_keys - first),
+                     rows == nullptr ? nullptr : rows + first * dim,
+                     slot_rows == nullptr ? nullptr : slot_rows + first * width,
+                     records == nullptr ? nullptr : records + 3 * first);
     }
   }
 
@@ -209,14 +188,16 @@ class CpuTable::Reader final : public TableReader {
     place_ = 0;
     if (!impl.options.use_hashtable) {
       const int64_t end = std::min(num_keys_, num_read_ + kRangeKeys);
-      listed_.keys.clear();
+      listed_ = Range();
       for (int64_t row = num_read_; row < end; ++row) {
         listed_.keys.push_back(impl.direct.KeyOf(static_cast<uint64_t>(row)));
+        if (instant_ != nullptr) listed_.rows.push_back(static_cast<uint32_t>(row));
       }
       return;
     }
     do {  // a range may be empty
-      if (ranges_.empty()) Walk(ex);
+      InlineExecutor alone;
+      if (ranges_.empty()) Walk(instant_ == nullptr ? ex : alone);
       listed_ = std::move(ranges_.back());
       ranges_.pop_back();
     } while (listed_.keys.empty());
@@ -224,7 +205,8 @@ class CpuTable::Reader final : public TableReader {
 
   // Lists and sorts the keys of the next ranges, in reverse order.
   void Walk(Executor& ex) {
-    const Index* const shards = table_.impl_->shards;
+    const Impl& impl = *table_.impl_;
+    const Instant* const instant = instant_.get();
     if (num_ranges_ == 0) ChooseBounds();
     const int64_t at_once = std::max(kListed, (num_keys_ + kWalks - 1) / kWalks) / kRangeKeys;
     const int64_t num = std::min(at_once, num_ranges_ - num_walked_);
@@ -245,23 +227,39 @@ class CpuTable::Reader final : public TableReader {
         ranges_[num - 1 - range].Add(few[range].keys, few[range].rows, few[range].n);
         few[range].n = 0;
       };
+      const auto add = [&](uint64_t key, uint32_t row) {
+        if ((has_before && key <= before) || key > last) return;
+        int64_t range = 0;  // by halves, without branches to mispredict
+        for (int64_t n = num; n > 1; n -= n / 2) {
+          range += bounds[range + n / 2 - 1] < key ? n / 2 : 0;
+        }
+        Few& to = few[range];
+        to.keys[to.n] = key;
+        to.rows[to.n] = row;
+        if (++to.n == 64) flush(range);
+      };
       for (int64_t s = begin; s < end; ++s) {
-        shards[s].ForEach([&](uint64_t key, uint32_t row) {
-          if ((has_before && key <= before) || key > last) return;
-          int64_t range = 0;  // by halves, without branches to mispredict
-          for (int64_t n = num; n > 1; n -= n / 2) {
-            range += bounds[range + n / 2 - 1] < key ? n / 2 : 0;
-          }
-          Few& to = few[range];
-          to.keys[to.n] = key;
-          to.rows[to.n] = row;
-          if (++to.n == 64) flush(range);
+        if (instant == nullptr) {
+          impl.shards[s].ForEach(add);
+          continue;
+        }
+        const SharedLock lock(impl.mutex);
+        impl.shards[s].ForEach([&](uint64_t key, uint32_t row) {
+          if (instant->IsHere(row)) add(key, row);
         });
+      }
+      if (instant != nullptr) {  // a row that was copied since it was listed comes twice
+        const SharedLock lock(impl.mutex);
+        instant->CheckSaved();
+        instant->ForEachCopy(add);
       }
       for (int64_t range = 0; range < num; ++range) flush(range);
     });
     ex.ParallelFor(num, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t range = begin; range < end; ++range) Sort(&ranges_[range]);
+      for (int64_t range = begin; range < end; ++range) {
+        Sort(&ranges_[range]);
+        if (instant != nullptr) DropRepeats(&ranges_[range]);
+      }
     });
     num_walked_ += num;
   }
@@ -291,8 +289,6 @@ class CpuTable::Reader final : public TableReader {
 
   const CpuTable& table_;
   TableChanges about_;
-  const bool unlocked_;
-  ChangeLog::Interval given_;     // its touched keys are in listed_
   Range listed_;                  // the next keys, ascending; their rows unless they must be found
   size_t place_ = 0;              // in listed_
   std::vector<Range> ranges_;     // after listed_, the next one at the end
@@ -300,8 +296,9 @@ class CpuTable::Reader final : public TableReader {
   int64_t num_ranges_ = 0, num_walked_ = 0;
   std::vector<uint32_t> part_rows_;  // row numbers of the keys that were read last, if known
   int64_t part_first_ = 0;
-  int64_t num_keys_;
+  const int64_t num_keys_;
   int64_t num_read_ = 0;
+  std::unique_ptr<Instant> instant_;  // null unless it reads beside writers
 };
 
 std::unique_ptr<TableReader> CpuTable::OpenContent(CallContext context, bool with_slots,
@@ -311,28 +308,28 @@ std::unique_ptr<TableReader> CpuTable::OpenContent(CallContext context, bool wit
   if (evict && impl_->options.policy.evicts_on_call()) impl_->Evict(ex);
   impl_->CatchUpAll(ex);
   auto reader =
-      std::make_unique<Reader>(*this, TableChanges(), ChangeLog::Interval(), true, with_slots);
+      std::make_unique<Reader>(*this, TableChanges(), std::vector<uint64_t>(), true, with_slots);
   lock.release()->Hold();
   return reader;
 }
 
 std::unique_ptr<TableReader> CpuTable::OpenChanges(CallContext context, int64_t since,
-                                                   bool unlocked) {
+                                                   bool beside) {
   Executor& ex = context.threads();
   ExclusiveLock lock(impl_->mutex);
+  if (beside && (since != 0 || impl_->instant != nullptr)) {
+    throw std::invalid_argument(
+        "Only a full dump can be read beside writers, and one at a time. Received: " +
+        (since != 0 ? "since=" + std::to_string(since) : std::string("a second one")) +
+        " (table '" + options().name + "')");
+  }
   TableChanges about;
-  ChangeLog::Interval interval = impl_->BeginChanges(ex, since, unlocked, &about);
+  ChangeLog::Interval interval = impl_->BeginChanges(ex, since, &about);
   const bool is_whole = about.whole;
-  if (!unlocked && !is_whole) {
-    impl_->ListChanges(ex, /*locks=*/false, &interval, &about.erased);
-  }
-  auto reader = std::make_unique<Reader>(*this, std::move(about), std::move(interval), is_whole,
-                                         /*with_slots=*/true, unlocked);
-  if (unlocked) {
-    ++impl_->num_unlocked;
-  } else {
-    lock.release()->Hold();
-  }
+  if (!is_whole) impl_->ListChanges(ex, &interval, &about.erased);
+  auto reader = std::make_unique<Reader>(*this, std::move(about), std::move(interval.touched),
+                                         is_whole, /*with_slots=*/true, beside);
+  if (!beside) lock.release()->Hold();
   return reader;
 }
 

@@ -30,6 +30,7 @@ void CpuTable::Impl::CatchUpInOrder(Executor& ex) {
 void CpuTable::Impl::CatchUpAll(Executor& ex) {
   if (catch_up == nullptr) return;
   if (catch_up->pending()) {
+    TouchAll(ex, /*logs=*/false);  // readers of deltas replay the steps
     if (arena->is_on_disk()) {
       CatchUpInOrder(ex);
     } else {
@@ -58,10 +59,7 @@ void CpuTable::Impl::CatchUpAll(Executor& ex) {
     }
   }
   ++version;
-  if (changes != nullptr && catch_up->pending()) {
-    // A reader without a lock can no longer find the rows of its instant: the next delta has all.
-    num_unlocked > 0 ? changes->TouchAll() : changes->CaughtUp();
-  }
+  if (changes != nullptr && catch_up->pending()) changes->CaughtUp();
   ForgetSteps();
 }
 
@@ -83,6 +81,11 @@ double CpuTable::InitialRowScale(CallContext) const {
 void CpuTable::CatchUpRows(Executor& ex) { impl_->CatchUpAll(ex); }
 
 ChangeLog* CpuTable::changes() const { return impl_->changes.get(); }
+
+void CpuTable::Touch(Executor& ex, const uint64_t* keys, const uint32_t* row_numbers,
+                     int64_t num_keys) noexcept {
+  impl_->Touch(ex, keys, row_numbers, num_keys);
+}
 
 int64_t CpuTable::row_bytes() const {
   return impl_->next_row * impl_->arena->stride() * static_cast<int64_t>(sizeof(float));
@@ -122,6 +125,7 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
   Impl& impl = *impl_;
   if (SameSlots(specs, impl.slots)) return;
   CheckSlots(specs, impl.options.name);
+  impl.TouchAll(ex, /*logs=*/false);
   std::vector<float> slot_initial;
   for (const SlotVariableSpec& spec : specs)
     slot_initial.insert(slot_initial.end(), spec.width, spec.initial);
@@ -210,30 +214,40 @@ void CpuTable::Impl::RequireRowsFit(const uint64_t* keys, const float* rows,
 // Rows whose memory is asked for before they are copied, so that cache misses overlap.
 constexpr int64_t kAhead = 16;
 
+void CpuTable::Impl::CopyRange(const uint64_t* keys, const float* const* from, int64_t num_keys,
+                               const RowLayout& layout, float* rows, float* slot_rows) const {
+  TableSnapshot named;
+  NameSavedSlots(layout.slots, &named);
+  const int64_t width = named.slot_width(), dim = options.dim;
+  for (int64_t i = 0; i < num_keys; ++i) {
+    if (i + kAhead < num_keys && from[i + kAhead] != nullptr) {
+      __builtin_prefetch(from[i + kAhead]);
+    }
+    float* const to = rows == nullptr ? nullptr : rows + i * dim;
+    if (from[i] != nullptr && to != nullptr) ReadRow(from[i], to);
+    if (from[i] == nullptr && to != nullptr) {
+      InitialEmbeddings(keys + i, 1, layout.initial_row_scale, &to);
+    }
+    if (slot_rows == nullptr) continue;
+    const float* const slot_row =
+        from[i] == nullptr ? layout.slot_initial.data() : from[i] + format.embedding_floats();
+    CopySavedSlots(layout.slots, slot_row, slot_rows + i * width);
+  }
+}
+
 void CpuTable::Impl::CopyRows(Executor& ex, const uint64_t* keys, const uint32_t* row_numbers,
                               int64_t num_keys, float* rows, float* slot_rows) const {
+  const RowLayout layout = Layout();
   TableSnapshot named;
   NameSavedSlots(slots, &named);
-  const int64_t width = named.slot_width(), dim = options.dim;
   const auto copy = [&](int64_t begin, int64_t end) {
-    std::vector<float> initial(dim);
-    initial.insert(initial.end(), slot_initial.begin(), slot_initial.end());
-    float* const initial_row = initial.data();
+    std::vector<const float*> from;
     for (int64_t i = begin; i < end; ++i) {
-      const float* slot_row = initial.data() + dim;
-      if (i + kAhead < end && row_numbers[i + kAhead] != kNoRow) {
-        __builtin_prefetch(arena->Row(row_numbers[i + kAhead]));
-      }
-      if (row_numbers[i] != kNoRow) {
-        const float* const row = arena->Row(row_numbers[i]);
-        if (rows != nullptr) ReadRow(row, rows + i * dim);
-        slot_row = row + format.embedding_floats();
-      } else if (rows != nullptr) {
-        InitialEmbeddings(keys + i, 1, &initial_row);
-        std::copy_n(initial_row, dim, rows + i * dim);
-      }
-      if (slot_rows != nullptr) CopySavedSlots(slots, slot_row, slot_rows + i * width);
+      from.push_back(row_numbers[i] == kNoRow ? nullptr : arena->Row(row_numbers[i]));
     }
+    CopyRange(keys + begin, from.data(), end - begin, layout,
+              rows == nullptr ? nullptr : rows + begin * options.dim,
+              slot_rows == nullptr ? nullptr : slot_rows + begin * named.slot_width());
   };
   ForEachPart(ex, row_numbers, num_keys, RowUse::kScan, [&](int64_t first, int64_t last) {
     ex.ParallelFor(last - first, 1024,
@@ -309,6 +323,7 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
   if (is_new) insertion.given = snapshot.rows.data();
   const int64_t size_before = impl.size;
   impl.InsertMissing(ex, &insertion);  // the last call that may fail
+  impl.Touch(ex, keys, row_numbers.data(), n);
   if (impl.records != nullptr) impl.RecordWritten(insertion);
   if (!is_new || impl.size - size_before < n) {
     if (is_new)
@@ -317,7 +332,6 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
   } else if (width > 0) {
     ex.ParallelFor(n, 1024, write_in_order);
   }
-  impl.Touch(snapshot.keys.data(), row_numbers.data(), static_cast<int64_t>(num_keys));
   if (impl.records != nullptr) impl.ImportRecords(snapshot, row_numbers.data());
   if (snapshot.optimizer_step >= 0) impl.step_number.ResumeFrom(snapshot.optimizer_step);
   if (snapshot.initial_row_scale >= 0.0) impl.initial_row_scale = snapshot.initial_row_scale;

@@ -1,0 +1,99 @@
+// Instant: the rows of a table as they were when a dump was begun, while other calls change them.
+//
+//     row number r -> places_[r]   here, unchanged | read | initial | copy c       4 bytes
+//     copy c       -> key, row number, record, and the row with its slot rows
+//
+// Whoever is about to change a row, or to take its number from its key, calls Save first. Save copies
+// the row unless it was copied or read before, or is of a later key. So a row is copied once at most.
+// The reader of the dump finds each row where it is, and frees its copy. Tables without a hashtable
+// have rows that were never written; those are noted, not copied.
+//
+// Memory: 4 bytes per row, and the copies that wait for the reader. If they take more than `limit`
+// bytes, calls that change the table wait until the reader has freed half of that. One call may
+// exceed it: by its own rows, or by all the rest if it changes every row (SaveRest). Copies of rows
+// on disk are on disk, too, and share the limit of the table's memory.
+//
+// Save and SaveRest need the table's exclusive lock, what the reader calls needs a shared one.
+#ifndef SOK_CORE_CPU_INSTANT_H_
+#define SOK_CORE_CPU_INSTANT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cpp/core/cpu/arena.h"
+#include "cpp/core/cpu/memory.h"
+#include "cpp/core/cpu/table.h"
+
+namespace sok {
+
+// What a row means, apart from its embedding.
+struct RowLayout {
+  std::vector<SlotVariableSpec> slots;
+  std::vector<float> slot_initial;  // slot rows of a key without a row
+  double initial_row_scale;
+};
+
+class CpuTable::Instant {
+ public:
+  // The present instant. Throws std::bad_alloc.
+  explicit Instant(Impl& impl);
+
+  // If memory is short, reading fails later, not this call.
+  void Save(Executor& ex, const uint64_t* keys, const uint32_t* rows, int64_t num_keys) noexcept;
+  // Saves all rows that are still here.
+  void SaveRest(Executor& ex) noexcept;
+  // A key gets a row number that was free at the instant.
+  void Skip(uint32_t row) noexcept {
+    if (row < num_rows_ && place(row) == kHere) place(row) = kRead;
+  }
+
+  // ---- of the reader ----
+  bool IsHere(uint32_t row) const { return row < num_rows_ && place(row) == kHere; }
+  // Calls fn(key, row number) for each copy.
+  template <typename Fn>
+  void ForEachCopy(const Fn& fn) const {
+    for (size_t c = 0; c < keys_.size(); ++c) {
+      if (place(rows_[c]) == kCopies + c) fn(keys_[c], rows_[c]);
+    }
+  }
+  void CheckSaved() const;  // throws std::runtime_error if a row could not be saved
+  // Reads rows, slot rows and records, each or null; once for each row.
+  void Read(const uint64_t* keys, const uint32_t* rows, int64_t num_keys, float* embeddings,
+            float* slot_rows, int64_t* records);
+  // Nothing is saved any more.
+  void Stop() noexcept;
+
+  int64_t bytes() const;
+
+ private:
+  static constexpr uint32_t kHere = 0, kRead = 1, kInitial = 2, kCopies = 3;  // kCopies + c: copy c
+
+  uint32_t& place(uint32_t row) const { return static_cast<uint32_t*>(places_.data())[row]; }
+  void Copy(Executor& ex, const uint64_t* keys, const uint32_t* rows, int64_t num_keys);
+  uint32_t NewCopy(uint64_t key, uint32_t row);
+  // Lets calls that change the table wait, or go on.
+  void Throttle() noexcept;
+
+  Impl& impl_;
+  const RowLayout layout_;
+  int64_t num_rows_;  // row numbers of the instant are below; 0 when no row is here any more
+  const int64_t row_floats_;
+  int64_t limit_;  // copies that may wait for the reader
+  Memory places_;  // by row number
+  Arena copies_;
+  std::vector<uint64_t> keys_;    // of each copy, as the next two
+  std::vector<uint32_t> rows_;    // row numbers
+  std::vector<int64_t> records_;  // three each; empty without policies
+  std::vector<uint32_t> free_;    // copies
+  struct Fresh {
+    uint32_t row, copy;
+  };
+  std::vector<Fresh> fresh_;  // of the present call
+  std::string problem_;       // why a row could not be saved
+  bool stopped_ = false, throttles_ = false;
+};
+
+}  // namespace sok
+
+#endif  // SOK_CORE_CPU_INSTANT_H_
