@@ -124,8 +124,9 @@ class ChainPiece(Piece):
                 self.names[1:], self.names[:-1], steps, others, strict=True
             )
         ]
-        about = folder, self.name, self.table.dim, self.table.key_dtype.name, self.names[_BASE]
-        manifest.write_manifest(*about, base, -1, chain)
+        key_dtype = self.table.key_dtype.name
+        head = manifest.Head(self.name, self.table.dim, key_dtype, self.names[_BASE])
+        manifest.write_manifest(folder, head, base, -1, chain)
 
     # ---- ending early ----
 
