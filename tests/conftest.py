@@ -1,6 +1,7 @@
 """Settings for every test: quiet TensorFlow, and no `gpu` tests where there is no device."""
 
 import functools
+import gc
 import os
 import pathlib
 import shutil
@@ -14,6 +15,7 @@ from tests.ranks import RanksFailed, once_per_run, skip_many_ranks
 # Before anything imports TensorFlow, which reads it once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 cores.collect_seldom()
+cores.start_fast()
 
 
 def pytest_configure(config):
@@ -25,6 +27,7 @@ def pytest_configure(config):
 
 
 def pytest_sessionfinish(session):
+    gc.freeze()  # pytest collects garbage in the end, of hundreds of traces
     if not hasattr(session.config, "workerinput"):
         shutil.rmtree(cores.folder_of(os.getpid()), ignore_errors=True)
 
@@ -33,6 +36,12 @@ def pytest_sessionfinish(session):
 def pytest_runtest_protocol():
     with cores.shared():
         return (yield)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """With `-m keras`, files without that marker need not be imported."""
+    is_file = config.option.markexpr == "keras" and collection_path.match("test_*.py")
+    return True if is_file and "mark.keras" not in collection_path.read_text() else None
 
 
 def may_have_device(folder=pathlib.Path("/dev")):

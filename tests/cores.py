@@ -11,16 +11,38 @@ lasts a slice of the scheduler, and all together several times as long as the ra
 import contextlib
 import fcntl
 import gc
+import itertools
 import os
 import pathlib
 import tempfile
 
+_cleared = itertools.count(1)
 _held = None  # the file, locked, of the test that runs
 
 
 def collect_seldom():
     """Python looks for garbage less often: traces of TensorFlow's stay and are large."""
     gc.set_threshold(500_000, 20, 10)
+
+
+def clear_session():
+    """Keras' function. Of many traces, its search for garbage takes a second: seldom, too."""
+    import tensorflow as tf
+
+    from sok_like.runtime.keras_version import is_keras_3
+
+    collects = {"free_memory": next(_cleared) % 16 == 0} if is_keras_3() else {}
+    tf.keras.backend.clear_session(**collects)
+
+
+def start_fast():
+    """Has every process that is started from now on leave out what Keras imports for nobody."""
+    own = str(pathlib.Path(__file__).resolve().parent / "start_fast")
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if own not in paths:
+        from tests.start_fast import sitecustomize  # noqa: F401 (and this process, too)
+
+        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, own])
 
 
 def tune_no_datasets():

@@ -52,6 +52,27 @@ STANDARD_LIBRARY_ONLY = (
     "sok_like/run.py",
     "sok_like/install_horovod.py",
 )
+# Public functions with more arguments than `MAX_ARGUMENTS`, by module.
+MAX_ARGUMENTS = 5
+MANY_ARGUMENTS = {
+    **dict.fromkeys(("dist_model_parallel/embedding", "dist_model_parallel/layer"), "__init__"),
+    **dict.fromkeys(("dist_model_parallel/hash_embedding", "planner/strategy"), "__init__"),
+    **dict.fromkeys(("embeddings/base", "embeddings/all2all_dense_embedding"), "__init__"),
+    **dict.fromkeys(("embeddings/distributed_embedding", "group_embedding/layer"), "__init__"),
+    **dict.fromkeys(("optimizers/deeprec", "optimizers/lazy_adam"), "__init__"),
+    **dict.fromkeys(("sok2/distributed_variable", "sok2/dynamic_variable"), "__init__"),
+    **dict.fromkeys(("table/variable", "lookup/stock_table"), "__init__"),
+    "feature_column/categorical": "sparse_column_with_embedding",
+    "feature_column/columns": "embedding_column shared_embedding_columns",
+    "feature_column/input_layer": "input_layer sequence_input_layer",
+    "feature_column/layers": "create_variable",
+    "feature_column/linear_model": "linear_model",
+    "group_embedding/get_embedding_variable": "get_embedding_variable",
+    "group_embedding/lookup_sparse": "group_embedding_lookup_sparse group_embedding_lookup",
+    "group_embedding/multihash": "get_multihash_variable",
+    "inspection/estimate": "estimate_memory",
+    "serving/export": "export_saved_model _write",
+}
 ABOVE_THE_PACKAGE = {"examples", "benchmarks", "tests"}
 
 # Folder of a C++ file -> folders it may include. cpu and cuda are two backends that do not know
@@ -290,6 +311,19 @@ def test_files_are_short():
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
 
 
+def test_functions_take_few_arguments():
+    """More only where SOK, DeepRec, Keras or our published API asks for them; inside, an object."""
+    found = set()
+    for name in (n for n in tracked_files() if n.startswith("sok_like/") and n.endswith(".py")):
+        for node in ast.walk(ast.parse((ROOT / name).read_text())):
+            if isinstance(node, ast.FunctionDef):
+                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                own = [a.arg for a in arguments if a.arg not in ("self", "cls")]
+                found |= {f"{name[9:-3]}:{node.name}"} if len(own) > MAX_ARGUMENTS else set()
+    published = {f"{of}:{name}" for of, names in MANY_ARGUMENTS.items() for name in names.split()}
+    assert found - published == set()
+
+
 def test_no_file_names_a_path_of_one_machine():
     found = {}
     for name in tracked_files():
@@ -319,10 +353,14 @@ def test_import_does_no_work():
     if not (ROOT / "sok_like" / "__init__.py").exists():
         pytest.skip("the package has no __init__.py")
     program = (
-        "import os, sys, tensorflow\n"
+        "import os, sys\n"
         "before = dict(os.environ)\n"
         "import sok_like\n"
         "assert dict(os.environ) == before, 'the environment was changed'\n"
+        "import sok_like.table.variable\n"  # and with it TensorFlow
+        "changed = {k for k in {*os.environ, *before} if os.environ.get(k) != before.get(k)}\n"
+        "ours = {k for k in changed if k.startswith(('TF_', 'CUDA', 'NCCL'))}\n"
+        "assert ours == set(), ours\n"
         "print(sorted({'horovod', 'sok_like._core'} & set(sys.modules)))"
     )
     command = [sys.executable, "-c", program]

@@ -338,8 +338,8 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             here, problems = exchange.in_range(here)
             name = unique_in_graph(self.name)
             if travelling:
-                how = {"training": training, "problems": problems, "wire_dtype": self.wire_dtype}
-                travelled = exchange.exchange_lookup(travelling, self.anchor(), name, **how)
+                how = exchange.Exchange(name, training, self.anchor(), wire_dtype=self.wire_dtype)
+                travelled = exchange.exchange_lookup(travelling, how, problems)
             else:
                 checks = raise_on_all(problems, comm.current(), name)
             with tf.control_dependencies(checks):

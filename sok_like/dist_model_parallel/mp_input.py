@@ -128,15 +128,9 @@ def _lookup_hashed(layer, samples, tables, training, name):
     for i in inputs:
         empty = FlatIds(tf.zeros([0, 1], tf.int64), layer._combiners[table_of[i]], hashed=True)
         features.append(_feature(layer, i, samples.get(i, empty), tables))
-    rows = exchange.exchange_lookup(
-        features,
-        layer.anchor(),
-        name,
-        training=training,
-        gradient_scale=1.0,  # the message of all outputs scales the gradient
-        wire_dtype=layer.wire_dtype,
-    )
-    return dict(zip(inputs, rows, strict=True))
+    # The message of all outputs scales the gradient.
+    how = exchange.Exchange(name, training, layer.anchor(), 1.0, layer.wire_dtype)
+    return dict(zip(inputs, exchange.exchange_lookup(features, how), strict=True))
 
 
 def _prepare(layer, i, ids):

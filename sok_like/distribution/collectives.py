@@ -38,15 +38,12 @@ def gather(
     dim: int,
     line: Communicator,
     name: str,
-    *,
-    length: int | None = None,
     gradient: str | float = 1.0,
 ) -> tf.Tensor:
-    """Concatenates the shards of the ranks of a line along `dim`.
+    """Concatenates the shards of the ranks of a line along `dim`, to a length not known statically.
 
     Args:
         tensor: This rank's shard of the whole along `dim`, as `placement.shard_bounds` cuts it.
-        length: Length of the whole along `dim`, if known statically.
         gradient: Factor of the own shard of it; or the own shard of the "mean" or "sum" of the
             ranks' gradients.
     """
@@ -71,9 +68,14 @@ def gather(
 
         return whole, back
 
+    return with_length(run(tensor), dim, None)
+
+
+def with_length(tensor: tf.Tensor, dim: int, length: int | None) -> tf.Tensor:
+    """The tensor, whose length along `dim` is then known statically."""
     shape = tensor.shape.as_list()
     shape[dim] = length
-    return tf.ensure_shape(run(tensor), shape)
+    return tf.ensure_shape(tensor, shape)
 
 
 def own_shard(

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.distribution.collectives import gather
+from sok_like.distribution.collectives import gather, with_length
 from sok_like.distribution.sharded_variable import local_rows, shard_of
 from sok_like.lookup.dense_lookup import as_row_numbers, require_in_range
 from sok_like.lookup.local_variables import unique_in_graph
@@ -50,7 +50,8 @@ def unique_rows(table: Any, ids: tf.Tensor, table_name: str) -> tuple[tf.Tensor,
     unique, inverse = tf.unique(ids)
     if cut.dim == 1:
         columns = local_rows(table, unique)
-        return gather(columns, 1, line, f"{path}_columns", length=cut.length), inverse
+        whole = gather(columns, 1, line, f"{path}_columns")
+        return with_length(whole, 1, cut.length), inverse
 
     name = unique_in_graph(f"{path}_rows")
     mine, position = _in_order_of_owners(unique, cut)
@@ -78,7 +79,8 @@ def rows_by_occurrence(table: Any, ids: tf.Tensor, table_name: str) -> tf.Tensor
 
         def of_columns(columns):
             columns = tf.gather(columns, first)
-            return tf.gather(gather(columns, 1, line, name, length=cut.length), inverse)
+            whole = with_length(gather(columns, 1, line, name), 1, cut.length)
+            return tf.gather(whole, inverse)
 
         start, stop = cut.bounds()
         return _with_gradient(of_columns, lambda grad: grad[:, start:stop])(local_rows(table, ids))

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_like.distribution.collectives import gather, own_shard, shared, summed
+from sok_like.distribution.collectives import gather, own_shard, shared, summed, with_length
 from sok_like.distribution.sharded_variable import shard_of
 
 
@@ -91,7 +91,8 @@ def run_product(
     else:
         if rides_along(product, bias) is not None:
             outputs, bias = outputs + as_addend(tf.cast(bias.local, outputs.dtype)), None
-        outputs = gather(outputs, product.output_dim, line, f"{name}_output", length=cut.length)
+        outputs = gather(outputs, product.output_dim, line, f"{name}_output")
+        outputs = with_length(outputs, product.output_dim, cut.length)
     return outputs if bias is None else outputs + as_addend(tf.cast(bias, outputs.dtype))
 
 

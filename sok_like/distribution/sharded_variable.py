@@ -64,15 +64,10 @@ class Shard:
     def whole(self, local: tf.Tensor) -> tf.Tensor:
         """Gathers the whole value from the ranks; its gradient goes back to the shards."""
         for cut in self.placement.cuts:
-            local = gather(
-                local,
-                cut.dim,
-                self.mesh.along(cut.axis),
-                f"{self.placement.path}_dim{cut.dim}",
-                length=cut.length,
-                gradient="mean" if cut.axis == self.batch_axis else 1.0,
-            )
-        return local
+            line, name = self.mesh.along(cut.axis), f"{self.placement.path}_dim{cut.dim}"
+            gradient = "mean" if cut.axis == self.batch_axis else 1.0
+            local = gather(local, cut.dim, line, name, gradient)
+        return tf.ensure_shape(local, self.placement.global_shape)
 
 
 def shard_of(variable: Any) -> Shard | None:

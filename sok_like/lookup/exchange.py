@@ -57,27 +57,27 @@ def most_ids(world_size: int) -> int:
     return min(2**63 - 1, 2**64 // world_size - 1)
 
 
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """How the features of one lookup travel."""
+
+    name: str  # of the collectives; the same on all ranks, and used by no other at the same time
+    training: bool = True  # whether hash tables insert missing keys, or give their initial rows
+    # `[0, 1]`, on a rank that has no trainable variable: it makes the rank's tape record the
+    # exchange, so that the rank takes part in its gradient.
+    anchor: tf.Variable | None = None
+    gradient_scale: float | None = None  # factor of the gradients; None: 1 / number of ranks
+    wire_dtype: str | None = None  # as in `hash_lookup.lookup`; the same on all ranks
+
+
 def exchange_lookup(
-    features: Sequence[ShardFeature],
-    anchor: tf.Variable | None,
-    name: str,
-    *,
-    training: bool = True,
-    problems: Sequence[tf.Tensor] = (),
-    gradient_scale: float | None = None,
-    wire_dtype: str | None = None,
+    features: Sequence[ShardFeature], how: Exchange, problems: Sequence[tf.Tensor] = ()
 ) -> list[tf.Tensor]:
     """Looks features up wherever their rows are.
 
     Args:
         features: The same on all ranks, except for ids and variables.
-        anchor: `[0, 1]`, on a rank that has no trainable variable: it makes the rank's tape record
-            the exchange, so that the rank takes part in its gradient.
-        name: Name of the collectives; the same on all ranks, and used by no other at the same time.
-        training: Whether hash tables insert missing keys; if not, their initial rows are read.
         problems: Scalar strings, empty unless something already went wrong on this rank.
-        gradient_scale: Factor of the gradients; None: 1 / number of ranks.
-        wire_dtype: As in `hash_lookup.lookup`; the same on all ranks.
 
     Returns:
         One float32 tensor per feature: `[batch, dim]`, or `[num_keys, dim]` if the combiner is
@@ -90,7 +90,8 @@ def exchange_lookup(
     """
     ops, communicator = native.ops(), comm.current()
     world_size = communicator.world_size
-    lookup = turns.Lookup(communicator, name, same_weights.compare, wire_dtype)
+    lookup = turns.Lookup(communicator, how.name, same_weights.compare, how.wire_dtype)
+    scale = 1.0 / world_size if how.gradient_scale is None else how.gradient_scale
     owners, dims = [f.owner for f in features], [f.dim for f in features]
     batch = {
         "keys": [f.ids for f in features],
@@ -120,7 +121,7 @@ def exchange_lookup(
                 world_size=world_size,
                 owners=owners,
             )
-            to_send, full_tables = _rows_to_send(features, local_rows, anchor, training, world_size)
+            to_send, full_tables = _rows_to_send(features, local_rows, how, world_size)
             rows, sent = ops.sok_pack_rows(
                 rows=to_send,
                 message=message,
@@ -128,7 +129,7 @@ def exchange_lookup(
                 problems=full_tables,
                 world_size=world_size,
                 dims=dims,
-                gradient_scale=1.0 / world_size if gradient_scale is None else gradient_scale,
+                gradient_scale=scale,
             )
             rows, received, call = turns.exchange_rows(rows, sent, lookup)
             done.append(call)
@@ -182,15 +183,15 @@ def in_range(features: Sequence[ShardFeature]) -> tuple[list[ShardFeature], list
     return fine, problems
 
 
-def _rows_to_send(features, local_rows, anchor, training, world_size):
+def _rows_to_send(features, local_rows, how, world_size):
     """float32 `[num_keys, dim]` per feature, and why hash tables could not return rows."""
-    places, problems = _gather(features, local_rows, training, world_size)
+    places, problems = _gather(features, local_rows, how.training, world_size)
     rows = [
         tf.zeros([0, feature.dim]) if place is None else tf.cast(tf.gather(*place), tf.float32)
         for feature, place in zip(features, places, strict=True)
     ]
-    if anchor is not None:
-        nothing = tf.reshape(tf.gather(anchor, tf.zeros([0], tf.int64)), [0, features[0].dim])
+    if how.anchor is not None:
+        nothing = tf.reshape(tf.gather(how.anchor, tf.zeros([0], tf.int64)), [0, features[0].dim])
         rows[0] = tf.concat([rows[0], tf.cast(nothing, tf.float32)], 0)
     return rows, problems
 

@@ -166,7 +166,8 @@ def wrap(owner: Any, name: str, wrapper: Callable, why: str, *, copies: bool = T
     hooked.autograph_info__ = None  # type: ignore[attr-defined]
     is_method_of_class = isinstance(static, (staticmethod, classmethod))
     value = type(static)(hooked) if is_method_of_class else hooked
-    return put(owner, name, value, why, copies=copies)
+    copied = _copies(own, owner) if copies and isinstance(owner, types.ModuleType) else ()
+    return _put((owner, name), value, why, copied)
 
 
 def _inherited(owner, name, own):
@@ -180,26 +181,28 @@ def _inherited(owner, name, own):
     return found
 
 
-def put(
-    owner: Any, name: str, value: Any, why: str, *, copies: bool = False, added: bool = False
-) -> Hook:
-    """Replaces an attribute of a class or module by any value; the rest is as for `wrap`.
+def put(owner: Any, name: str, value: Any, why: str, *, added: bool = False) -> Hook:
+    """Replaces an attribute of a class or module by any value; otherwise like `wrap`.
 
     Args:
         added: Whether the attribute may be missing. Then it is added.
     """
     if isinstance(owner, str):
         owner = _module(owner)
-    where = f"{_name_of(owner)}.{name}"
-    own = inspect.getattr_static(owner, name, _ABSENT)
-    if own is _ABSENT and not added:
-        raise unknown_version(where, "none")
-    places = [(owner, name, own if name in vars(owner) else _ABSENT)]
-    if copies and isinstance(owner, types.ModuleType):
-        places += [(module, alias, own) for module, alias in _copies(own, owner)]
+    if not added and inspect.getattr_static(owner, name, _ABSENT) is _ABSENT:
+        raise unknown_version(f"{_name_of(owner)}.{name}", "none")
+    return _put((owner, name), value, why)
+
+
+def _put(place, value, why, copies=()):
+    """The hook of a value that it puts into a place, and into those that have copied from it."""
+    places = [
+        (holder, attribute, vars(holder).get(attribute, _ABSENT))
+        for holder, attribute in [place, *copies]
+    ]
     for holder, attribute, _ in places:
         setattr(holder, attribute, value)
-    hook = Hook(where, why, value, places)
+    hook = Hook(f"{_name_of(place[0])}.{place[1]}", why, value, places)
     with _lock:
         _hooks.append(hook)
     return hook
@@ -286,12 +289,11 @@ def _check_arguments(where, own, wrapper):
 
 def _copies(function, owner) -> Iterator[tuple[Any, str]]:
     """The modules, and names in them, under which a function of `owner` is known besides."""
+    package = __name__.partition(".")[0]
     for module in list(sys.modules.values()):
         # `vars` does not load what a lazy module would load on request.
         if not isinstance(module, types.ModuleType) or module is owner:
             continue
-        if str(vars(module).get("__name__")).partition(".")[0] == __name__.partition(".")[0]:
-            continue  # this package calls what it has imported
-        for alias, value in list(vars(module).items()):
-            if value is function:
-                yield module, alias
+        found = [alias for alias, value in vars(module).copy().items() if value is function]
+        if str(vars(module).get("__name__")).partition(".")[0] != package:
+            yield from ((module, alias) for alias in found)  # this package calls what it imported

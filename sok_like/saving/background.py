@@ -107,8 +107,9 @@ class BegunPiece(Piece):
 
     def finish(self, folder: str, told: Sequence[dict[str, Any]]) -> None:
         """Writes the manifest."""
-        about = folder, self.name, self.table.dim, self.table.key_dtype.name, self.id
-        manifest.write_manifest(*about, [each["entry"] for each in told], told[0]["step"], [])
+        key_dtype = self.table.key_dtype.name
+        head = manifest.Head(self.name, self.table.dim, key_dtype, self.id)
+        manifest.write_manifest(folder, head, [each["entry"] for each in told], told[0]["step"], [])
 
     # ---- ending early ----
 

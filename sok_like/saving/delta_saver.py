@@ -223,9 +223,10 @@ class _Work:
         return told[self._communicator.rank]
 
     def _write_manifest(self, name, entries, step=-1, following=None):
-        fields = self._folder, self._table, self._variable.dim, self._variable.key_dtype.name
+        variable = self._variable
+        head = manifest.Head(self._table, variable.dim, variable.key_dtype.name, name)
         try:
-            manifest.write_manifest(*fields, name, entries, step, following)
+            manifest.write_manifest(self._folder, head, entries, step, following)
         except OSError as error:
             raise durable.explained(error, self._table) from error
 

@@ -68,9 +68,9 @@ class HashPiece(Piece):
 
     def finish(self, folder: str, entries: Sequence[dict[str, Any]]) -> None:
         """Writes the manifest."""
-        key_dtype = self.table.key_dtype.name
-        about = folder, self.name, self.table.dim, key_dtype, _dump_id(folder)
-        manifest.write_manifest(*about, entries)
+        table = self.table
+        head = manifest.Head(self.name, table.dim, table.key_dtype.name, _dump_id(folder))
+        manifest.write_manifest(folder, head, entries)
 
     def prepare(self, folder: str) -> Prepared:
         """Reads the keys that this rank owns; the dump may be that of a table of another name."""

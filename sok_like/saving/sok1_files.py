@@ -162,7 +162,8 @@ def write(steps: Steps, variable: Any, filepath: Any, shard: Sequence[Any]) -> N
             if durable.local(aside[-1]) is not None:
                 begin = sum(message["keys"] for message in told[:rank])
                 for part in ShardFile(shard[0], dim).parts(array):
-                    write_part(aside[-1], part.astype(dtype), begin, table)
+                    part = part.astype(dtype)
+                    write_part(aside[-1], part, begin * part[:1].nbytes, table)
                     begin += len(part)
             elif rank == 0:  # elsewhere a file cannot be written by several ranks
                 with durable.written(aside[-1]) as file:

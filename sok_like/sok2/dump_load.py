@@ -67,7 +67,8 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
         for file, first, (name, begin, items) in zip(aside, firsts, parts, strict=True):
             begin = begin if communicator.rank == 0 else b""
             if is_local:
-                write_part(file, items, int(first), owners[name], begin, files.HEAD)
+                position = files.HEAD + int(first) * items[:1].nbytes
+                write_part(file, items, position, owners[name], begin)
             else:
                 data = np.ascontiguousarray(items, items.dtype.newbyteorder("<"))
                 durable.write(f"{file}.{communicator.rank}", begin + data.tobytes())

@@ -105,7 +105,12 @@ class DynamicVariable(EmbeddingVariable):
             raise wrong_argument(
                 "var_type", f"one of {_VAR_TYPES} or None", var_type, f"table '{name}'"
             )
-        _check_supported(name, var_type, key_type, dtype, constraint, filter_ratio)
+        if var_type == "hybrid" and key_type != tf.int64:
+            raise NotImplementedError(
+                "`key_type` must be int64 if var_type is 'hybrid'. "
+                f"Received: key_type={key_type.name} (table '{name}')"
+            )
+        _check_supported(name, dtype, constraint, filter_ratio)
         _check_layout(name, kwargs)
         given: dict[str, Any] = {"init_capacity": init_capacity, "max_capacity": max_capacity}
         given |= {"evict_strategy": evict_strategy, "filter_ratio": filter_ratio}
@@ -313,12 +318,7 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
     return var if tf.executing_eagerly() else done
 
 
-def _check_supported(name, var_type, key_type, dtype, constraint, filter_ratio):
-    if var_type == "hybrid" and key_type != tf.int64:
-        raise NotImplementedError(
-            "`key_type` must be int64 if var_type is 'hybrid'. "
-            f"Received: key_type={key_type.name} (table '{name}')"
-        )
+def _check_supported(name, dtype, constraint, filter_ratio):
     of, error = f"table '{name}'", NotImplementedError
     if dtype is not None and tf.as_dtype(dtype) != tf.float32:
         raise wrong_argument("dtype", "float32", dtype, of, error)

@@ -10,7 +10,7 @@ All tables of a kind travel together.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -18,7 +18,7 @@ from sok_like.group_embedding import arguments
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 from sok_like.lookup import exporting
 from sok_like.lookup.dense_lookup import lookup_rows
-from sok_like.lookup.exchange import ShardFeature, exchange_lookup, most_ids
+from sok_like.lookup.exchange import Exchange, ShardFeature, exchange_lookup, most_ids
 from sok_like.lookup.flat_ids import flat_values, with_flat_values
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.keras_call import check_listed, training_of_call
@@ -75,8 +75,10 @@ def lookup_sparse(
     for table, i in zip(tables, ids, strict=True):
         check_listed(table, getattr(i, "values", i))
 
+    asked = list(map(_Asked, tables, ids, map(_constant, weights), combiners))
+
     def look_up(training):
-        return _look_up(tables, ids, weights, combiners, name, training)
+        return _look_up(asked, name, training)
 
     outputs = by_training(training_of_call(), look_up)
     return outputs if is_list else outputs[0]
@@ -156,16 +158,23 @@ def _by_exchange(table):
     return is_static(table) or table.home is not None
 
 
-def _look_up(tables, ids, weights, combiners, name, training):
-    outputs: list[Any] = [None] * len(tables)
-    exchanged = [i for i, table in enumerate(tables) if _by_exchange(table)]
-    grouped = [i for i in range(len(tables)) if i not in exchanged]
+class _Asked(NamedTuple):
+    table: Any
+    ids: Any
+    weights: Any
+    combiner: str
+
+
+def _look_up(asked, name, training):
+    outputs: list[Any] = [None] * len(asked)
+    exchanged = [i for i, each in enumerate(asked) if _by_exchange(each.table)]
+    grouped = [i for i in range(len(asked)) if i not in exchanged]
     if grouped:
         found = group_embedding_lookup_sparse(
-            [tables[i] for i in grouped],
-            [ids[i] for i in grouped],
-            [combiners[i] for i in grouped],
-            sp_weights=[_constant(weights[i]) for i in grouped],
+            [asked[i].table for i in grouped],
+            [asked[i].ids for i in grouped],
+            [asked[i].combiner for i in grouped],
+            sp_weights=[asked[i].weights for i in grouped],
             name=name,
             training=training,
             gradient_scale="sum",
@@ -176,15 +185,16 @@ def _look_up(tables, ids, weights, combiners, name, training):
         return outputs
     features, batches = [], []
     for i in exchanged:
-        known = arguments.ids_of(ids[i], _constant(weights[i]), tables[i].table_name)
+        table, ids, weights, combiner = asked[i]
+        known = arguments.ids_of(ids, weights, table.table_name)
         flat, splits = as_keys(known.ragged.values), tf.cast(known.ragged.row_splits, tf.int64)
-        features.append(_shard(tables[i], flat, splits, combiners[i], known.weights))
+        features.append(_shard(table, flat, splits, combiner, known.weights))
         batches.append(known.ragged.shape[0])
     # After the other tables: if those fail, they fail on all ranks.
     with tf.control_dependencies([outputs[i] for i in grouped]):
         found = _exchange(features, f"{name}_dense", training)
     for i, rows, batch in zip(exchanged, found, batches, strict=True):
-        outputs[i] = tf.ensure_shape(rows, [batch, tables[i].dim])
+        outputs[i] = tf.ensure_shape(rows, [batch, asked[i].table.dim])
     return outputs
 
 
@@ -213,7 +223,7 @@ def _shard(table, ids, row_splits, combiner, weights):
 
 
 def _exchange(features, name, training):
-    found = exchange_lookup(features, None, name, training=training, gradient_scale=1.0)
+    found = exchange_lookup(features, Exchange(name, training, gradient_scale=1.0))
     return [
         tf.cast(rows, feature.variable.dtype) for rows, feature in zip(found, features, strict=True)
     ]

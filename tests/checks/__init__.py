@@ -103,8 +103,6 @@ def is_slow(world_size, name):
 
 def run(world_size, only):
     """The checks named in `only`: results by name, without those of other numbers of ranks."""
-    import tensorflow as tf
-
     import sok_like as sok
     from tests import cores
     from tests.checks.parity import SEED
@@ -121,7 +119,7 @@ def run(world_size, only):
                 continue
             # Ranks number layers without a name. A check in a world of fewer ranks, or one that
             # fails, leaves ranks at other numbers.
-            tf.keras.backend.clear_session()
+            cores.clear_session()
             start, cpu = time.monotonic(), time.process_time()
             try:
                 results[full_name] = function()

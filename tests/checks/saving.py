@@ -94,7 +94,7 @@ def not_shared(sok, rank, folder):
     )
     name = manifest.shard_name("apart", f"0{rank}", 0, 1)
     entry = shard_file.write_shard(mine, name, part)
-    manifest.write_manifest(mine, "apart", 2, "int64", f"0{rank}", [entry])
+    manifest.write_manifest(mine, manifest.Head("apart", 2, "int64", f"0{rank}"), [entry])
     before = sorted(path.name for path in mine.iterdir())
     table = filled(sok, "apart", range(6))
     messages = [message_of(sok.Saver().dump_to_file, table, mine)]

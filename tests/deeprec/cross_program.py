@@ -105,8 +105,14 @@ def main():
     parser.add_argument("data")
     parser.add_argument("checkpoints")
     parser.add_argument("--way", choices=("tables", "columns", "stock"), required=True)
-    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--scales", type=float, nargs="+", default=[1.0])
     arguments = parser.parse_args()
+    for scale in arguments.scales:
+        with tf.Graph().as_default():
+            train(arguments, scale)
+
+
+def train(arguments, scale):
     dataset = batches(arguments.data)
     iterator = tf.data.Iterator.from_structure(
         tf.data.get_output_types(dataset), tf.data.get_output_shapes(dataset)
@@ -116,7 +122,7 @@ def main():
     start = iterator.make_initializer(dataset)
     if arguments.way == "stock":
         keys = [tf.strings.to_number(tf.strings.substr(each, 1, 3), tf.int64) for each in texts]
-        x = by_stock(numbers, keys, arguments.scale)
+        x = by_stock(numbers, keys, scale)
     else:
         keys = [tf.strings.to_hash_bucket_fast(each, np.iinfo(np.int64).max) for each in texts]
         x = (by_tables if arguments.way == "tables" else by_columns)(numbers, keys)
@@ -128,7 +134,7 @@ def main():
     loss = tf.losses.log_loss(labels, outputs)
     shown = hvd.allreduce(loss, op=hvd.Average)
     step = tf.train.get_or_create_global_step()
-    train = tf.train.AdagradOptimizer(learning_rate=RATE).minimize(loss, global_step=step)
+    update = tf.train.AdagradOptimizer(learning_rate=RATE).minimize(loss, global_step=step)
     scaffold = tf.train.Scaffold(local_init_op=tf.group(tf.local_variables_initializer(), start))
     hooks = [
         tf.train.StopAtStepHook(last_step=8),
@@ -138,12 +144,12 @@ def main():
     with tf.train.MonitoredTrainingSession(
         master="",
         hooks=hooks,
-        checkpoint_dir=arguments.checkpoints,
+        checkpoint_dir=f"{arguments.checkpoints}-{scale:g}",
         scaffold=scaffold,
         config=tf.ConfigProto(),
     ) as session:
         while not session.should_stop():
-            losses.append(session.run([shown, train])[0])
+            losses.append(session.run([shown, update])[0])
     print("losses", *losses)
 
 

@@ -25,13 +25,14 @@ def data(tmp_path_factory):
     return path
 
 
-def losses(data, folder, num_ranks, way, scale=1):
-    """The losses of the whole batch, step by step, as each rank printed them."""
-    arguments = [str(data), str(folder), "--way", way, "--scale", str(scale)]
+def losses(data, folder, num_ranks, way, scales=(1,)):
+    """The losses of the whole batch, step by step: of each scale, as each rank printed them."""
+    arguments = [str(data), str(folder), "--way", way, "--scales", *map(str, scales)]
     printed = run_ranks(str(PROGRAM), num_ranks, args=arguments, alone=num_ranks > 1)
     return [
-        [float(loss) for loss in re.search(r"^losses (.+)$", text, re.MULTILINE)[1].split()]
+        [float(loss) for loss in line.split()]
         for text in printed
+        for line in re.findall(r"^losses (.+)$", text, re.MULTILINE)
     ]
 
 
@@ -46,11 +47,12 @@ def _cases():
 @pytest.mark.parametrize("num_ranks, way", _cases())
 def test_both_ways_train_as_stock_variables_do(data, tmp_path, num_ranks, way):
     # Gradients of tables are sums over ranks, those of ordinary variables are means.
-    (right,) = losses(data, tmp_path / "stock", 1, "stock", num_ranks)
-    (untrained,) = losses(data, tmp_path / "untrained", 1, "stock", 0)
+    right, untrained = losses(data, tmp_path / "stock", 1, "stock", (num_ranks, 0))
     assert len(right) == 8
     # What the tables learn shows: it is many times the tolerance below.
     assert np.abs(np.subtract(right, untrained)).max() > 2e-4
-    for found in losses(data, tmp_path / way, num_ranks, way):
+    found_by_rank = losses(data, tmp_path / way, num_ranks, way)
+    assert len(found_by_rank) == num_ranks
+    for found in found_by_rank:
         np.testing.assert_allclose(found, right, rtol=1e-5)
-    assert (tmp_path / way / "model.ckpt-8.index").exists()
+    assert (tmp_path / f"{way}-1" / "model.ckpt-8.index").exists()

@@ -11,6 +11,8 @@ import pathlib
 import sys
 import traceback
 
+from tests import cores
+
 
 def run(programs):
     """By the first file of each program, a list of paths: the trace of an error, and its output."""
@@ -30,8 +32,6 @@ def _run(paths):
 
 
 def forget():
-    import tensorflow as tf
-
     from sok_like import distribution
     from sok_like.embeddings import get_embedding
     from sok_like.runtime import initialize
@@ -39,9 +39,10 @@ def forget():
     initialize.reset()
     distribution.set_distribution(None)
     get_embedding._eager.clear()
-    tf.keras.backend.clear_session()
+    cores.clear_session()
 
 
 if __name__ == "__main__":
+    cores.collect_seldom()
     programs, results = sys.argv[1:]
     pathlib.Path(results).write_text(json.dumps(run(json.loads(programs))))

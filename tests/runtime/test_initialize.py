@@ -188,19 +188,6 @@ def test_a_table_before_the_op_has_run_says_so():
     assert "in a graph, run the op it returns before any other" in done.stdout
 
 
-def test_import_changes_no_environment():
-    program = (
-        "import os; before = dict(os.environ)\n"
-        "import sok_like as sok, sok_like.table.variable\n"
-        "print({k for k in {*os.environ, *before} if os.environ.get(k) != before.get(k)})"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    changed = eval(done.stdout.strip())
-    assert not {name for name in changed if name.startswith(("TF_", "CUDA", "NCCL"))} - {
-        "TF2_BEHAVIOR"  # TensorFlow's own
-    }
-
-
 def test_a_strategy_of_several_replicas_is_refused(fresh):
     # A strategy over one CPU counts one replica, so the count is what is made up here.
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")

@@ -49,7 +49,8 @@ def write(folder, number):
             chain.append({**fields, "shards": delta.entries})
         chain.append({"dump": name, "since": before[-1], "step": step, "shards": entries})
         name, step, entries = base.name, base.step, base.entries
-    manifest.write_manifest(folder, TABLE, DIM, "int64", name, entries, step, chain)
+    head = manifest.Head(TABLE, DIM, "int64", name)
+    manifest.write_manifest(folder, head, entries, step, chain)
 
 
 def read(folder):

@@ -101,8 +101,8 @@ def write_dump(folder, shards, version):
     entries = [write(folder, *pair) for pair in zip(names, shards, strict=True)]
     chain = None if version in (2, 4) else deltas_of(folder, shards[0].step >= 0, write)
     if write is shard_file.write_shard:
-        given = folder, TABLE, DIM, "int64", "5eed", entries, 7, chain
-        return manifest_file.write_manifest(*given)
+        head = manifest_file.Head(TABLE, DIM, "int64", "5eed")
+        return manifest_file.write_manifest(folder, head, entries, 7, chain)
     manifest = {"version": version, "shards": entries, "dump": "5eed"}
     return write_old_manifest(
         folder, manifest | ({} if chain is None else {"step": 7, "deltas": chain})

@@ -28,7 +28,7 @@ import json
 import re
 import urllib.parse
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sok_like.saving.format import checksums, durable
 from sok_like.saving.format.progress import Progress
@@ -50,6 +50,15 @@ _SHARD_FIELDS = {"file": str, "bytes": int, "checksum": str, "keys": int}
 _PER_FILE, _PER_CHARACTER, _REST = 2**10, 12, 2**14
 _MAX_NAME = 2**16  # characters of a table's name that is not known
 _MAX_STEM = 120  # characters: file systems take 255, and the rest of a name needs up to 60
+
+
+class Head(NamedTuple):
+    """What a manifest says of the table, and the name of the dump."""
+
+    table: str
+    dim: int
+    key_dtype: str
+    dump: str
 
 
 @dataclasses.dataclass
@@ -110,10 +119,7 @@ def check_same(folder: str, found: dict[str, Any], entry: dict[str, Any], rank: 
 
 def write_manifest(
     folder: str,
-    table: str,
-    dim: int,
-    key_dtype: str,
-    dump_id: str,
+    head: Head,
     entries: Sequence[dict[str, Any]],
     step: int = -1,
     deltas: Sequence[dict[str, Any]] | None = None,
@@ -132,20 +138,17 @@ def write_manifest(
     manifest = {
         "format": FORMAT,
         "version": VERSION,
-        "table": table,
-        "dim": dim,
-        "key_dtype": key_dtype,
-        "dump": dump_id,
+        **head._asdict(),
         "shards": list(entries),
         "step": step,
         "deltas": None if deltas is None else list(deltas),
     }
     manifest["sha256"] = _checksum(manifest)
-    durable.write(_path_of(folder, table), (json.dumps(manifest, indent=1) + "\n").encode())
+    durable.write(_path_of(folder, head.table), (json.dumps(manifest, indent=1) + "\n").encode())
     # The dump is complete. Files that cannot be removed now are removed by the next dump.
     with contextlib.suppress(OSError):
         listed = [*entries, *(entry for delta in deltas or () for entry in delta["shards"])]
-        _remove_others(folder, table, {entry["file"] for entry in listed})
+        _remove_others(folder, head.table, {entry["file"] for entry in listed})
 
 
 def _path_of(folder, table):

@@ -11,32 +11,25 @@ from sok_like.saving.format.durable import explained, local
 
 
 def write_part(
-    path: str | os.PathLike,
-    items: np.ndarray,
-    first: int,
-    table: str,
-    begin: bytes = b"",
-    head: int = 0,
+    path: str | os.PathLike, items: np.ndarray, position: int, table: str, begin: bytes = b""
 ) -> None:
     """Writes this rank's items, little-endian, and flushes them to the disk.
 
     Args:
         path: The file, which is local; created if it is missing.
-        first: Number of items of other ranks before these.
+        position: Number of bytes before these items in the file.
         begin: What this rank writes at the start of the file.
-        head: Number of bytes before the first item of all.
 
     Raises:
         OSError: names the file and the table.
     """
-    item_bytes = int(np.prod(items.shape[1:], dtype=np.int64)) * items.itemsize
     items = np.ascontiguousarray(items, items.dtype.newbyteorder("<"))
     path = local(path) or path
     try:
         # Unbuffered: after an error, closing the file would write the rest of a buffer again.
         with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666), "wb", buffering=0) as file:
             _write(file, 0, begin)
-            _write(file, head + first * item_bytes, items)
+            _write(file, position, items)
             os.fsync(file.fileno())
     except OSError as error:
         named = OSError(error.errno, error.strerror, error.filename or str(path))

@@ -33,6 +33,10 @@ def write(folder, name, shards):
     return [shard_file.write_shard(folder, file, each) for file, each in pairs]
 
 
+def write_manifest(folder, dump_id, *rest):
+    manifest.write_manifest(folder, manifest.Head("t", DIM, "int64", dump_id), *rest)
+
+
 def read(folder, rank=0, world_size=1):
     return deltas.content_of(manifest.read_manifest(folder, "t", DIM), rank, world_size, DIM)
 
@@ -42,7 +46,7 @@ def chain(folder):
     base = write(folder, "ba5e", [shard([2, 4, 6]), shard([])])
     delta = write(folder, "de1a", [shard([4, 8], True), shard([], True)])
     following = [{"dump": "de1a", "since": "ba5e", "step": 4, "shards": delta}]
-    manifest.write_manifest(folder, "t", DIM, "int64", "ba5e", base, 4, following)
+    write_manifest(folder, "ba5e", base, 4, following)
 
 
 def test_a_merged_dump_can_be_read_though_a_rank_owns_no_key(tmp_path):
@@ -51,7 +55,7 @@ def test_a_merged_dump_can_be_read_though_a_rank_owns_no_key(tmp_path):
     assert [content.num_keys for content in merged] == [4, 0]
     assert merged[1].rest.slot_names == ["momentum"] and merged[1].rest.records.shape == (0, 3)
     entries = write(tmp_path, "fe11", [content.sorted() for content in merged])
-    manifest.write_manifest(tmp_path, "t", DIM, "int64", "fe11", entries, 4, [])
+    write_manifest(tmp_path, "fe11", entries, 4, [])
     for world_size in (1, 2, 3):
         parts = [whole(read(tmp_path, rank, world_size)) for rank in range(world_size)]
         keys = np.concatenate([part.keys for part in parts])
@@ -66,7 +70,7 @@ def test_a_dump_without_records_of_a_rank_without_keys_is_still_read(tmp_path):
     without = shard([])
     without.records = None
     entries = write(tmp_path, "01d", [shard([2, 4]), without])
-    manifest.write_manifest(tmp_path, "t", DIM, "int64", "01d", entries, 4, [])
+    write_manifest(tmp_path, "01d", entries, 4, [])
     for rank in (0, 1):
         found = whole(read(tmp_path, rank, 2))
         assert found.keys.tolist() == [[2, 4], []][rank]
@@ -74,6 +78,6 @@ def test_a_dump_without_records_of_a_rank_without_keys_is_still_read(tmp_path):
     damaged = shard([1])
     damaged.records = None
     entries = write(tmp_path, "bad", [shard([2]), damaged])
-    manifest.write_manifest(tmp_path, "t", DIM, "int64", "bad", entries, 4, [])
+    write_manifest(tmp_path, "bad", entries, 4, [])
     with pytest.raises(ValueError, match="no arrays"):
         read(tmp_path)

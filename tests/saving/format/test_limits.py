@@ -116,9 +116,8 @@ def test_a_chain_of_version_0_1_goes_on(tmp_path):
     name = manifest_file.shard_name(fuzz.TABLE, "fe", 0, 1)
     entry = shard_file.write_shard(tmp_path, name, added)
     chain.append({"dump": "fe", "since": last.name, "step": 9, "shards": [entry]})
-    manifest_file.write_manifest(
-        *(tmp_path, fuzz.TABLE, fuzz.DIM, "int64", dump.name, dump.entries, 7, chain)
-    )
+    head = manifest_file.Head(fuzz.TABLE, fuzz.DIM, "int64", dump.name)
+    manifest_file.write_manifest(tmp_path, head, dump.entries, 7, chain)
     assert manifest_of(tmp_path)[1]["version"] == 4
     after = fuzz.read_dump(tmp_path)
     assert {*after.keys.tolist()} == {*before.keys.tolist(), 0}
@@ -157,7 +156,8 @@ def test_the_longest_names_fit_the_limit(tmp_path):
         ]
         for name in names:
             (tmp_path / name).write_bytes(b"")
-        manifest_file.write_manifest(tmp_path, table, 4, "int64", "1" * 16, entries, 2**60, [])
+        head = manifest_file.Head(table, 4, "int64", "1" * 16)
+        manifest_file.write_manifest(tmp_path, head, entries, 2**60, [])
         assert len(manifest_file.read_manifest(tmp_path, table, 4).files) == 40
         (path,) = tmp_path.glob("*.json")
         path.unlink()
@@ -179,7 +179,8 @@ def test_far_more_steps_than_keys_are_refused_at_once(tmp_path, kind):
         delta.steps[::2] = 0
     more = [shard_file.write_shard(tmp_path, manifest_file.shard_name("t", "d", 0, 1), delta)]
     chain = [{"dump": "d", "since": "b", "step": 1, "shards": more}]
-    manifest_file.write_manifest(tmp_path, "t", fuzz.DIM, "int64", "b", entries, 1, chain)
+    head = manifest_file.Head("t", fuzz.DIM, "int64", "b")
+    manifest_file.write_manifest(tmp_path, head, entries, 1, chain)
     begin = time.process_time()
     dump = manifest_file.read_manifest(tmp_path, "t", fuzz.DIM)
     with pytest.raises(ValueError, match=r"npz must log at most \d+ runs.*for 602 keys.*500000"):

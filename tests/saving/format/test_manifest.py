@@ -27,7 +27,8 @@ def dump(folder, shards, table="user id/x", dump_id="1", dim=3):
         manifest_file.shard_name(table, dump_id, rank, len(shards)) for rank in range(len(shards))
     ]
     entries = [shard_file.write_shard(folder, *pair) for pair in zip(names, shards, strict=True)]
-    manifest_file.write_manifest(folder, table, dim, "int64", dump_id, entries)
+    head = manifest_file.Head(table, dim, "int64", dump_id)
+    manifest_file.write_manifest(folder, head, entries)
 
 
 def read(folder, table="user id/x", dim=3):
