@@ -14,8 +14,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FLOORS = [{"runtime"}, {"table", "planner"}, {"saving"}, {"lookup"}]
 # The front doors stand above all floors. A door knows no other door, with these exceptions:
 DOORS: dict[str, set[str]] = {
-    # TableMetrics writes what `sok.report` measures.
-    "callbacks": {"inspection"},
+    # TableMetrics writes what `sok.report` measures; ServeWhileTraining exports.
+    "callbacks": {"inspection", "serving"},
     # An estimate needs the slot rows of an optimizer's rule.
     "inspection": {"optimizers"},
     # SOK's paths of what the other doors have.

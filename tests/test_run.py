@@ -28,6 +28,15 @@ print("rank of", *map(repr, words), sep="|", flush=True)
 if sys.argv[1] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(600)
+if sys.argv[1] == "die":  # rank 1, or the only one, in its first starts
+    folder, size = os.path.dirname(sys.argv[0]), int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
+    starts = sum(name.startswith("start" + rank) for name in os.listdir(folder))
+    files = [f"{folder}/start{r}_{starts}" for r in range(size)]
+    open(files[int(rank)], "w").close()
+    if starts < int(sys.argv[2]) and int(rank) == min(1, size - 1):
+        while not all(map(os.path.exists, files)):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[1] == "fail":  # when all have started
     open(sys.argv[0] + rank, "w").close()
     while rank == "1" and not all(os.path.exists(sys.argv[0] + r) for r in "012"):
@@ -42,10 +51,10 @@ def program(tmp_path):
     return str(tmp_path / "program.py")
 
 
-def start(*words, **environment):
+def start(*words, program=("-m", "sok_like.run"), **environment):
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("TF_NUM_")}
     return subprocess.Popen(
-        ending_with_this_process([sys.executable, "-m", "sok_like.run", *words]),
+        ending_with_this_process([sys.executable, *program, *words]),
         cwd=ROOT,
         env={**inherited, "WORDS": "two words, $HOME", **environment},
         stdout=subprocess.PIPE,
@@ -84,20 +93,78 @@ def test_threads_that_the_user_chose_are_kept(program):
     assert "share" not in output
 
 
+def start_impatient(*words):
+    """`start`, which also starts a program again that has failed at once."""
+    code = "import sys; from sok_like import run; run._AT_ONCE = 0; run.main(sys.argv[1:])"
+    return start(*words, program=["-c", code])
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "words, deaths, sizes, status",
+    [
+        (["-np", "2"], 0, [2], 0),
+        (["-np", "2"], 3, [2, 2, 2, 2], 0),
+        (["-np", "3", "--min-np", "2"], 2, [3, 2, 2], 0),
+        (["-np", "2", "--min-np", "1"], 4, [2, 1, 1, 1], 137),
+        (["-np", "1"], 1, [1, 1], 0),
+    ],
+)
+def test_dead_ranks_are_started_again(program, words, deaths, sizes, status):
+    run = start_impatient(*words, "--restarts", "3", program, "die", str(deaths))
+    output = run.communicate(timeout=HANG_LIMIT)[0]
+    assert run.returncode == status, output
+    assert [int(n) for n in re.findall(r"(\d+) ranks ended with status 137", output)] == sizes[
+        : len(sizes) - (status == 0)
+    ]
+    folder = pathlib.Path(program).parent
+    assert len(list(folder.glob("start0_*"))) == len(sizes)
+    assert ("no restarts are left" in output) == (status != 0)
+
+
+def test_a_program_that_fails_at_once_is_not_started_again(tmp_path):
+    (tmp_path / "wrong.py").write_text("print('begun')\n)")
+    run = start("-np", "1", "--restarts", "3", str(tmp_path / "wrong.py"))
+    output = run.communicate(timeout=HANG_LIMIT)[0]
+    assert run.returncode == 1 and output.count("SyntaxError") == 1
+    assert "not started again: it failed within 10 s" in output
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_ranks_without_a_restart(program, number):
+    run = start_impatient("-np", "2", "--restarts", "3", program, "deaf")
+    pids = [pid for _, pid, *_ in _first_lines(run, 2)]
+    os.kill(run.pid, number)
+    output = run.communicate(timeout=HANG_LIMIT)[0]
+    assert run.returncode != 0 and "start" not in output
+    _check_ended(pids)
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("restarts", [[], ["--restarts", "2"]])
 @pytest.mark.parametrize("how", ["group", "one"])  # a terminal's Ctrl-C; `kill -INT`
-def test_ctrl_c_ends_all_ranks(program, launcher, how):
-    run = start("-np", "2", "--launcher", launcher, program, "deaf")
-    found = []
-    for line in run.stdout:
-        found += ranks([line])
-        if len(found) == 2:
-            break
+def test_ctrl_c_ends_all_ranks(program, launcher, restarts, how):
+    run = start("-np", "2", *restarts, "--launcher", launcher, program, "deaf")
+    pids = [pid for _, pid, *_ in _first_lines(run, 2)]
     (os.killpg if how == "group" else os.kill)(run.pid, signal.SIGINT)
     run.communicate(timeout=HANG_LIMIT)
     assert run.returncode != 0
-    pids = [pid for _, pid, *_ in found]
-    assert len(pids) == 2
+    _check_ended(pids)
+
+
+def _first_lines(run, count):
+    """What the first ranks print."""
+    found = []
+    for line in run.stdout:
+        found += ranks([line])
+        if len(found) == count:
+            break
+    assert len(found) == count
+    return found
+
+
+def _check_ended(pids):
     limit = time.monotonic() + HANG_LIMIT / 2
     while time.monotonic() < limit and any(map(_lives, pids)):
         time.sleep(0.1)
@@ -128,6 +195,9 @@ def test_one_rank_needs_no_launcher(program):
         (["x.py"], "required: -np"),
         (["-np", "2"], "required: program"),
         (["-np", "2", "--launcher", "ssh", "x.py"], "invalid choice: 'ssh'"),
+        (["-np", "2", "--restarts", "-1", "x.py"], "Received: --restarts -1"),
+        (["-np", "2", "--min-np", "1", "x.py"], "--min-np needs --restarts"),
+        (["-np", "2", "--restarts", "1", "--min-np", "3", "x.py"], "must be in [1, 2]"),
     ],
 )
 def test_a_line_that_makes_no_sense_starts_nothing(words, message, capsys):

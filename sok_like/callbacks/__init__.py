@@ -3,9 +3,16 @@
 from sok_like.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
 from sok_like.callbacks.broadcast_variables import BroadcastVariables as BroadcastVariables
 from sok_like.callbacks.metric_average import MetricAverage as MetricAverage
+from sok_like.callbacks.serve_while_training import ServeWhileTraining as ServeWhileTraining
 from sok_like.callbacks.table_metrics import TableMetrics as TableMetrics
 
-__all__ = ["BackupAndRestore", "BroadcastVariables", "MetricAverage", "TableMetrics"]
+__all__ = [
+    "BackupAndRestore",
+    "BroadcastVariables",
+    "MetricAverage",
+    "ServeWhileTraining",
+    "TableMetrics",
+]
 
 
 def __dir__() -> list[str]:

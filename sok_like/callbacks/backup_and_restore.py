@@ -11,9 +11,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.callbacks.resumed_data import Progress, Resumed
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.runtime.initialize import global_batch_size
+from sok_like.runtime.keras_version import is_keras_3
 from sok_like.saving import checkpoints
 from sok_like.saving.background import BackgroundDump
 from sok_like.saving.format import durable
@@ -23,17 +26,24 @@ _EXIT_CODE = 143
 
 
 class BackupAndRestore(tf.keras.callbacks.Callback):
-    """Backs up model, optimizer and epoch; the next `fit` with the same folder continues from it.
+    """Backs up a `fit`, to its epoch and batch; the next one with the same folder goes on there.
 
-    Differences from Keras' callback of this name: weights and epoch are one checkpoint, so a killed
-    process leaves the last finished backup intact. Any number of ranks may continue what any number
-    wrote. After a SIGTERM, which schedulers send before they end a job, it makes a backup and exits
-    with code 143. All ranks give the same folder, on a file system that they share.
+    Differences from Keras' callback of this name: weights and progress are one checkpoint, so a
+    killed process leaves the last finished backup intact. Any number of ranks may continue what any
+    number wrote. After a SIGTERM, which schedulers send before they end a job, it makes a backup
+    and exits with code 143. All ranks give the same folder, on a file system that they share.
+
+    No batch is trained twice: the resumed `fit` gets the same data, reads the batches that were
+    trained, and begins with the next one, under its own number. An epoch's metrics are then means
+    over the rest of it. The epoch begins again, with a warning, if the data comes in another order
+    (a `shuffle` without a seed, or with a new order in each epoch after the first, or arrays in a
+    `fit` without `shuffle=False`), if `sok.Init` has another `global_batch_size`, or if it has
+    another number of ranks that cannot divide this batch. The order is read from the `tf.data`
+    pipeline; Python code that yields data must yield the same.
 
     Args:
         backup_dir: Folder of the backup; used for nothing else.
-        save_freq: "epoch", or a number of batches. Training continues at the start of the epoch in
-            which the backup was made, or of the next one if it was made at the end of an epoch.
+        save_freq: "epoch", or a number of batches.
         delete_checkpoint: Whether to remove the folder at the end of `fit`.
         sigterm_every: Number of batches after which ranks ask each other for a SIGTERM, and whether
             a backup in the background is written; one rank checks after every batch.
@@ -44,7 +54,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
 
     Raises:
         ValueError: an argument is out of range, or the model is not built.
-        RuntimeError: ranks have different folders, or a rank could not write a backup.
+        RuntimeError: ranks have different folders, a rank could not write a backup, or a resumed
+            `fit` does not begin behind it.
         SystemExit: after a SIGTERM and the backup.
     """
 
@@ -71,6 +82,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self._batches, self._sigterm_every, self._background = batches, every, background
         self._running: BackgroundDump | None = None
         self._seen, self._signalled, self._previous = 0, False, None
+        self._progress, self._saved, self._is_later = Progress(), None, False
+        self._resumed: Resumed | None = None
 
     # ---- restoring ----
 
@@ -83,8 +96,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         optimizer = self.model.optimizer
         if optimizer is not None and hasattr(optimizer, "build"):
             optimizer.build(self.model.trainable_variables)
-        self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False, name="epoch")
-        checkpoint = tf.train.Checkpoint(model=self.model, epoch=self._epoch)
+        self._variable = tf.Variable(Progress(), dtype=tf.int64, trainable=False, name="progress")
+        checkpoint = tf.train.Checkpoint(model=self.model, progress=self._variable)
         communicator = comm.current()
         call = "sok.callbacks.BackupAndRestore"
         told = agreed(lambda: self.backup_dir, communicator, call)
@@ -103,16 +116,34 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
                 "`backup_dir` must be on a file system that all ranks share. "
                 f"Received: the backups {latest}, by rank"
             )
+        now = Progress(
+            epochs=(self.params or {}).get("epochs", 0),
+            global_batch_size=global_batch_size(),
+            ranks=communicator.world_size,
+        )
+        saved = now
         if latest[0] is not None:
             checkpoint.restore(latest[0]).assert_existing_objects_matched()
-            self._begin_at(int(self._epoch))
+            saved = Progress(*self._variable.numpy().tolist())
+        goes_on = saved.epoch < saved.epochs and saved.taken  # that `fit` had not come to its end
+        self._resumed = Resumed(saved, now) if goes_on else None
+        self._progress, self._saved = now, None
+        self._is_later = saved[:2] > (now.epochs, 0)  # than the end of this `fit`, which is empty
+        self._begin_at(saved)
         self._listen()
 
-    def _begin_at(self, epoch):
-        if hasattr(tf.keras, "__internal__"):  # tf_keras asks such an object
-            self.model._training_state = _BeginsAt(epoch)
-        else:
-            self.model._initial_epoch = epoch
+    def _begin_at(self, saved):
+        if is_keras_3():
+            self.model._initial_epoch = saved.epoch
+        else:  # tf_keras asks such an object
+            self.model._training_state = _BeginsAt(saved, self._resumed) if any(saved[:2]) else None
+
+    def _go_on(self, batch=None):
+        """At the first batch of a resumed `fit`, or at the end of an epoch that has no more."""
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None:
+            resumed.check(batch)
+            self._progress = self._progress._replace(taken=resumed.taken)
 
     # ---- backing up ----
 
@@ -128,24 +159,38 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self._running = checkpoints.begin(self._checkpoint, path, self._save)
 
     def _save(self):
-        self._epoch.assign(self._now)
+        self._variable.assign(self._progress)
         self._manager.save()
+        self._saved = self._progress
 
     def _finish(self):
         running, self._running = self._running, None
         running.finish()
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._now = epoch
+        is_first = int(self._progress.taken == 0)
+        self._progress = self._progress._replace(epoch=epoch, batch=0, is_first=is_first)
+        if self._resumed is not None and is_keras_3():
+            self._resumed.wait_for_data()
 
     def on_epoch_end(self, epoch, logs=None):
-        self._now = epoch + 1
-        if self._batches is None:
+        self._go_on()
+        last = self._progress
+        self._progress = last._replace(epoch=epoch + 1, batch=0)
+        # A backup of the epoch's last batch cannot know that it is the last.
+        if self._batches is None or self._saved == last:
             self._back_up()
         self._ask_ranks()
 
+    def on_train_batch_begin(self, batch, logs=None):
+        self._go_on(batch)
+        self._progress = self._progress._replace(batch=batch)
+
     def on_train_batch_end(self, batch, logs=None):
         self._seen += 1
+        count = batch + 1 - self._progress.batch  # `steps_per_execution`
+        taken = self._progress.taken + count
+        self._progress = self._progress._replace(batch=batch + 1, taken=taken)
         if self._batches is not None and self._seen % self._batches == 0:
             self._back_up()
         if comm.current().world_size == 1 or self._seen % self._sigterm_every == 0:
@@ -155,7 +200,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self._stop_listening()
         if self._running is not None:
             self._finish()
-        if self.delete_checkpoint:
+        if self.delete_checkpoint and not self._is_later:
             communicator = comm.current()
             agreed(None, communicator, "the end of sok.callbacks.BackupAndRestore")
             if communicator.rank == 0:
@@ -163,8 +208,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
                     durable.remove_folder(self.backup_dir)
             # No rank continues, perhaps with another `fit`, before the folder is removed.
             agreed(None, communicator, "the removal of the backup")
-        if hasattr(tf.keras, "__internal__"):
-            self.model._training_state = None
+        self._resumed = None
+        self._begin_at(Progress())  # another `fit` of the model begins at the beginning
 
     # ---- SIGTERM ----
 
@@ -205,7 +250,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         if communicator.rank == 0:
             print(
                 f"SIGTERM on rank {signalled.index(True)}: saved to {self.backup_dir}; the next "
-                f"fit with this folder continues with epoch {self._now + 1}.",
+                f"fit with this folder continues with epoch {self._progress.epoch + 1}, batch "
+                f"{self._progress.batch + 1}.",
                 file=sys.stderr,
                 flush=True,
             )
@@ -217,9 +263,16 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
 class _BeginsAt:
     """The object that tf_keras' `fit` asks for the first epoch."""
 
-    def __init__(self, epoch):
-        self._epoch = epoch
+    def __init__(self, saved, resumed):
+        self._saved, self._resumed = saved, resumed
 
     def maybe_load_initial_counters_from_ckpt(self, steps_per_epoch, initial_epoch, mode):
-        """The first epoch and the first step."""
-        return self._epoch, 0
+        """The first epoch; the data decides on the first step."""
+        epoch, resumed = self._saved.epoch, self._resumed
+        if steps_per_epoch and self._saved.batch == steps_per_epoch:
+            epoch += 1  # tf_keras raises for an epoch without batches
+            if resumed is not None:
+                resumed.saved = resumed.saved._replace(epoch=epoch, batch=0)
+        if resumed is not None:
+            resumed.wait_for_data()
+        return epoch, 0

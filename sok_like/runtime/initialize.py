@@ -69,6 +69,11 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
     return _agree_on_seed(communicator, seed)
 
 
+def global_batch_size() -> int:
+    """The argument of `sok.Init`; 0 before it."""
+    return _arguments["global_batch_size"] if _arguments else 0
+
+
 def check_replicas() -> None:
     """Raises RuntimeError within a `tf.distribute` strategy of more than one replica."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync

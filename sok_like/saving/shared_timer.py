@@ -16,10 +16,12 @@ _LOOKS = 100  # exchanges per interval
 
 
 class SharedTimer:
-    """Decides at which steps a `CheckpointSaverHook` saves, instead of the hook's own timer."""
+    """Decides at which steps all ranks save, as a `CheckpointSaverHook` or another caller."""
 
-    def __init__(self, every_secs: float, communicator: Communicator):
-        self._every_secs, self._communicator = every_secs, communicator
+    def __init__(
+        self, every_secs: float, communicator: Communicator, call: str = "CheckpointSaverHook"
+    ):
+        self._every_secs, self._communicator, self._call = every_secs, communicator, call
         self._saved = self._looked = time.monotonic()
         self._looked_at: int | None = None
         self._next = 0
@@ -30,13 +32,16 @@ class SharedTimer:
         if run_values.results + hook._steps_per_run < self._next:
             return
         step = int(run_context.session.run(hook._global_step_tensor))
-        if step >= self._next and step != hook._timer.last_triggered_step() and self._is_due(step):
+        if step >= self._next and step != hook._timer.last_triggered_step() and self.is_due(step):
             hook._timer.update_last_triggered_step(step)
             if hook._save(run_context.session, step):
                 run_context.request_stop()
 
-    def _is_due(self, step):
-        answers = agreed(lambda: self._answer(step), self._communicator, "CheckpointSaverHook")
+    def is_due(self, step: int) -> bool:
+        """Whether the interval is over, by the clock of rank 0; all ranks ask at the same steps."""
+        if step < self._next:
+            return False
+        answers = agreed(lambda: self._answer(step), self._communicator, self._call)
         due, self._next = answers[0]
         return due
 

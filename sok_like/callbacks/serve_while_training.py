@@ -1,0 +1,130 @@
+"""`sok.callbacks.ServeWhileTraining`: servers that follow a `fit`."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.runtime import comm
+from sok_like.runtime.agreement import agreed
+from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.saving.format import durable
+from sok_like.saving.shared_timer import SharedTimer
+from sok_like.serving.delta import export_delta
+from sok_like.serving.export import export_saved_model
+
+_CALL = "sok.callbacks.ServeWhileTraining"
+_FULL = 0.9  # of the room for keys: from here on the next export is a full one
+
+
+class ServeWhileTraining(tf.keras.callbacks.Callback):
+    """Exports the model when training begins, and then what has changed, for servers that follow.
+
+    Every rank needs this callback, with the same arguments. Rank 0 writes SavedModels, `path/1`,
+    `path/2` and so on, each with its deltas in `path/1.deltas/000001` and so on. The last delta is
+    of the end of `fit`. A new SavedModel is made by each `fit`, and when the room for new keys is
+    nearly taken; it replaces the deltas of the one before, and the SavedModels before that.
+    Training waits while an export or a delta is written. `docs/serving.md` has the server.
+
+    Args:
+        path: Folder of the SavedModels; used for nothing else.
+        every: A number of batches, or a `datetime.timedelta`, between two deltas. After about a
+            hundredth of such a time ranks ask rank 0 whether it is over.
+        missing, row_dtype, signatures, headroom: As for `sok.export_saved_model`.
+
+    Raises:
+        ValueError: `every` is out of range; in training, what `sok.export_saved_model` and
+            `sok.export_delta` raise, on all ranks.
+        RuntimeError: ranks have different arguments.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        every: int | datetime.timedelta = 1000,
+        *,
+        missing: str = "initial",
+        row_dtype: str = "float32",
+        signatures: Any = None,
+        headroom: float = 0.25,
+    ):
+        super().__init__()
+        batches = as_integer(every)
+        seconds = every.total_seconds() if isinstance(every, datetime.timedelta) else None
+        if (seconds or 0) <= 0 and (batches or 0) < 1:
+            raise wrong_argument("every", "a number of batches >= 1, or a positive time", every)
+        self.path = os.fspath(path)
+        self._every, self._seconds, self._batches = every, seconds, batches
+        self._options = {
+            "missing": missing,
+            "row_dtype": row_dtype,
+            "signatures": signatures,
+            "headroom": headroom,
+        }
+        self._model_number = self._delta_number = self._seen = 0
+        self._is_begun = self._is_full = False
+        self._timer: SharedTimer | None = None
+
+    def on_train_begin(self, logs=None):
+        self._is_begun, self._seen = False, 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if not self._is_begun:  # now every other callback has restored what it restores
+            self._export()
+            self._is_begun = True
+            if self._seconds is not None:
+                self._timer = SharedTimer(self._seconds, comm.current(), _CALL)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._seen += 1
+        if self._timer is not None and self._seconds is not None:
+            is_due = self._timer.is_due(self._seen)
+        else:
+            is_due = self._seen % self._batches == 0
+        if is_due:
+            self._follow()
+
+    def on_train_end(self, logs=None):
+        if self._is_begun:
+            self._follow()
+
+    def _follow(self):
+        """Writes a delta, or a SavedModel where none fits."""
+        if self._is_full:
+            self._export()
+            return
+        name = f"{self._delta_number + 1:06}"
+        try:
+            delta = export_delta(self.model, f"{self._newest()}.deltas/{name}")
+        except ValueError as error:
+            if "full export is due" not in str(error):  # on all ranks alike
+                raise
+            self._export()
+            return
+        self._delta_number += 1
+        self._is_full = delta.fullness >= _FULL
+
+    def _export(self):
+        told = agreed(lambda: [self._numbers(), self.path, str(self._every)], comm.current(), _CALL)
+        if any(other != told[0][1:] for _, *other in told):
+            raise RuntimeError(f"All ranks must have the same arguments. Received, by rank: {told}")
+        numbers = told[0][0]  # other ranks may have another file system
+        self._model_number, self._delta_number = max(numbers, default=0) + 1, 0
+        export_saved_model(self.model, self._newest(), refreshable=True, **self._options)
+        self._is_full = False
+        if comm.current().rank == 0:
+            for number in numbers:
+                durable.remove_folder(f"{self._newest(number)}.deltas")
+                if number < self._model_number - 1:
+                    durable.remove_folder(self._newest(number))
+
+    def _numbers(self):
+        """Of the SavedModels in the folder."""
+        names = tf.io.gfile.listdir(self.path) if tf.io.gfile.isdir(self.path) else []
+        return sorted(int(name) for name in (n.rstrip("/") for n in names) if name.isdigit())
+
+    def _newest(self, number=None):
+        return durable.join(self.path, str(number or self._model_number))
