@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -73,7 +74,7 @@ void Decisions() {
 void QueueAgainstSorting() {
   std::mt19937_64 random(3);
   EvictionQueue queue;
-  queue.Build({});
+  queue.Reserve(6000);
   std::map<uint32_t, std::pair<int64_t, uint64_t>> scores;  // row -> score and key
   uint64_t next_key = 0;
   for (int round = 0; round < 3000; ++round) {
@@ -187,6 +188,45 @@ void SnapshotsHoldWhatIsKnown() {
   CHECK((Present(other) == Keys{1, 2, 3}));
 }
 
+// The queue gets the keys of a table in parts while it fills up, and anew if scores fall: the keys
+// that stay are those that sorting all of them by step says.
+void FillingUpInSmallCalls(bool falls) {
+  InlineExecutor ex;
+  PolicyOptions policy;
+  policy.score = ScoreKind::kLru;
+  CpuTable table(Options(policy, 4000));
+  std::map<uint64_t, int64_t> last_steps;
+  std::mt19937_64 random(5);
+  uint64_t next_key = 0;
+  int64_t step = 0;
+  for (int round = 0; round < 1500; ++round) {
+    if (falls && round % 400 == 399) table.SetStep(step = 0);
+    ++step;
+    std::set<uint64_t> batch;
+    for (int i = 0; i < 9; ++i) batch.insert(next_key++ * 0x9E3779B97F4A7C15u);
+    for (int i = 0; i < 9; ++i) batch.insert((random() % next_key) * 0x9E3779B97F4A7C15u);
+    Observe(table, Keys(batch.begin(), batch.end()));
+    for (uint64_t key : batch) last_steps[key] = step;
+    std::vector<std::pair<int64_t, uint64_t>> others;
+    for (const auto& [key, last] : last_steps) {
+      if (batch.count(key) == 0) others.emplace_back(last, key);
+    }
+    const int64_t excess = static_cast<int64_t>(last_steps.size()) - 4000;
+    std::sort(others.begin(), others.end());
+    for (int64_t i = 0; i < excess; ++i) last_steps.erase(others[i].second);
+    if (round % 3 == 0) {
+      const Keys erased = {last_steps.begin()->first};
+      table.Erase(ex, erased.data(), 1);
+      last_steps.erase(erased[0]);
+    }
+    if (round % 50 != 0 && round != 1499) continue;
+    Keys expected;
+    for (const auto& [key, last] : last_steps) expected.push_back(key);
+    CHECK(Present(table) == expected);
+  }
+  CHECK(table.Statistics(ex).evicted > 5000);
+}
+
 // Keys written by Assign make room by score too, and those of the call stay.
 void WritingEvicts() {
   InlineExecutor ex;
@@ -257,6 +297,8 @@ int main() {
   sok::QueueAgainstSorting();
   sok::ExactFilterCountsAndForgets();
   sok::SnapshotsHoldWhatIsKnown();
+  sok::FillingUpInSmallCalls(false);
+  sok::FillingUpInSmallCalls(true);
   sok::WritingEvicts();
   sok::SeveralThreadsAtOnce();
   return 0;

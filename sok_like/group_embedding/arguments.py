@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.ops.variables import PartitionedVariable
 
+from sok_like.lookup import exporting
 from sok_like.lookup.dense_lookup import as_tf_table
-from sok_like.lookup.sparse_ids import in_order, row_splits, samples_of
+from sok_like.lookup.sparse_ids import in_order, row_splits, samples_by_table, samples_of
 from sok_like.runtime import wire
-from sok_like.runtime.checks import COMBINERS
+from sok_like.runtime.checks import COMBINERS, require
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table.keys import dtype_hint
 from sok_like.table.variable import EmbeddingVariable, unwrap
@@ -85,7 +86,8 @@ def one_each(name: str, values: Any, num_tables: int) -> list:
         ValueError: it is neither a list nor a tuple, or has another length.
     """
     if not isinstance(values, (list, tuple)):
-        raise ValueError(f"`{name}` must be a list or a tuple. Received: {name}={values!r}")
+        form = {"sp_ids": ", or one RaggedTensor [num_tables, batch, None]"}.get(name, "")
+        raise ValueError(f"`{name}` must be a list or a tuple{form}. Received: {name}={values!r}")
     if len(values) != num_tables:
         raise ValueError(
             f"`{name}` must have an item for each of the {num_tables} tables of `params`. "
@@ -166,6 +168,59 @@ def ids_of(sp_ids: Any, sp_weights: Any, name: str, together: bool = False) -> I
     return Ids(ragged, _aligned(sp_weights, checks, name), sp_ids)
 
 
+def is_packed(sp_ids: Any) -> bool:
+    """Whether ids are those of all tables in one RaggedTensor, for `packed`."""
+    return isinstance(sp_ids, tf.RaggedTensor) and sp_ids.shape.rank == 3
+
+
+def packed(sp_ids: tf.RaggedTensor, sp_weights: Any, tables: Sequence[Any]) -> list[Ids]:
+    """Ids by table, of `[num_tables, batch, None]`.
+
+    Raises:
+        ValueError: there is another number of tables, or weights have another kind or static shape.
+        TypeError, tf.errors.InvalidArgumentError: as in `ids_of`.
+    """
+    num_tables = len(tables)
+    fits = sp_ids.ragged_rank == 2 and sp_ids.shape[0] in (None, num_tables)
+    require(
+        fits,
+        "sp_ids",
+        f"of shape [num_tables, batch, None] and of ragged_rank 2 for {num_tables} tables",
+        f"shape {sp_ids.shape} of ragged_rank {sp_ids.ragged_rank}",
+    )
+    if sp_weights is not None:
+        same = is_packed(sp_weights) and sp_weights.ragged_rank == 2
+        required = "a RaggedTensor of the shape of `sp_ids`"
+        require(same, "sp_weights", required, sp_weights)
+    names = "', '".join(table_name(table) for table in tables)
+    samples, table_splits = sp_ids.values, sp_ids.row_splits
+    ids = ids_of(samples, None if sp_weights is None else sp_weights.values, names)
+    weights = ids.weights
+    if weights is not None and sp_weights.row_splits is not table_splits:
+        weights = _at_same_places(weights, [(table_splits, sp_weights.row_splits)], names)
+    if exporting.current() is None and all(isinstance(t, EmbeddingVariable) for t in tables):
+        found = samples_by_table(samples, weights, table_splits, num_tables)
+        made = []
+        for keys, splits, its_weights in found:
+            if sp_ids.shape[1] is not None:
+                splits.set_shape([sp_ids.shape[1] + 1])
+            ragged = tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
+            made.append(Ids(ragged, its_weights, None))
+        return made
+    rule = f"`sp_ids` must hold the ids of {num_tables} tables"
+    check = tf.debugging.assert_equal(sp_ids.nrows(), tf.cast(num_tables, table_splits.dtype), rule)
+    with tf.control_dependencies([] if check is None else [check]):
+        table_splits = tf.identity(table_splits)
+
+    def of(values):
+        inner = samples.with_values(values)
+        every = tf.RaggedTensor.from_row_splits(inner, table_splits, validate=False)
+        return [every[i] for i in range(num_tables)]
+
+    given = [None] * num_tables if weights is None else [w.values for w in of(weights)]
+    return [Ids(i, w, None) for i, w in zip(of(samples.values), given, strict=True)]
+
+
 def by_sample(ids: Sequence[Ids]) -> list[Ids]:
     """Sorts what `ids_of` left unsorted, by one op for all tables."""
     left = [i for i in ids if i.ragged is None]
@@ -205,9 +260,11 @@ def _check_weights(ids, weights, name):
 
 def _aligned(weights, checks, name):
     """Flat weights, checked to be at the positions of the ids; None for None."""
-    if weights is None:
-        return None
-    values = weights.values
+    return None if weights is None else _at_same_places(weights.values, checks, name)
+
+
+def _at_same_places(weights, checks, name):
+    """Flat weights, once each pair of tensors of `checks` has been found equal."""
     rule = f"`sp_weights` must have exactly one weight per id (table '{name}')"
     made = []
     for left, right in checks:
@@ -219,4 +276,4 @@ def _aligned(weights, checks, name):
         )
         made.append(tf.debugging.Assert(equal, [rule]))
     with tf.control_dependencies([check for check in made if check is not None]):
-        return tf.identity(values)
+        return tf.identity(weights)

@@ -202,6 +202,8 @@ class GroupEmbedding(tf.keras.layers.Layer):
             self._check(name, value)
         keys = {
             name: with_flat_values(value, padding.keys_of_ids(flat_values(value)))
+            if _is_composite(value)
+            else padding.keys_of_ids(value)
             for name, value in values.items()
         }
         sparse = [

@@ -46,15 +46,16 @@ def group_embedding_lookup_sparse(
     Args:
         params: A table or a list of them; sok.EmbeddingVariables and tf.Variables (replicated, one
             row per id) may be mixed. A table may occur several times; its gradients are added.
-        sp_ids: List with one item per table: a `tf.RaggedTensor` `[batch, None]`, or a
-            `tf.SparseTensor` `[batch, max_hotness]`, in any order; integers. The batch may
-            differ between tables.
+        sp_ids: Integers: a list with one item per table, a `tf.RaggedTensor` `[batch, None]` or a
+            `tf.SparseTensor` `[batch, max_hotness]`, in any order; or one `tf.RaggedTensor`
+            `[num_tables, batch, None]` of ragged_rank 2 for all tables, which takes less time to
+            pass from Python. The batch may differ between tables.
         combiners: List of "mean", "sum" or "sqrtn", or one for all; None: "mean", with a warning.
         partition_strategy: Must be "mod".
-        sp_weights: None, or a list with one item per table: None, or floats of the kind and shape
-            of its ids. A mean is divided by the sum of the weights, sqrtn by the root of the sum of
-            their squares. Weights of an EmbeddingVariable are constant in the gradient; those of a
-            tf.Variable have a gradient.
+        sp_weights: None, or floats of the kind and shape of the ids; for a list of ids a list with
+            one item per table, which may be None. A mean is divided by the sum of the weights,
+            sqrtn by the root of the sum of their squares. Weights of an EmbeddingVariable are
+            constant in the gradient; those of a tf.Variable have a gradient.
         name: Name of the group's collectives, the same on all ranks.
         is_sequence: True combines nothing: rows stay in the positions of their ids, and `combiners`
             is only checked.
@@ -79,24 +80,33 @@ def group_embedding_lookup_sparse(
             positions of the ids.
     """
     tables = arguments.tables(params)
-    sp_ids = arguments.one_each("sp_ids", sp_ids, len(tables))
+    is_packed = arguments.is_packed(sp_ids)
+    if not is_packed:
+        sp_ids = arguments.one_each("sp_ids", sp_ids, len(tables))
     combiners = arguments.combiners(combiners, len(tables))
     arguments.check_partition_strategy(partition_strategy)
     name = name or "group_embedding_lookup_sparse"
     arguments.check_mode(training, gradient_scale, wire_dtype, name)
-    if sp_weights is None:
-        sp_weights = [None] * len(tables)
-    elif is_sequence:
+    if sp_weights is not None and is_sequence:
         required = "None if is_sequence is True: nothing is combined"
         raise wrong_argument("sp_weights", required, sp_weights)
-    sp_weights = arguments.one_each("sp_weights", sp_weights, len(tables))
+    if sp_weights is None and not is_packed:
+        sp_weights = [None] * len(tables)
+    if not is_packed:
+        sp_weights = arguments.one_each("sp_weights", sp_weights, len(tables))
     check_integer("params_num_per_group", params_num_per_group)
     with tf.name_scope(name):
-        ids = [
-            arguments.ids_of(i, weights, table_name(table), _is_combined(table, is_sequence))
-            for i, weights, table in zip(sp_ids, sp_weights, tables, strict=True)
-        ]
-        ids = arguments.by_sample(ids)
+        if is_packed:
+            ids = arguments.packed(sp_ids, sp_weights, tables)
+        else:
+            ids = arguments.by_sample(
+                [
+                    arguments.ids_of(
+                        i, weights, table_name(table), _is_combined(table, is_sequence)
+                    )
+                    for i, weights, table in zip(sp_ids, sp_weights, tables, strict=True)
+                ]
+            )
         looked_up = list(zip(tables, ids, combiners, strict=True))
         if is_sequence:
             features = [_row_feature(table, i.ragged.values) for table, i, _ in looked_up]

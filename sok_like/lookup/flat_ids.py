@@ -30,8 +30,9 @@ def flat_values(values: Any) -> tf.Tensor:
     """The values of a tensor of any kind, `[num_values]`."""
     if isinstance(values, tf.SparseTensor):
         return values.values
-    ragged = isinstance(values, tf.RaggedTensor)
-    return values.flat_values if ragged else tf.reshape(values, [-1])
+    if isinstance(values, tf.RaggedTensor):
+        return values.flat_values
+    return values if values.shape.rank == 1 else tf.reshape(values, [-1])
 
 
 def with_flat_values(values: Any, flat: tf.Tensor) -> Any:
@@ -69,8 +70,12 @@ class FlatIds:
         elif isinstance(ids, tf.RaggedTensor):
             self.row_splits = tf.cast(ids.row_splits, tf.int64)
         else:
-            shape = tf.shape(ids, tf.int64)
-            self.row_splits = tf.range(tf.reduce_prod(shape[:-1]) + 1) * shape[-1]
+            # Numbers that are known take no ops: 26 features of an eager call would need hundreds.
+            num_samples, hotness = ids.shape[:-1].num_elements(), ids.shape[-1]
+            if num_samples is None or hotness is None:
+                shape = tf.shape(ids, tf.int64)
+                num_samples, hotness = tf.reduce_prod(shape[:-1]), shape[-1]
+            self.row_splits = tf.range(num_samples + 1, dtype=tf.int64) * hotness
         self.combiner = combiner or "none"
         if pad_key is not None:
             # Without a combiner each position is a sample of one key, or of none if it is padding.
@@ -83,8 +88,11 @@ class FlatIds:
         ids, dim = self._source, rows.shape[-1]
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(rows) if self._combiner is None else rows
-        kept, static = tf.shape(ids), ids.shape
-        if self._combiner is not None:
-            kept, static = kept[:-1], static[:-1]
+        is_combined = self._combiner is not None
+        static = ids.shape[:-1] if is_combined else ids.shape
+        if static.rank == 1:
+            rows.set_shape(static.concatenate([dim]))
+            return rows
+        kept = tf.shape(ids)[:-1] if is_combined else tf.shape(ids)
         rows = tf.reshape(rows, tf.concat([kept, [dim]], 0))
         return tf.ensure_shape(rows, static.concatenate([dim]))

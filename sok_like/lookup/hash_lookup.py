@@ -217,8 +217,8 @@ class _DeviceGroup:
         """The inputs of SokLookup and SokRoute for each feature, by their names in these ops."""
         return {
             "keys": [f.keys for f in self.features],
-            "row_splits": [_or_empty(f.row_splits, tf.int64) for f in self.features],
-            "weights": [_or_empty(f.weights, tf.float32) for f in self.features],
+            "row_splits": _or_empty([f.row_splits for f in self.features], tf.int64),
+            "weights": _or_empty([f.weights for f in self.features], tf.float32),
             "table_names": [f.variable.table_name for f in self.features],
             "dims": [f.variable.dim for f in self.features],
             "combiners": [check_combiner(f.combiner, (*COMBINERS, "none")) for f in self.features],
@@ -228,8 +228,9 @@ class _DeviceGroup:
         }
 
 
-def _or_empty(tensor, dtype):
-    return tf.zeros([0], dtype) if tensor is None else tf.cast(tensor, dtype)
+def _or_empty(tensors, dtype):
+    empty = tf.zeros([0], dtype)
+    return [empty if tensor is None else tf.cast(tensor, dtype) for tensor in tensors]
 
 
 @hooks.at_init

@@ -1,4 +1,4 @@
-"""SparseTensors of ids, sorted by sample, as all later code expects them."""
+"""Ids of hash tables, by table and by sample, as all later code expects them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sok_like.runtime import native
 from sok_like.table.keys import as_keys
 
 
-class SparseSamples(NamedTuple):
-    """Keys of a SparseTensor, by sample."""
+class KeySamples(NamedTuple):
+    """Keys of a table, by sample."""
 
     keys: tf.Tensor  # int64 `[num_keys]`
     row_splits: tf.Tensor  # int64 `[batch + 1]`
@@ -22,7 +22,7 @@ class SparseSamples(NamedTuple):
 
 def samples_of(
     sparse: Sequence[tf.SparseTensor], weights: Sequence[Any] | None = None
-) -> list[SparseSamples]:
+) -> list[KeySamples]:
     """Keys of hash tables by sample, with one op for all tables.
 
     Args:
@@ -45,10 +45,38 @@ def samples_of(
             dense_shapes=[s.dense_shape for s in sparse],
         )
     return [
-        SparseSamples(k, splits, None if w is None else ordered)
+        KeySamples(k, splits, None if w is None else ordered)
         for k, splits, w, ordered in zip(
             found.sorted_keys, found.row_splits, given, found.sorted_weights, strict=True
         )
+    ]
+
+
+def samples_by_table(
+    samples: tf.RaggedTensor, weights: tf.Tensor | None, table_splits: tf.Tensor, num_tables: int
+) -> list[KeySamples]:
+    """Keys of hash tables by table and sample, with one op for all tables.
+
+    Args:
+        samples: Integers `[num_samples, None]`, those of the first table first.
+        weights: Floats `[num_keys]`, or None. Constant in the gradient.
+        table_splits: `[num_tables + 1]`, the first sample of each table, and the end.
+
+    Raises:
+        tf.errors.InvalidArgumentError: splits do not rise from 0 to the end of what they divide.
+    """
+    given = None if weights is None else tf.cast(weights, tf.float32)
+    with tf.device("CPU:0"):
+        found = native.ops().sok_group_samples(
+            keys=as_keys(samples.values),
+            weights=tf.zeros([0]) if given is None else given,
+            table_splits=tf.cast(table_splits, tf.int64),
+            row_splits=tf.cast(samples.row_splits, tf.int64),
+            N=num_tables,
+        )
+    return [
+        KeySamples(keys, splits, None if given is None else its_weights)
+        for keys, its_weights, splits in zip(*found, strict=True)
     ]
 
 
@@ -56,7 +84,7 @@ def _with_stock_ops(sparse, keys, weights):
     ordered = in_order(tf.SparseTensor(sparse.indices, keys, sparse.dense_shape))
     if weights is not None:
         weights = in_order(tf.SparseTensor(sparse.indices, weights, sparse.dense_shape)).values
-    return SparseSamples(ordered.values, row_splits(ordered), weights)
+    return KeySamples(ordered.values, row_splits(ordered), weights)
 
 
 def in_order(sparse: tf.SparseTensor) -> tf.SparseTensor:

@@ -103,6 +103,7 @@ def _lookup_grad(op, *grads):
 tf.no_gradient("SokRoute")
 tf.no_gradient("SokUniqueKeys")
 tf.no_gradient("SokSparseSamples")
+tf.no_gradient("SokGroupSamples")
 
 
 @tf.RegisterGradient("SokGatherRows")

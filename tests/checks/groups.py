@@ -36,6 +36,7 @@ def checks(world_size):
     every = {f"train_{name}": lambda n=name: train(n) for name in optimizers(world_size)}
     every["placement"] = placement
     every["sequences"] = sequences
+    every["packed"] = packed
     every["gradient_scales"] = gradient_scales
     every["strategy"] = strategy
     every["reference_variables"] = reference_variables
@@ -194,6 +195,31 @@ def sequences():
         [table, table, table], [ids, ids.to_sparse(), empty], "sum", is_sequence=True
     )
     return [f.numpy() for f in found]
+
+
+def packed():
+    """Embeddings and gradients of this rank's samples: of a list, and of one RaggedTensor."""
+    import sok_like as sok
+    from sok_like.runtime import comm
+
+    rank = comm.current().rank
+    tables = [sok.EmbeddingVariable(2 + i, name=f"packed{i}") for i in range(3)]
+    rng = np.random.default_rng([8, rank])
+    lists = [
+        tf.RaggedTensor.from_row_lengths(rng.choice(keys(), 6), lengths)
+        for lengths in ([1, 0, 5], [2, 2, 2], [6 - rank, rank])
+    ]
+    weights = [i.with_values(rng.random(6).astype(np.float32)) for i in lists]
+    found = []
+    for ids, of_ids in ((lists, weights), (tf.ragged.stack(lists), tf.ragged.stack(weights))):
+        with tf.GradientTape() as tape:
+            rows = sok.group_embedding_lookup_sparse(
+                tables, ids, "mean", sp_weights=of_ids, gradient_scale="sum"
+            )
+            loss = tf.add_n([tf.reduce_sum(r * r) for r in rows])
+        slices = tape.gradient(loss, tables)
+        found.append([*rows, *(g.values for g in slices), *(g.indices for g in slices)])
+    return [[t.numpy() for t in one] for one in found]
 
 
 def gradient_scales():

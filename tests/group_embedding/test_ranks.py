@@ -135,6 +135,15 @@ def test_sequences(rank_results, world_size):
 
 
 @each_world
+def test_packed_ids_are_a_list(rank_results, world_size):
+    for lists, packed in rank_results(world_size, "groups.packed"):
+        assert len(lists) == len(packed) == 9
+        for right, ours in zip(lists, packed, strict=True):
+            np.testing.assert_array_equal(ours, right)
+            assert np.abs(ours).sum() > 0
+
+
+@each_world
 def test_gradient_scales(rank_results, world_size):
     for gradients in rank_results(world_size, "groups.gradient_scales"):
         for (scale, _), values in gradients.items():

@@ -6,6 +6,7 @@
 
 #include "cpp/core/bloom.h"
 #include "cpp/core/cpu/index.h"
+#include "cpp/core/cpu/plain_array.h"
 #include "cpp/core/hash.h"
 
 namespace sok {
@@ -13,6 +14,14 @@ namespace {
 
 class ExactFilter final : public AdmissionFilter {
  public:
+  ExactFilter() {
+    for (int s = 0; s < kNumShards; ++s) shards_[s].index.GrowAt(Index::LoadOfShard(s));
+  }
+
+  void Prefetch(uint64_t hash) const override {
+    __builtin_prefetch(shards_[HashShard(hash)].index.Home(hash));
+  }
+
   int64_t CountWith(uint64_t hash, uint64_t key, int64_t step, int64_t occurrences) const override {
     const WaitingKey seen = Find(hash, key);
     if (occurrences > 0) return seen.count + occurrences;
@@ -22,9 +31,7 @@ class ExactFilter final : public AdmissionFilter {
   void Reserve(int shard, int64_t num_keys) override {
     Shard& s = shards_[shard];
     s.index.MakeRoom(num_keys);
-    const size_t needed = s.entries.size() + static_cast<size_t>(num_keys);
-    if (needed > s.entries.capacity()) s.entries.reserve(std::max(needed, 2 * s.entries.size()));
-    if (needed > s.free.capacity()) s.free.reserve(s.entries.capacity());
+    s.entries.Reserve(s.entries.size() + num_keys);
   }
 
   bool Count(uint64_t hash, uint64_t key, int64_t step, int64_t occurrences) noexcept override {
@@ -42,7 +49,9 @@ class ExactFilter final : public AdmissionFilter {
   void Forget(uint64_t hash, uint64_t key) noexcept override {
     Shard& shard = shards_[HashShard(hash)];
     const uint32_t place = shard.index.Erase(hash, key);
-    if (place != Index::kMissing) shard.free.push_back(place);  // Reserve made room
+    if (place == Index::kMissing) return;
+    shard.entries[place].count = shard.free;
+    shard.free = place;
   }
 
   WaitingKey Find(uint64_t hash, uint64_t key) const override {
@@ -76,8 +85,7 @@ class ExactFilter final : public AdmissionFilter {
   int64_t bytes() const override {
     int64_t n = 0;
     for (const Shard& shard : shards_) {
-      n += shard.index.bytes() + static_cast<int64_t>(shard.entries.capacity() * sizeof(Entry) +
-                                                      shard.free.capacity() * sizeof(uint32_t));
+      n += shard.index.bytes() + shard.entries.bytes();
     }
     return n;
   }
@@ -85,8 +93,8 @@ class ExactFilter final : public AdmissionFilter {
   void Clear() override {
     for (Shard& shard : shards_) {
       shard.index.Clear();
-      std::vector<Entry>().swap(shard.entries);
-      std::vector<uint32_t>().swap(shard.free);
+      shard.entries.Clear();
+      shard.free = -1;
     }
   }
 
@@ -122,26 +130,26 @@ class ExactFilter final : public AdmissionFilter {
   }
 
   struct Entry {
-    int64_t count = 0;
+    int64_t count = 0;  // of a free entry: the next free one
     int64_t last_step = -1;
   };
   struct Shard {
     Index index;
-    std::vector<Entry> entries;
-    std::vector<uint32_t> free;  // places in `entries`; has capacity for all of them
+    PlainArray<Entry> entries;
+    int64_t free = -1;  // the free place of `entries` to take first, or -1
   };
 
   Entry& FindOrAdd(uint64_t hash, uint64_t key) noexcept {
     Shard& shard = shards_[HashShard(hash)];
-    const bool reuse = !shard.free.empty();
-    const uint32_t next = reuse ? shard.free.back() : static_cast<uint32_t>(shard.entries.size());
+    const bool reuse = shard.free >= 0;
+    const auto next = static_cast<uint32_t>(reuse ? shard.free : shard.entries.size());
     const uint32_t place = shard.index.FindOrInsert(hash, key, next);
     if (place != next) return shard.entries[place];
     if (reuse) {
-      shard.free.pop_back();
+      shard.free = shard.entries[place].count;
       shard.entries[place] = Entry();
     } else {
-      shard.entries.emplace_back();
+      shard.entries.Push(Entry());
     }
     return shard.entries[place];
   }
@@ -154,7 +162,16 @@ class BloomFilter final : public AdmissionFilter {
  public:
   explicit BloomFilter(const PolicyOptions& options)
       : shape_(ShapeOfBloomFilter(options)),
-        counters_(static_cast<size_t>(shape_.num_counters())) {}
+        memory_(static_cast<size_t>(shape_.num_counters()) * sizeof(Counter),
+                shape_.num_counters() * sizeof(Counter) >= kHugePageBytes),
+        counters_(static_cast<Counter*>(memory_.data())) {
+    Clear();  // touches all pages now: the first lookups would, a new one for each key
+  }
+
+  void Prefetch(uint64_t hash) const override {
+    const BloomPlaces all(shape_, hash);
+    for (int i = 0; i < shape_.num_hashes; ++i) __builtin_prefetch(&counters_[all[i]], 1);
+  }
 
   int64_t CountWith(uint64_t hash, uint64_t key, int64_t, int64_t occurrences) const override {
     const int64_t count = Find(hash, key).count, more = std::max<int64_t>(occurrences, 1);
@@ -189,14 +206,14 @@ class BloomFilter final : public AdmissionFilter {
   int64_t ForgetOldest(int64_t) override { return 0; }
   int64_t num_waiting() const override { return 0; }
   int64_t bytes() const override {
-    return static_cast<int64_t>(counters_.size() * sizeof(Counter));
+    return shape_.num_counters() * static_cast<int64_t>(sizeof(Counter));
   }
-  void Clear() override { std::fill(counters_.begin(), counters_.end(), Counter{0}); }
+  void Clear() override { std::fill_n(counters_, shape_.num_counters(), Counter{0}); }
   std::vector<WaitingKey> ExportKeys() const override { return {}; }
 
   std::vector<int64_t> ExportCounters() const override {
-    std::vector<int64_t> exported(counters_.size());
-    std::transform(counters_.begin(), counters_.end(), exported.begin(), Clipped);
+    std::vector<int64_t> exported(static_cast<size_t>(shape_.num_counters()));
+    std::transform(counters_, counters_ + shape_.num_counters(), exported.begin(), Clipped);
     return exported;
   }
 
@@ -233,7 +250,8 @@ class BloomFilter final : public AdmissionFilter {
   }
 
   const BloomShape shape_;
-  std::vector<Counter> counters_;  // [kNumShards, shard_counters]
+  Memory memory_;
+  Counter* const counters_;  // [kNumShards, shard_counters]
 };
 
 }  // namespace

@@ -29,6 +29,8 @@ class AdmissionFilter {
   virtual ~AdmissionFilter() = default;
 
   // ---- one thread per shard ----
+  // Fetches what the next calls for this key read into the caches.
+  virtual void Prefetch(uint64_t hash) const = 0;
   // The key's count once it is seen in `step`: one more, unless it was seen in that step before; or
   // `occurrences` more, if they are not 0.
   virtual int64_t CountWith(uint64_t hash, uint64_t key, int64_t step,

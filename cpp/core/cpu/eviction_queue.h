@@ -5,17 +5,21 @@
 // A key whose score falls (custom) gets a second entry; the first is dropped when it comes out. So
 // are entries of keys that left the table.
 //
-// Invariant: every key of the table has an entry that is not above its score. Which keys come out
-// therefore depends on scores and keys alone.
+// Invariant: every key in one of the first `num_rows()` rows has an entry that is not above its
+// score, and before Take these are all rows. Which keys come out therefore depends on scores and
+// keys alone.
 //
-// Cost: nothing until the first eviction, then 24 bytes per key; O(log size) per new or evicted key
-// and per outdated entry that comes out.
+// Cost: nothing while the table is far from full, then 24 bytes per key; O(log size) per new or
+// evicted key and per outdated entry that comes out. The keys that a table already has enter a few at
+// a time while it fills up (TableRecords::EnterRows), so that no lookup waits for all of them.
 #ifndef SOK_CORE_CPU_EVICTION_QUEUE_H_
 #define SOK_CORE_CPU_EVICTION_QUEUE_H_
 
 #include <algorithm>
 #include <cstdint>
 #include <vector>
+
+#include "cpp/core/cpu/plain_array.h"
 
 namespace sok {
 
@@ -31,29 +35,21 @@ class EvictionQueue {
     }
   };
 
-  // Before the first Build there is nothing to keep up to date.
-  bool is_built() const { return is_built_; }
-  int64_t bytes() const { return static_cast<int64_t>(heap_.capacity() * sizeof(Entry)); }
+  int64_t num_rows() const { return num_rows_; }
+  void set_num_rows(int64_t num_rows) { num_rows_ = num_rows; }
+  int64_t bytes() const { return heap_.bytes(); }
 
-  void Build(std::vector<Entry> entries) {
-    heap_ = std::move(entries);
-    std::make_heap(heap_.begin(), heap_.end());
-    is_built_ = true;
-  }
-  // Never allocates for an entry that Take has removed, or that there is room for (Reserve).
-  void Push(const Entry& entry) {
-    heap_.push_back(entry);
+  // There must be room: for an entry that Take has removed, or by Reserve.
+  void Push(const Entry& entry) noexcept {
+    heap_.Push(entry);
     std::push_heap(heap_.begin(), heap_.end());
   }
-  void Reserve(int64_t more) {
-    const size_t needed = heap_.size() + static_cast<size_t>(more);
-    if (needed > heap_.capacity()) heap_.reserve(std::max(needed, 2 * heap_.size()));
-  }
+  void Reserve(int64_t more) { heap_.Reserve(heap_.size() + more); }
   // Whether entries of keys that fell in score or left the table outnumber the others.
-  bool IsStale(int64_t size) const { return static_cast<int64_t>(heap_.size()) > 2 * size + 1024; }
-  void Clear() {
-    std::vector<Entry>().swap(heap_);
-    is_built_ = false;
+  bool IsStale(int64_t size) const { return heap_.size() > 2 * size + 1024; }
+  void Clear() noexcept {
+    heap_.Clear();
+    num_rows_ = 0;
   }
 
   // Removes the `count` lowest keys, lowest first. `score_of(entry)` returns a pointer to the key's
@@ -63,8 +59,8 @@ class EvictionQueue {
   std::vector<Entry> Take(int64_t count, ScoreOf score_of, IsKept is_kept) {
     std::vector<Entry> taken;
     taken.reserve(static_cast<size_t>(count));
-    size_t end = heap_.size();  // of the heap; behind it lie entries of keys that stay
-    const auto at = [this](size_t i) { return heap_.begin() + static_cast<int64_t>(i); };
+    int64_t end = heap_.size();  // of the heap; behind it lie entries of keys that stay
+    const auto at = [this](int64_t i) { return heap_.begin() + i; };
     while (static_cast<int64_t>(taken.size()) < count && end > 0) {
       std::pop_heap(heap_.begin(), at(end));
       Entry& entry = heap_[end - 1];
@@ -79,16 +75,16 @@ class EvictionQueue {
       const bool is_right = score != nullptr && *score == entry.score;
       if (is_right && is_kept(entry.row)) continue;
       if (is_right && (taken.empty() || taken.back().key != entry.key)) taken.push_back(entry);
-      entry = heap_.back();
-      heap_.pop_back();
+      entry = heap_[heap_.size() - 1];
+      heap_.Pop();
     }
     while (end < heap_.size()) std::push_heap(heap_.begin(), at(++end));
     return taken;
   }
 
  private:
-  bool is_built_ = false;
-  std::vector<Entry> heap_;
+  int64_t num_rows_ = 0;
+  PlainArray<Entry> heap_;
 };
 
 }  // namespace sok

@@ -9,6 +9,22 @@ namespace sok {
 namespace {
 
 constexpr int64_t kKeysPerThread = 1024;  // enough to wake another thread for
+constexpr int64_t kKeysPerWake = 4096;    // that a thread does while the passes of a table wake it
+
+// Whether tables are done sooner side by side, one thread each, than one after the other, all threads
+// each. Compares the keys of the thread with the most.
+bool SideBySide(const std::vector<int64_t>& num_keys, int64_t num_threads) {
+  const int64_t n = static_cast<int64_t>(num_keys.size());
+  int64_t total = 0, largest = 0, in_turn = 0;
+  for (int64_t count : num_keys) {
+    const int64_t threads = std::clamp<int64_t>(count / kKeysPerThread, 1, num_threads);
+    in_turn += count / threads + (threads > 1 ? kKeysPerWake : 0);
+    total += count;
+    largest = std::max(largest, count);
+  }
+  const int64_t rounds = (n + num_threads - 1) / num_threads;
+  return n > 1 && std::max(largest, rounds * total / n) <= in_turn;
+}
 
 // The exception of the lowest item that threw one.
 class FirstError {
@@ -39,16 +55,12 @@ class FirstError {
 void ForEachOf(Executor& ex, const std::vector<int64_t>& num_keys,
                FunctionRef<Executor&, int64_t> fn) {
   const int64_t n = static_cast<int64_t>(num_keys.size());
-  int64_t total = 0, largest = 0;
-  for (int64_t count : num_keys) {
-    total += count;
-    largest = std::max(largest, count);
-  }
   FirstError error;
   const auto run = [&](Executor& inner, int64_t i) { error.Try(i, [&] { fn(inner, i); }); };
-  if (n < 4 * ex.num_threads() || largest * ex.num_threads() > total) {
+  if (!SideBySide(num_keys, ex.num_threads())) {
     for (int64_t i = 0; i < n; ++i) run(ex, i);
   } else {
+    const int64_t total = std::accumulate(num_keys.begin(), num_keys.end(), int64_t{0});
     const int64_t grain = n * kKeysPerThread / std::max<int64_t>(1, total);
     ex.ParallelFor(n, std::clamp<int64_t>(grain, 1, n), [&](int64_t begin, int64_t end) {
       InlineExecutor inline_executor;

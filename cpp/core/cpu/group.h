@@ -2,8 +2,8 @@
 //
 //     named       B A C A            as the call names them; a table may occur twice
 //     locked      A B C              each once, in order of address
-//     processed   B(0) A(1,3) C(2)   many tables of similar size: in parallel, one thread each;
-//                                    otherwise one after the other, each with all threads
+//     processed   B(0) A(1,3) C(2)   tables of similar size: in parallel, one thread each; a few, or
+//                                    one much larger: one after the other, each with all threads
 //
 // In parallel, threads synchronise once per call and not once per pass and table. Many small tables
 // need that.

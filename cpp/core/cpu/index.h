@@ -83,6 +83,10 @@ class Index {
   // asked for in advance fits without.
   static constexpr int kLoadParts = 512;
   void GrowAt(int parts) { grow_at_ = parts; }
+  // For the drawing above.
+  static constexpr int LoadOfShard(int shard) {
+    return kLoadParts * 3 / 4 - shard * kLoadParts / 8 / kNumShards;
+  }
 
   // Where the probe of a key begins. Never null: an empty index shows one bucket without keys.
   const Bucket* Home(uint64_t hash) const { return buckets_ + home_(hash); }

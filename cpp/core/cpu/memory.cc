@@ -50,6 +50,22 @@ Memory::Memory(size_t bytes, bool huge) : bytes_(bytes) {
   std::memset(data_, 0, bytes_);
 }
 
+void Memory::Grow(size_t bytes) {
+#if defined(__linux__)
+  if (mapped_) {
+    const size_t rounded = RoundUp(bytes, kPageBytes);
+    void* const moved = mremap(data_, bytes_, rounded, MREMAP_MAYMOVE);
+    if (moved == MAP_FAILED) throw std::bad_alloc();
+    data_ = moved;
+    bytes_ = rounded;
+    return;
+  }
+#endif
+  Memory grown(bytes, /*huge=*/false);
+  if (bytes_ > 0) std::memcpy(grown.data_, data_, bytes_);
+  Swap(grown);
+}
+
 void Memory::Free() noexcept {
 #if defined(__linux__)
   if (mapped_) {

@@ -32,6 +32,9 @@ class Memory {
 
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
+  // Enlarges a block that is not huge. The bytes stay: where the system can move pages, none is
+  // copied or touched. Throws std::bad_alloc, changing nothing.
+  void Grow(size_t bytes);
   void Free() noexcept;
 
  private:

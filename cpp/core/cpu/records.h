@@ -15,17 +15,41 @@
 #ifndef SOK_CORE_CPU_RECORDS_H_
 #define SOK_CORE_CPU_RECORDS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "cpp/core/cpu/admission.h"
 #include "cpp/core/cpu/eviction_queue.h"
+#include "cpp/core/cpu/plain_array.h"
 #include "cpp/core/evicted_buffer.h"
 #include "cpp/core/key_records.h"
 #include "cpp/core/policy.h"
 
 namespace sok {
+
+// One bit per row number, all zero between calls: a call pays for the rows that it marks, not for
+// those of the table.
+class RowMarks {
+ public:
+  void Reserve(int64_t num_rows) {  // throws std::bad_alloc, changing nothing
+    const size_t words = static_cast<size_t>(num_rows / 64 + 1);
+    if (words > words_.size()) words_.resize(words + words / 2);
+  }
+  bool Has(uint32_t row) const { return words_[row / 64] >> (row % 64) & 1; }
+  bool Mark(uint32_t row) noexcept {  // whether it was not marked yet
+    const bool is_new = !Has(row);
+    words_[row / 64] |= uint64_t{1} << (row % 64);
+    return is_new;
+  }
+  void Unmark(uint32_t row) noexcept { words_[row / 64] = 0; }  // other rows, too
+  int64_t bytes() const { return static_cast<int64_t>(words_.capacity() * sizeof(uint64_t)); }
+  void Clear() { std::vector<uint64_t>().swap(words_); }
+
+ private:
+  std::vector<uint64_t> words_;
+};
 
 struct TableRecords {
   explicit TableRecords(const PolicyOptions& policy_options)
@@ -49,11 +73,22 @@ struct TableRecords {
 
   // Makes room for rows below `num_rows`, `num_new` of them new. Throws std::bad_alloc.
   void Reserve(int64_t num_rows, int64_t num_new) {
-    if (static_cast<size_t>(num_rows) > records.size()) {
-      records.resize(static_cast<size_t>(num_rows));
-      if (has_scores()) scores.resize(static_cast<size_t>(num_rows));
+    if (num_rows > records.size()) {
+      if (has_scores()) scores.Resize(num_rows);
+      records.Resize(num_rows);
     }
-    if (queue.is_built()) queue.Reserve(num_new);
+    if (queue.num_rows() > 0) queue.Reserve(num_new);
+  }
+  // Enters the keys of the next rows below `end` into the queue, and makes room for `num_new` more.
+  // Throws std::bad_alloc, changing nothing.
+  void EnterRows(int64_t end, int64_t num_new) {
+    const int64_t first = queue.num_rows();
+    end = std::max(first, end);
+    queue.Reserve(end - first + num_new);
+    queue.set_num_rows(end);
+    for (int64_t row = first; row < end; ++row) {
+      if (records[row].last_step >= 0) Enter(static_cast<uint32_t>(row));
+    }
   }
   // Records a key that got a row.
   void Add(uint32_t row, uint64_t key, int64_t frequency, int64_t last_step, int64_t score = 0) {
@@ -61,27 +96,25 @@ struct TableRecords {
     if (has_scores()) scores[row] = score;
   }
   void Enter(uint32_t row) {
-    if (queue.is_built()) queue.Push({*Score(row), records[row].key, row});
+    if (row < queue.num_rows()) queue.Push({*Score(row), records[row].key, row});
   }
   void Remove(uint32_t row) { records[row].last_step = -1; }
 
   int64_t bytes() const {
-    return static_cast<int64_t>(records.capacity() * sizeof(KeyRecord) +
-                                scores.capacity() * sizeof(int64_t)) +
-           (filter != nullptr ? filter->bytes() : 0) + queue.bytes() +
-           static_cast<int64_t>(kept.capacity() * sizeof(uint64_t));
+    return records.bytes() + scores.bytes() + (filter != nullptr ? filter->bytes() : 0) +
+           queue.bytes() + marks.bytes();
   }
   void Clear();
 
   const PolicyOptions options;
   int64_t step = 0;
-  PolicyCounts statistics;         // without size, seen, buffered, waiting and step
-  std::vector<KeyRecord> records;  // [rows given out]
-  std::vector<int64_t> scores;     // parallel to it, or empty
+  PolicyCounts statistics;        // without size, seen, buffered, waiting and step
+  PlainArray<KeyRecord> records;  // [rows given out]
+  PlainArray<int64_t> scores;     // parallel to it, or empty
   std::unique_ptr<AdmissionFilter> filter;
   EvictionQueue queue;
   EvictedBuffer buffer;
-  std::vector<uint64_t> kept;  // one bit per row number, all zero between calls
+  RowMarks marks;
 };
 
 }  // namespace sok

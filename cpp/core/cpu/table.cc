@@ -41,7 +41,7 @@ CpuTable::Impl::Impl(const TableOptions& table_options)
       arena(new Arena(format.embedding_floats(), options.storage, options.name)) {
   for (int s = 0; s < kNumShards; ++s) {
     shards[s].UsePool(pool.get());
-    shards[s].GrowAt(Index::kLoadParts * 3 / 4 - s * Index::kLoadParts / 8 / kNumShards);
+    shards[s].GrowAt(Index::LoadOfShard(s));
   }
   if (!options.use_hashtable) {
     present = Memory(static_cast<size_t>((options.max_capacity + 63) / 64) * 8, false);

@@ -16,31 +16,25 @@
 namespace sok {
 namespace {
 
-// Marks the rows of a batch, which must stay. The bits are kept from call to call, so that a call's
-// cost does not depend on the size of the table.
+// Marks the rows of a batch, which must stay.
 class KeptRows {
  public:
-  KeptRows(std::vector<uint64_t>* bits, const uint32_t* rows, int64_t num_rows, int64_t end_row)
-      : bits_(*bits), rows_(rows), num_rows_(num_rows) {
-    const size_t words = static_cast<size_t>(end_row / 64 + 1);
-    if (words > bits_.size()) bits_.resize(words + words / 2);
-    for (int64_t i = 0; i < num_rows; ++i) {
-      if (rows[i] == kNoRow || Has(rows[i])) continue;
-      bits_[rows[i] / 64] |= uint64_t{1} << (rows[i] % 64);
-      ++count_;
-    }
+  KeptRows(RowMarks* marks, const uint32_t* rows, int64_t num_rows, int64_t end_row)
+      : marks_(*marks), rows_(rows), num_rows_(num_rows) {
+    marks_.Reserve(end_row);
+    for (int64_t i = 0; i < num_rows; ++i) count_ += rows[i] != kNoRow && marks_.Mark(rows[i]);
   }
   ~KeptRows() {
     for (int64_t i = 0; i < num_rows_; ++i) {
-      if (rows_[i] != kNoRow) bits_[rows_[i] / 64] = 0;
+      if (rows_[i] != kNoRow) marks_.Unmark(rows_[i]);
     }
   }
   KeptRows(const KeptRows&) = delete;
-  bool Has(uint32_t row) const { return bits_[row / 64] >> (row % 64) & 1; }
+  bool Has(uint32_t row) const { return marks_.Has(row); }
   int64_t count() const { return count_; }  // each row once
 
  private:
-  std::vector<uint64_t>& bits_;
+  RowMarks& marks_;
   const uint32_t* const rows_;
   const int64_t num_rows_;
   int64_t count_ = 0;
@@ -51,21 +45,19 @@ class KeptRows {
 void CpuTable::Impl::ChooseEvicted(Executor& ex, int64_t num_new, const Insertion& insertion,
                                    Eviction* eviction) {
   TableRecords& rec = *records;
+  if (rec.options.score == ScoreKind::kNone) return;
   const int64_t excess = size + num_new - options.max_capacity;
-  if (rec.options.score == ScoreKind::kNone || excess <= 0) return;
-  const KeptRows kept(&rec.kept, insertion.kept_rows, insertion.num_kept_rows, next_row);
-  CheckBatchFits(num_new, kept.count(), options.max_capacity, options.name);
-  if (!rec.queue.is_built() || rec.queue.IsStale(size)) {
-    std::vector<EvictionQueue::Entry> entries;
-    entries.reserve(static_cast<size_t>(size + num_new));
-    for (int64_t row = 0; row < next_row; ++row) {
-      const KeyRecord& record = rec.records[row];
-      if (record.last_step < 0) continue;
-      const uint32_t r = static_cast<uint32_t>(row);
-      entries.push_back({*rec.Score(r), record.key, r});
+  if (rec.queue.IsStale(size)) rec.queue.Clear();
+  // The queue gets the keys that the table has while its last eighth fills up: nine rows per new key.
+  if (excess <= 0) {
+    if (excess + options.max_capacity / 8 > 0) {
+      rec.EnterRows(std::min(next_row, rec.queue.num_rows() + 9 * num_new), num_new);
     }
-    rec.queue.Build(std::move(entries));
+    return;
   }
+  const KeptRows kept(&rec.marks, insertion.kept_rows, insertion.num_kept_rows, next_row);
+  CheckBatchFits(num_new, kept.count(), options.max_capacity, options.name);
+  rec.EnterRows(next_row, num_new);
   eviction->queue = &rec.queue;
   eviction->entries = rec.queue.Take(
       excess,

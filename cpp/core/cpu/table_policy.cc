@@ -107,7 +107,12 @@ void CpuTable::Impl::ClassifyMissing(Executor& ex, LookupBatch* batch) {
       refused.clear();
       refused_occurring.clear();
       int64_t admitted = 0;
+      constexpr int64_t kAhead = 8;
+      for (int64_t i = 0; filter != nullptr && i < std::min(n, kAhead); ++i) {
+        filter->Prefetch(HashKey(unique[i]));
+      }
       for (int64_t i = 0; i < n; ++i) {
+        if (filter != nullptr && i + kAhead < n) filter->Prefetch(HashKey(unique[i + kAhead]));
         const uint64_t key = unique[i];
         const int64_t times = occurring[i];
         const int64_t count = filter == nullptr
@@ -268,12 +273,14 @@ void CpuTable::RecordAndRead(Executor& ex, const uint64_t* keys, int64_t num_key
     if (row_numbers[i] == kNoRow) missing.push_back(i);
   }
   // The last that may fail. No new key gets a higher row number.
-  std::vector<bool> is_marked(missing.empty() ? 0 : impl_->next_row + missing.size());
+  RowMarks& marks = impl_->records->marks;
+  marks.Reserve(impl_->next_row + static_cast<int64_t>(missing.size()));
   lookup.Make(ex);
   for (int64_t i : missing) {
-    if (row_numbers[i] == kNoRow) continue;
-    inserted[i] = !is_marked[row_numbers[i]];
-    is_marked[row_numbers[i]] = true;
+    if (row_numbers[i] != kNoRow) inserted[i] = marks.Mark(row_numbers[i]);
+  }
+  for (int64_t i : missing) {
+    if (row_numbers[i] != kNoRow) marks.Unmark(row_numbers[i]);
   }
   ex.ParallelFor(num_keys, 2048, [&](int64_t begin, int64_t end) {
     impl_->ReadRange(keys + begin, end - begin, row_numbers + begin, rows + begin * dim());
@@ -324,7 +331,7 @@ int64_t CpuTable::AssignScores(CallContext context, const uint64_t* keys, int64_
   RequireCustomScore(rec.options.score, impl_->options.name);
   const Scratch<uint32_t> rows(num_keys);
   impl_->FindRange(keys, num_keys, rows.get());
-  if (rec.queue.is_built()) rec.queue.Reserve(num_keys);
+  if (rec.queue.num_rows() > 0) rec.queue.Reserve(num_keys);
   int64_t num_assigned = 0;
   for (int64_t i = 0; i < num_keys; ++i) {
     if (rows[i] == kNoRow) continue;
@@ -351,9 +358,9 @@ void CpuTable::CountDroppedGradients(int64_t num_keys) {
 void TableRecords::Clear() {
   step = 0;
   statistics = PolicyCounts();
-  std::vector<KeyRecord>().swap(records);
-  std::vector<int64_t>().swap(scores);
-  std::vector<uint64_t>().swap(kept);
+  records.Clear();
+  scores.Clear();
+  marks.Clear();
   if (filter != nullptr) filter->Clear();
   queue.Clear();
   buffer.Clear();
