@@ -123,14 +123,22 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         )
         saved = now
         if latest[0] is not None:
-            checkpoint.restore(latest[0]).assert_existing_objects_matched()
-            saved = Progress(*self._variable.numpy().tolist())
+            saved = self._restore(latest[0])
         goes_on = saved.epoch < saved.epochs and saved.taken  # that `fit` had not come to its end
         self._resumed = Resumed(saved, now) if goes_on else None
         self._progress, self._saved = now, None
         self._is_later = saved[:2] > (now.epochs, 0)  # than the end of this `fit`, which is empty
         self._begin_at(saved)
         self._listen()
+
+    def _restore(self, path):
+        if tf.train.load_checkpoint(path).has_tensor("progress/.ATTRIBUTES/VARIABLE_VALUE"):
+            self._checkpoint.restore(path).assert_existing_objects_matched()
+            return Progress(*self._variable.numpy().tolist())
+        epoch = tf.Variable(0, dtype=tf.int64)  # all that a backup of 0.1.0 has
+        of_then = tf.train.Checkpoint(model=self.model, epoch=epoch)
+        of_then.restore(path).assert_existing_objects_matched()
+        return Progress(epoch=int(epoch))
 
     def _begin_at(self, saved):
         if is_keras_3():
@@ -154,13 +162,16 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
             return
         if self._running is not None:  # the next one waits for it
             self._finish()
-        self._epoch.assign(self._now)
+        self._note_progress()
         path = f"{self._manager._prefix}-{int(self._checkpoint.save_counter) + 1}"
-        self._running = checkpoints.begin(self._checkpoint, path, self._save)
+        self._running = checkpoints.begin(self._checkpoint, path, self._manager.save)
 
     def _save(self):
-        self._variable.assign(self._progress)
+        self._note_progress()
         self._manager.save()
+
+    def _note_progress(self):
+        self._variable.assign(self._progress)
         self._saved = self._progress
 
     def _finish(self):
