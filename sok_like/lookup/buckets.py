@@ -53,7 +53,7 @@ class Layout(NamedTuple):
 
     def parts_of(self, keys: np.ndarray) -> np.ndarray:
         """The part of each of the int64 keys `[num_keys]`, int32."""
-        found = np.empty(len(keys), np.int32)
+        found: np.ndarray = np.empty(len(keys), np.int32)
         for at in range(0, len(keys), _CHUNK):
             found[at : at + _CHUNK] = choices(keys[at : at + _CHUNK], self)[0] // self.width
         return found
@@ -138,12 +138,11 @@ def place(keys: np.ndarray, layout: Layout, begin: int, end: int) -> Buckets | N
     Returns:
         None if a key has no place; another salt will do.
     """
-    counts = np.zeros(end - begin, np.int8)
+    counts: np.ndarray = np.zeros(end - begin, np.int8)
     in_slots = np.repeat(fillers(layout, begin, end)[:, np.newaxis], SLOTS, 1)
     for at, mine in _by_part(keys, layout, begin, end):
         mine.sort()  # so that it does not matter which rank has sent which
-        first, second = (each - begin - at for each in choices(mine, layout))
-        occupants = _occupants(first, second, layout.width)
+        occupants = _occupants(*choices(mine, layout), begin + at, layout.width)
         if occupants is None:
             return None
         taken = occupants >= 0
@@ -164,11 +163,14 @@ def _by_part(keys, layout, begin, end) -> Iterator[tuple[int, np.ndarray]]:
         begin += count
 
 
-def _occupants(first, second, num_buckets):
-    """The key in each slot, `[num_buckets, SLOTS]`, -1 for none; None if a key has no place."""
+def _occupants(first, second, begin, num_buckets):
+    """The key in each slot, `[num_buckets, SLOTS]`, -1 for none; None if a key has no place.
+
+    Buckets are counted from `begin` on.
+    """
     occupants = np.full([num_buckets, SLOTS], -1, np.int32)
     counts = np.zeros(num_buckets, np.int8)
-    target, both = first.astype(np.int32), (first ^ second).astype(np.int32)
+    target, both = (first - begin).astype(np.int32), (first ^ second).astype(np.int32)
     waiting = np.arange(len(first), dtype=np.int32)
     random = np.random.default_rng(0)
     for _ in range(_ROUNDS):

@@ -1,6 +1,6 @@
 """A table as plain variables, looked up by TensorFlow's own ops: the content of a SavedModel.
 
-    keys [n] --mix--> two buckets [n, 2] --gather--> 16 keys [n, 16] --equal--> slot --> row
+    keys [n] --mix--> two buckets [n, 2] --gather--> 16 keys [n, 2, 8] --equal--> slot --> row
 
 `sok_like/lookup/buckets.py` says how keys lie in buckets. Rows are in the order of the buckets
 without gaps, so only keys have free slots; a table that can be refreshed has a row number per slot
@@ -71,17 +71,22 @@ class StockTable(tf.Module):
         """Rows of int64 keys `[num_keys]`, float32 `[num_keys, dim]`."""
         if self.layout is None:
             return self._decoded(self._in_range(keys))
-        rows, present = self._find(keys)
-        found = tf.where(present[:, tf.newaxis], self._decoded(rows), 0.0)
-        if self.missing.is_zero:
-            return found
+        buckets = _choices(keys, self.layout)
+        same = tf.equal(tf.gather(self.keys, buckets), keys[:, tf.newaxis, tf.newaxis])
+        # Of each key found its number, in ascending order, which of its buckets, and the slot.
+        at = tf.where(same)
+        found = self._decoded(self._rows_at(tf.gather_nd(buckets, at[:, :2]), at[:, 2]))
 
         def filled():
-            at = tf.where(~present)
-            return tf.tensor_scatter_nd_update(found, at, self.missing(tf.gather_nd(keys, at)))
+            rows = tf.zeros([tf.size(keys), self.dim])
+            if not self.missing.is_zero:
+                absent = tf.where(~tf.reduce_any(same, [1, 2]))
+                initial = self.missing(tf.gather_nd(keys, absent))
+                rows = tf.tensor_scatter_nd_update(rows, absent, initial)
+            return tf.tensor_scatter_nd_update(rows, at[:, :1], found)
 
         # Only batches with missing keys pay for their rows.
-        return tf.cond(tf.reduce_all(present), lambda: found, filled)
+        return tf.cond(tf.equal(tf.shape(at)[0], tf.size(keys)), lambda: found, filled)
 
     def _in_range(self, keys):
         wrong = (keys < 0) | (keys >= self.key_limit)
@@ -95,24 +100,12 @@ class StockTable(tf.Module):
         with tf.control_dependencies([] if check is None else [check]):
             return tf.identity(keys)
 
-    def _find(self, keys):
-        """Row numbers `[num_keys]`, 0 for missing keys, and bool `[num_keys]`: whether present."""
-        buckets = _choices(keys, self.layout)
-        same = tf.equal(tf.gather(self.keys, buckets), keys[:, tf.newaxis, tf.newaxis])
-        same = tf.cast(tf.reshape(same, [-1, 2 * SLOTS]), tf.float32)
-        # At most one slot has the key, so the sum of slot numbers (from 1) is its number.
-        numbers = tf.range(1, 2 * SLOTS + 1, dtype=tf.float32)
-        slot = tf.cast(tf.linalg.matvec(same, numbers), tf.int32)
-        present = slot > 0
-        slot = tf.where(present, slot - 1, 0)
-        bucket = tf.where(slot < SLOTS, buckets[:, 0], buckets[:, 1])
-        in_bucket = tf.math.floormod(slot, SLOTS)
-        if self.numbers is None:
-            row = tf.gather(self.starts, bucket)
-            row += tf.cast(in_bucket, row.dtype)
-        else:
-            row = tf.gather(self.numbers, bucket * SLOTS + tf.cast(in_bucket, bucket.dtype))
-        return tf.where(present, row, tf.zeros_like(row)), present
+    def _rows_at(self, bucket, slot):
+        """Row numbers of the keys in these slots `[num_found]` of buckets `[num_found]`."""
+        if self.numbers is not None:
+            return tf.gather(self.numbers, bucket * SLOTS + slot)
+        start = tf.gather(self.starts, bucket)
+        return start + tf.cast(slot, start.dtype)
 
     def _decoded(self, rows):
         values = tf.cast(tf.gather(self.rows, rows), tf.float32)
@@ -123,19 +116,21 @@ class StockTable(tf.Module):
 
 def _choices(keys, layout):
     """`buckets.choices` by TensorFlow's ops, `[num_keys, 2]`."""
-    hashed = keys ^ layout.salt
+    hashed = tf.bitcast(keys ^ layout.salt, tf.uint64)
     for shift, factor in zip((30, 27), FACTORS, strict=True):
-        hashed = (hashed ^ _right(hashed, shift)) * (factor - 2**64 if factor >> 63 else factor)
+        hashed = (hashed ^ _right(hashed, shift)) * _word(factor)
     hashed ^= _right(hashed, 31)
-    first = _right((hashed & (2**32 - 1)) * layout.num_buckets, 32)
-    second = first ^ (1 + _right(_right(hashed, 32) * (layout.width - 1), 32))
-    return tf.stack([first, second], 1)
+    first = _right((hashed & _word(2**32 - 1)) * _word(layout.num_buckets), 32)
+    second = first ^ (_right(_right(hashed, 32) * _word(layout.width - 1), 32) + _word(1))
+    return tf.bitcast(tf.stack([first, second], 1), tf.int64)
 
 
 def _right(words, bits):
-    """Shifts in zeros, as for unsigned numbers."""
-    shifted = tf.bitwise.right_shift(words, tf.constant(bits, tf.int64))
-    return shifted & (2 ** (64 - bits) - 1)
+    return tf.bitwise.right_shift(words, _word(bits))
+
+
+def _word(number):
+    return tf.constant(number, tf.uint64)
 
 
 def _without_value(shape, dtype, name):

@@ -49,7 +49,8 @@ class Parts:
 
     def __init__(self, make_folder: Callable[[], str]):
         self._communicator = comm.current()
-        rank, self._prefixes, self._number = self._communicator.rank, [], 0
+        rank, self._number = self._communicator.rank, 0
+        self._prefixes: list[str] = []
         self.folder: str = self._agreed(lambda: None if rank else make_folder())[0]
         self._agreed(lambda: self._leave(f"rank_{rank}"))
         seen = self._agreed(lambda: None if rank else durable.names(self.folder))[0]

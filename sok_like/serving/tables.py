@@ -30,7 +30,7 @@ from sok_like.table import ownership
 from sok_like.table.variable import EmbeddingVariable
 
 _LEAST_ROOM = 1024  # keys, beside the headroom
-_NO_KEYS = np.zeros([0], np.int64)
+_NO_KEYS: np.ndarray = np.zeros([0], np.int64)
 
 
 class Written(NamedTuple):
@@ -53,10 +53,10 @@ class _Piece(NamedTuple):
     keys: np.ndarray = _NO_KEYS
     first_row: int = 0
     zeros: int = 0
-    index: Sequence[tuple[str, int, np.ndarray]] = ()  # variable, first item, items
+    items: Sequence[tuple[str, int, np.ndarray]] = ()  # of the index: variable, number, items
 
 
-def large(tables: list[StockTable]) -> dict[str, tf.Variable]:
+def large(tables: Sequence[StockTable]) -> dict[str, tf.Variable]:
     """The variables that `write` writes, by the attribute of the module that must hold them."""
     return {
         _name(number, part): variable
@@ -102,7 +102,9 @@ def write(
 
     counts = agreed(read, communicator, name, ValueError)
     room = sum(counts) if headroom is None else _LEAST_ROOM + int(sum(counts) * (1 + headroom))
-    placed = placement = None
+    placed = None
+    sizes: np.ndarray  # keys by rank, and rows by rank
+    capacities: np.ndarray
     if variable.key_limit:
         bounds = [variable.key_limit * each // world_size for each in range(world_size + 1)]
         sizes = capacities = np.diff(bounds)
@@ -115,13 +117,21 @@ def write(
     num_rows = int(capacities.sum())
     if not num_rows:  # a gather needs a row
         capacities, num_rows = np.arange(world_size) == 0, 1
-    begin = int(capacities[:rank].sum())
-    layout = placed.layout if placed is not None else None
-    missing = MissingRows(variable, initial, follows)
-    stock = StockTable(variable, layout, num_rows, row_dtype, missing, follows)
-    kind = number_dtype(num_rows)
-    if placed is not None and follows:
-        placement = Placement(placed, begin, int(capacities[rank]), kind)
+    begin, kind = int(capacities[:rank].sum()), number_dtype(num_rows)
+    made: list[Any] = []
+
+    def prepare():
+        layout = placement = None
+        if placed is not None:
+            layout = placed.layout
+            if follows:
+                placement = Placement(placed, begin, int(capacities[rank]), kind)
+        missing = MissingRows(variable, initial, follows)
+        stock = StockTable(variable, layout, num_rows, row_dtype, missing, follows)
+        made.extend([stock, placement])
+
+    agreed(prepare, communicator, name, ValueError)
+    stock, placement = made
     step = max(SLOTS, contents.CHUNK_BYTES // (8 + 4 * variable.dim))
     if variable.home is not None:  # which all ask at once
         step = max(SLOTS, step // world_size)
@@ -137,12 +147,17 @@ def write(
         for at in range(end, last, step):
             yield _Piece(_NO_KEYS, at, min(step, last - at))
 
-    left, shapes = pieces(), {part: each.shape for part, each in stock.large().items()}
-    while True:
-        piece = next(left, None)
-        if not any(agreed(lambda: piece is not None, communicator, name)):  # noqa: B023
-            return Written(stock, placement, found[-1])
-        _write(variable, number, parts, stock.rows.dtype, shapes, piece or _Piece(), name)
+    left, piece = pieces(), [_Piece()]
+    shapes = {part: each.shape for part, each in stock.large().items()}
+
+    def advance():
+        following = next(left, None)
+        piece[0] = following or _Piece()
+        return following is not None
+
+    while any(agreed(advance, communicator, name, ValueError)):
+        _write(variable, number, parts, stock.rows.dtype, shapes, piece[0], name)
+    return Written(stock, placement, found[-1])
 
 
 def _write(variable, number, parts, dtype, shapes, piece, name):
@@ -153,7 +168,7 @@ def _write(variable, number, parts, dtype, shapes, piece, name):
             yield from of_rows(np.zeros([piece.zeros, variable.dim], np.float32))
         if len(rows):
             yield from of_rows(rows)
-        for part, at, items in piece.index:
+        for part, at, items in piece.items:
             yield Slice(_name(number, part), shapes[part], at, items)
 
     def of_rows(values):

@@ -29,7 +29,7 @@ def narrow(rows, row_dtype):
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("case", [*CASES, "one_key", "no_key"])
 def test_a_saved_model_has_the_rows_of_all_ranks(rank_results, world_size, case):
-    found = rank_results(world_size, "serving.in_parts")[0][case]
+    found = rank_results(world_size, "serving_parts.in_parts")[0][case]
     rows, expected, missing = found["rows"], found["expected"], found["missing"]
     expected[~missing] = narrow(expected[~missing], found["row_dtype"])
     np.testing.assert_array_equal(rows, expected)
@@ -39,14 +39,17 @@ def test_a_saved_model_has_the_rows_of_all_ranks(rank_results, world_size, case)
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_no_rank_holds_a_table(rank_results, world_size):
-    for rank in rank_results(world_size, "serving.peak"):
+def test_no_rank_holds_a_table_and_each_writes_its_share(rank_results, world_size):
+    ranks = rank_results(world_size, "serving_parts.peak")
+    for rank in ranks:
         assert rank["peak"] < 0.5 * rank["table"], rank
+        assert rank["written"] < 1.25 * rank["table"] / world_size, rank
+    assert sum(rank["written"] for rank in ranks) == ranks[0]["table"]
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_if_a_rank_fails_all_raise_and_the_previous_model_is_left(rank_results, world_size):
-    for rank in rank_results(world_size, "serving.cannot"):
+    for rank in rank_results(world_size, "serving_parts.cannot"):
         full, not_finite = rank["messages"]
         assert "the disk is full" in full and "`row_dtype` int8 needs finite rows" in not_finite
         if world_size > 1:
