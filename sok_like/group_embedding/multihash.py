@@ -10,11 +10,11 @@ rows as the first.)
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import tensorflow as tf
 
+from sok_like.lookup.by_key import OnTypeError
 from sok_like.runtime.checks import as_integer, require
 
 v1 = tf.compat.v1
@@ -125,29 +125,18 @@ def get_multihash_variable(
     return MultiHashVariable(name, variables, "mul" if operation == "mult" else operation)
 
 
-class _LookUp(tf.__internal__.dispatch.OpDispatcher):
-    """`tf.nn.embedding_lookup` of a MultiHashVariable, which TensorFlow cannot convert."""
-
-    def __init__(self, function):
-        self._signature = inspect.signature(function)
-        self.register(function)
-
-    def handle(self, args, kwargs):
-        try:
-            arguments = self._signature.bind(*args, **kwargs).arguments
-        except TypeError:  # a mistake of the caller, which TensorFlow reports
-            return self.NOT_SUPPORTED
-        table = arguments.get("params")
-        if not isinstance(table, MultiHashVariable):
-            return self.NOT_SUPPORTED
-        norm = arguments.get("max_norm")
-        if norm is not None:
-            raise ValueError(
-                "`max_norm` must be None for a multihash variable, whose rows are made of two. "
-                f"Received: max_norm={norm!r} (table '{table.name}')"
-            )
-        return table.lookup(arguments["ids"])
+def _look_up(function, arguments):
+    """Of a MultiHashVariable, which TensorFlow cannot convert."""
+    table, norm = arguments.get("params"), arguments.get("max_norm")
+    if not isinstance(table, MultiHashVariable):
+        return None
+    if norm is not None:
+        raise ValueError(
+            "`max_norm` must be None for a multihash variable, whose rows are made of two. "
+            f"Received: max_norm={norm!r} (table '{table.name}')"
+        )
+    return table.lookup(arguments["ids"])
 
 
 for _nn in (tf.nn, v1.nn):
-    _LookUp(_nn.embedding_lookup)
+    OnTypeError(_nn.embedding_lookup, _look_up)

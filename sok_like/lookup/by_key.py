@@ -56,26 +56,35 @@ def rows_by_key(variable: EmbeddingVariable, keys: Any, name: str | None = None)
 as_variable.look_up = rows_by_key
 
 
-class _UnwrapOnTypeError(tf.__internal__.dispatch.OpDispatcher):
-    """`tf.nn.embedding_lookup` of a table inside a variable of Keras 3.
+class OnTypeError(tf.__internal__.dispatch.OpDispatcher):
+    """Answers calls of `function` in which TensorFlow cannot convert an argument.
 
-    TensorFlow takes it for a tensor, and calls this when the conversion raises TypeError.
+    Args:
+        answer: Called with `function` and the arguments by name; None leaves the TypeError.
     """
 
-    def __init__(self, function):
+    def __init__(self, function: Any, answer: Any):
         self._function, self._signature = function, inspect.signature(function)
+        self._answer = answer
         self.register(function)
 
-    def handle(self, args, kwargs):
+    def handle(self, args: Any, kwargs: Any) -> Any:
+        """What TensorFlow calls."""
         try:
             arguments = self._signature.bind(*args, **kwargs).arguments
         except TypeError:  # a mistake of the caller, which TensorFlow reports
             return self.NOT_SUPPORTED
-        params = arguments.get("params")
-        table = _only_table(params)
-        if table is None or params is table:
-            return self.NOT_SUPPORTED  # the TypeError had another cause
-        return self._function(**{**arguments, "params": table})
+        answer = self._answer(self._function, arguments)
+        return self.NOT_SUPPORTED if answer is None else answer
+
+
+def _unwrapped(function, arguments):
+    """Of a table inside a variable of Keras 3, which TensorFlow takes for a tensor."""
+    params = arguments.get("params")
+    table = _only_table(params)
+    if table is None or params is table:
+        return None  # the TypeError had another cause
+    return function(**{**arguments, "params": table})
 
 
 def _only_table(params):
@@ -145,6 +154,6 @@ def _safe(table, arguments):
 
 _EITHER = typing.Union[tf.SparseTensor, tf.RaggedTensor]  # noqa: UP007
 for _nn, _kinds in ((tf.nn, _EITHER), (tf.compat.v1.nn, tf.SparseTensor)):
-    _UnwrapOnTypeError(_nn.embedding_lookup)
+    OnTypeError(_nn.embedding_lookup, _unwrapped)
     _dispatch(_nn.embedding_lookup_sparse, "params", "sp_ids", _kinds, _sparse)
     _dispatch(_nn.safe_embedding_lookup_sparse, "embedding_weights", "sparse_ids", _kinds, _safe)
