@@ -124,6 +124,9 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         saved = now
         if latest[0] is not None:
             saved = self._restore(latest[0])
+        if saved.batch and saved.batch == (self.params or {}).get("steps"):
+            # After a SIGTERM in the last batch. Neither Keras wants an epoch without batches.
+            saved = saved._replace(epoch=saved.epoch + 1, batch=0)
         goes_on = saved.epoch < saved.epochs and saved.taken  # that `fit` had not come to its end
         self._resumed = Resumed(saved, now) if goes_on else None
         self._progress, self._saved = now, None
@@ -279,11 +282,6 @@ class _BeginsAt:
 
     def maybe_load_initial_counters_from_ckpt(self, steps_per_epoch, initial_epoch, mode):
         """The first epoch; the data decides on the first step."""
-        epoch, resumed = self._saved.epoch, self._resumed
-        if steps_per_epoch and self._saved.batch == steps_per_epoch:
-            epoch += 1  # tf_keras raises for an epoch without batches
-            if resumed is not None:
-                resumed.saved = resumed.saved._replace(epoch=epoch, batch=0)
-        if resumed is not None:
-            resumed.wait_for_data()
-        return epoch, 0
+        if self._resumed is not None:
+            self._resumed.wait_for_data()
+        return self._saved.epoch, 0

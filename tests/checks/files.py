@@ -316,7 +316,6 @@ def preempted():
     model(X[:1])
     callback = sok.callbacks.BackupAndRestore(str(folder))
     found["epochs"] = len(fit(model, 4, callbacks=[callback]).history["loss"])
-    # The batch of the second epoch was trained before the signal was seen, and comes again.
     found["steps"] = int(tf.convert_to_tensor(model.optimizer.iterations))
     expected = model.predict_on_batch(X)  # all ranks: none of them still writes
     found["left"] = folder.exists()
