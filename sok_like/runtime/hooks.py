@@ -24,7 +24,7 @@ import inspect
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 KNOWN = (
@@ -38,6 +38,7 @@ _modules: list[str] = []
 _installers: list[Callable[[], None]] = []
 _waiting: list[Callable[[], None]] = []
 _hooks: list[Hook] = []
+_uncopied: list[Hook] | None = None  # in `install_all`: hooks whose copies are not replaced yet
 _initialized = False
 
 
@@ -66,18 +67,22 @@ def install_all() -> None:
     Raises:
         ImportError: a function that must be wrapped is missing. Then nothing is wrapped.
     """
-    global _initialized
+    global _initialized, _uncopied
     with _lock:
         for module in _modules:
             importlib.import_module(module)
+        is_outer, _uncopied = _uncopied is None, _uncopied or []
         try:
             while _waiting:
                 _waiting[0]()
                 del _waiting[0]  # it remains if it has raised
+            _replace_copies(_uncopied)
             _initialized = True
         except BaseException:
             undo_all()  # all or nothing
             raise
+        finally:
+            _uncopied = None if is_outer else _uncopied
 
 
 def undo_all() -> None:
@@ -150,7 +155,7 @@ def wrap(owner: Any, name: str, wrapper: Callable, why: str, *, copies: bool = T
     if isinstance(owner, str):
         owner = _module(owner)
     where = f"{_name_of(owner)}.{name}"
-    static = inspect.getattr_static(owner, name, None)
+    static = _current(owner, name, None)
     own = getattr(static, "__func__", static)  # of a static or class method
     if not callable(own):
         raise unknown_version(f"the function {where}", "none")
@@ -191,17 +196,18 @@ def put(
     if isinstance(owner, str):
         owner = _module(owner)
     where = f"{_name_of(owner)}.{name}"
-    own = inspect.getattr_static(owner, name, _ABSENT)
+    own = _current(owner, name, _ABSENT)
     if own is _ABSENT and not added:
         raise unknown_version(where, "none")
-    places = [(owner, name, own if name in vars(owner) else _ABSENT)]
-    if copies and isinstance(owner, types.ModuleType):
-        places += [(module, alias, own) for module, alias in _copies(own, owner)]
-    for holder, attribute, _ in places:
-        setattr(holder, attribute, value)
-    hook = Hook(where, why, value, places)
+    hook = Hook(where, why, value, [(owner, name, own if name in vars(owner) else _ABSENT)])
+    setattr(owner, name, value)
     with _lock:
         _hooks.append(hook)
+        if copies and isinstance(owner, types.ModuleType):
+            if _uncopied is None:
+                _replace_copies([hook])
+            else:
+                _uncopied.append(hook)
     return hook
 
 
@@ -284,14 +290,33 @@ def _check_arguments(where, own, wrapper):
         raise unknown_version(required, f"{where}{inspect.signature(own)}")
 
 
-def _copies(function, owner) -> Iterator[tuple[Any, str]]:
-    """The modules, and names in them, under which a function of `owner` is known besides."""
-    for module in list(sys.modules.values()):
+def _current(owner, name, default):
+    """What a name is now, or will be once copies are replaced."""
+    value = inspect.getattr_static(owner, name, default)
+    if _uncopied and any(value is hook._places[0][2] for hook in _uncopied):
+        _replace_copies(_uncopied)
+        value = inspect.getattr_static(owner, name, default)
+    return value
+
+
+def _replace_copies(hooks: list[Hook]) -> None:
+    """Replaces functions of modules where other modules have them, and empties the list.
+
+    One walk for all hooks, because TensorFlow has thousands of modules.
+    """
+    of = {id(hook._places[0][2]): hook for hook in hooks}
+    for module in list(sys.modules.values()) if hooks else ():
         # `vars` does not load what a lazy module would load on request.
-        if not isinstance(module, types.ModuleType) or module is owner:
+        if not isinstance(module, types.ModuleType):
+            continue
+        if of.keys().isdisjoint(map(id, vars(module).values())):
             continue
         if str(vars(module).get("__name__")).partition(".")[0] == __name__.partition(".")[0]:
             continue  # this package calls what it has imported
         for alias, value in list(vars(module).items()):
-            if value is function:
-                yield module, alias
+            # A hook may wrap what another one has put in this function's place.
+            while (hook := of.get(id(value))) and module is not hook._places[0][0]:
+                hook._places.append((module, alias, value))
+                value = hook.value
+                setattr(module, alias, value)
+    hooks.clear()
