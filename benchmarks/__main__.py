@@ -1,7 +1,7 @@
 """Workloads W1 to W4 and groups of tables, ours and each peer in turns; prints ratios.
 
 See docs/benchmarks.md. Only groups take several ranks; rank 0 prints. `two-ranks` starts ranks by
-itself.
+itself, and `growth` takes up to 7 GiB.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def suites() -> dict:
         "w4": (tables.w4, 31, 9),
         "groups-26": (lambda quick: groups.groups(26, 256, quick), 15, 5),
         "groups-300": (lambda quick: groups.groups(300, 256, quick), 9, 3),
+        "groups-1-key": (lambda quick: groups.groups(1, 1, quick, most=1), 15, 50),
+        "groups-26-keys": (lambda quick: groups.groups(26, 1, quick, most=1), 15, 20),
     }
 
 
@@ -56,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     tf.config.threading.set_inter_op_parallelism_threads(args.threads)
 
     import sok_like as sok
-    from benchmarks import harness
+    from benchmarks import harness, ranks, scale
     from sok_like.runtime import comm
 
     sok.Init(global_batch_size=8192)
@@ -88,10 +90,15 @@ def main(argv: list[str] | None = None) -> int:
             )
         del contenders, matches
         gc.collect()
-    if comm.current().world_size == 1 and any(part in "two-ranks" for part in wanted or [""]):
-        from benchmarks import ranks
-
-        results += ranks.contest(args.threads, args.rounds or (3 if args.quick else 15), args.quick)
+    alone = {
+        "two-ranks": lambda: ranks.contest(
+            args.threads, args.rounds or (3 if args.quick else 15), args.quick
+        ),
+        "growth": lambda: scale.growth(args.quick),
+    }
+    for name, make in alone.items():
+        if comm.current().world_size == 1 and any(part in name for part in wanted or [""]):
+            results += make()
     print("\n" + harness.table(results))
     if args.json:
         record = {"machine": machine, "results": [dataclasses.asdict(r) for r in results]}

@@ -2,6 +2,7 @@
 
     G26    26 tables, batch 256 over all ranks, 1 to 4 keys per sample, mean, dim 16, 10k rows each
     G300   300 tables, the same batch
+    G1, G26 at batch 1: one key for each table
 
 A step is lookup, gradient from a given upstream gradient, and Adagrad. TensorFlow's contender uses
 dense variables and row numbers. Each rank has all of its tables, and gradients are averaged as
@@ -12,7 +13,7 @@ dense variables and row numbers. Each rank has all of its tables, and gradients 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -43,14 +44,15 @@ class Tables(NamedTuple):
     dim: int
 
 
-def tables(num_tables: int, batch: int, rank: int, world_size: int, quick: bool = False) -> Tables:
-    """Hotness is uniform in 1 to 4, keys follow Zipf's law as in W1; each rank has a part."""
+def tables(num_tables: int, batch: int, quick: bool, most: int) -> Tables:
+    """Hotness is uniform in 1 to `most`, keys follow Zipf's law as in W1; each rank has a part."""
+    rank, world_size = comm.current().rank, comm.current().world_size
     num_rows = 500 if quick else 10_000
     rng = np.random.default_rng([num_tables, rank])
     order = np.random.default_rng(num_tables).permutation(num_rows)
     positions, row_splits = [], []
     for _ in range(BATCHES):
-        hotness = rng.integers(1, 5, [num_tables, batch // world_size])
+        hotness = rng.integers(1, most + 1, [num_tables, max(1, batch // world_size)])
         splits = np.concatenate([np.zeros([num_tables, 1], int), np.cumsum(hotness, axis=1)], 1)
         drawn = workloads.zipf(rng, workloads.ZIPF_EXPONENT, num_rows, hotness.sum())
         positions.append(order[drawn])
@@ -58,24 +60,28 @@ def tables(num_tables: int, batch: int, rank: int, world_size: int, quick: bool 
     return Tables(positions, row_splits, num_rows, 16)
 
 
-def groups(num_tables: int, batch: int, quick: bool) -> tuple[dict[str, Contender], list[Match]]:
+def groups(
+    num_tables: int, batch: int, quick: bool, most: int = 4, kinds: Any = None
+) -> tuple[dict[str, Contender], list[Match]]:
     """Contenders for the lookup alone and for a step."""
-    ranks = comm.current()
-    data = tables(num_tables, batch, ranks.rank, ranks.world_size, quick)
+    data = tables(num_tables, batch, quick, most)
     splits = [tf.constant(s) for s in data.row_splits]
     positions = [tf.constant(p) for p in data.positions]
     keys = [tf.constant(workloads.mixed(p)) for p in data.positions]
     contenders: dict[str, Contender] = {}
-    for kind in (GROUP, EACH, STOCK):
+    for kind in kinds or LOOKUPS:
         if kind == STOCK:
             variables = [dense_variable(data.num_rows, data.dim) for _ in range(num_tables)]
         else:
             variables = [
-                sok.EmbeddingVariable(data.dim, name=f"{kind}_{t}") for t in range(num_tables)
+                sok.EmbeddingVariable(data.dim, name=f"{kind}_{num_tables}_{t}")
+                for t in range(num_tables)
             ]
             for variable in variables:
                 insert(variable, workloads.mixed(np.arange(data.num_rows)))
-        look, step = _functions(LOOKUPS[kind], variables, kind != STOCK or ranks.world_size > 1)
+        look, step = _functions(
+            LOOKUPS[kind], variables, kind != STOCK or comm.current().world_size > 1
+        )
         inputs = list(zip(positions if kind == STOCK else keys, splits, strict=True))
         contenders[f"{kind} (lookup)"] = Contender(cycle(look, inputs))
         contenders[f"{kind} (step)"] = Contender(cycle(step, inputs))
@@ -120,7 +126,9 @@ def _functions(lookup, variables, wrap):
 
 def _group(variables, ids):
     combiners = ["mean"] * len(variables)
-    return sok.group_embedding_lookup_sparse(variables, ids, combiners, name="bench_group")
+    return sok.group_embedding_lookup_sparse(
+        variables, ids, combiners, name=f"bench_group_{len(ids)}"
+    )
 
 
 def _each(variables, ids):

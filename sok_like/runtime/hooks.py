@@ -24,7 +24,7 @@ import inspect
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 KNOWN = (
@@ -38,6 +38,7 @@ _modules: list[str] = []
 _installers: list[Callable[[], None]] = []
 _waiting: list[Callable[[], None]] = []
 _hooks: list[Hook] = []
+_uncopied: list[Hook] | None = None  # in `install_all`: hooks whose copies are not replaced yet
 _initialized = False
 
 
@@ -66,18 +67,22 @@ def install_all() -> None:
     Raises:
         ImportError: a function that must be wrapped is missing. Then nothing is wrapped.
     """
-    global _initialized
+    global _initialized, _uncopied
     with _lock:
         for module in _modules:
             importlib.import_module(module)
+        is_outer, _uncopied = _uncopied is None, _uncopied or []
         try:
             while _waiting:
                 _waiting[0]()
                 del _waiting[0]  # it remains if it has raised
+            _replace_copies(_uncopied)
             _initialized = True
         except BaseException:
             undo_all()  # all or nothing
             raise
+        finally:
+            _uncopied = None if is_outer else _uncopied
 
 
 def undo_all() -> None:
@@ -150,7 +155,7 @@ def wrap(owner: Any, name: str, wrapper: Callable, why: str, *, copies: bool = T
     if isinstance(owner, str):
         owner = _module(owner)
     where = f"{_name_of(owner)}.{name}"
-    static = inspect.getattr_static(owner, name, None)
+    static = _current(owner, name, None)
     own = getattr(static, "__func__", static)  # of a static or class method
     if not callable(own):
         raise unknown_version(f"the function {where}", "none")
@@ -166,8 +171,7 @@ def wrap(owner: Any, name: str, wrapper: Callable, why: str, *, copies: bool = T
     hooked.autograph_info__ = None  # type: ignore[attr-defined]
     is_method_of_class = isinstance(static, (staticmethod, classmethod))
     value = type(static)(hooked) if is_method_of_class else hooked
-    copied = _copies(own, owner) if copies and isinstance(owner, types.ModuleType) else ()
-    return _put((owner, name), value, why, copied)
+    return _put(owner, name, value, why, copies)
 
 
 def _inherited(owner, name, own):
@@ -189,22 +193,22 @@ def put(owner: Any, name: str, value: Any, why: str, *, added: bool = False) -> 
     """
     if isinstance(owner, str):
         owner = _module(owner)
-    if not added and inspect.getattr_static(owner, name, _ABSENT) is _ABSENT:
+    if not added and _current(owner, name, _ABSENT) is _ABSENT:
         raise unknown_version(f"{_name_of(owner)}.{name}", "none")
-    return _put((owner, name), value, why)
+    return _put(owner, name, value, why)
 
 
-def _put(place, value, why, copies=()):
-    """The hook of a value that it puts into a place, and into those that have copied from it."""
-    places = [
-        (holder, attribute, vars(holder).get(attribute, _ABSENT))
-        for holder, attribute in [place, *copies]
-    ]
-    for holder, attribute, _ in places:
-        setattr(holder, attribute, value)
-    hook = Hook(f"{_name_of(place[0])}.{place[1]}", why, value, places)
+def _put(owner, name, value, why, copies=False):
+    own = vars(owner).get(name, _ABSENT)
+    hook = Hook(f"{_name_of(owner)}.{name}", why, value, [(owner, name, own)])
+    setattr(owner, name, value)
     with _lock:
         _hooks.append(hook)
+        if copies and isinstance(owner, types.ModuleType):
+            if _uncopied is None:
+                _replace_copies([hook])
+            else:
+                _uncopied.append(hook)
     return hook
 
 
@@ -287,13 +291,33 @@ def _check_arguments(where, own, wrapper):
         raise unknown_version(required, f"{where}{inspect.signature(own)}")
 
 
-def _copies(function, owner) -> Iterator[tuple[Any, str]]:
-    """The modules, and names in them, under which a function of `owner` is known besides."""
-    package = __name__.partition(".")[0]
-    for module in list(sys.modules.values()):
+def _current(owner, name, default):
+    """What a name is now, or will be once copies are replaced."""
+    value = inspect.getattr_static(owner, name, default)
+    if _uncopied and any(value is hook._places[0][2] for hook in _uncopied):
+        _replace_copies(_uncopied)
+        value = inspect.getattr_static(owner, name, default)
+    return value
+
+
+def _replace_copies(hooks: list[Hook]) -> None:
+    """Replaces functions of modules where other modules have them, and empties the list.
+
+    One walk for all hooks, because TensorFlow has thousands of modules.
+    """
+    of = {id(hook._places[0][2]): hook for hook in hooks}
+    for module in list(sys.modules.values()) if hooks else ():
         # `vars` does not load what a lazy module would load on request.
-        if not isinstance(module, types.ModuleType) or module is owner:
+        if not isinstance(module, types.ModuleType):
             continue
-        found = [alias for alias, value in vars(module).copy().items() if value is function]
-        if str(vars(module).get("__name__")).partition(".")[0] != package:
-            yield from ((module, alias) for alias in found)  # this package calls what it imported
+        if of.keys().isdisjoint(map(id, vars(module).values())):
+            continue
+        if str(vars(module).get("__name__")).partition(".")[0] == __name__.partition(".")[0]:
+            continue  # this package calls what it has imported
+        for alias, value in list(vars(module).items()):
+            # A hook may wrap what another one has put in this function's place.
+            while (hook := of.get(id(value))) and module is not hook._places[0][0]:
+                hook._places.append((module, alias, value))
+                value = hook.value
+                setattr(module, alias, value)
+    hooks.clear()

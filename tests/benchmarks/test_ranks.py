@@ -17,6 +17,7 @@ def test_jobs_take_turns_and_end(monkeypatch):
 
     monkeypatch.setattr(ranks, "Job", Job)
     results = ranks.contest(2, rounds=1, quick=True)
-    assert [r.name.split(", ")[1] for r in results] == ["layer", "ragged group", "sparse group"]
+    names = ["layer", "ragged group", "sparse group", *ranks.GROUPS]
+    assert [r.name.split(", ")[1] for r in results] == names
     assert all(r.ours_ms > 0 and r.peer_ms > 0 for r in results)
     assert [job._process.returncode for job in started] == [0, 0]
