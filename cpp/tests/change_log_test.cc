@@ -47,6 +47,26 @@ void TestTheNextIntervalBeginsAnew() {
   CHECK(!log.Since(second).whole && log.Since(second).steps.size() == 1);
 }
 
+// The reader of a whole table would list them beside all keys, and replay the steps twice.
+void TestAWholeIntervalLeavesNoKeysOfOthers() {
+  for (const bool is_first : {true, false}) {
+    ChangeLog log;
+    const int64_t first = log.Begin(4);
+    const uint64_t keys[] = {3, 1};
+    const uint32_t rows[] = {0, 1};
+    if (is_first) log.TouchAll();
+    log.Touch(keys, rows, 2);
+    log.Erase(3, 0);
+    log.Step(0.1, 1);
+    log.Begin(4);
+    if (!is_first) log.TouchAll();
+    log.Touch(keys, rows, 2);
+    log.Step(0.1, 2);
+    const ChangeLog::Interval found = log.Since(first);
+    CHECK(found.whole && found.touched.empty() && found.erased.empty() && found.steps.empty());
+  }
+}
+
 }  // namespace
 }  // namespace sok
 
@@ -54,4 +74,5 @@ int main() {
   sok::TestALongLogOfFewRowsIsDropped();
   sok::TestStepsOfOneRateAreOneRun();
   sok::TestTheNextIntervalBeginsAnew();
+  sok::TestAWholeIntervalLeavesNoKeysOfOthers();
 }

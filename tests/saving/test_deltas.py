@@ -114,6 +114,21 @@ def test_what_is_no_matter_of_keys_makes_the_delta_whole(sok, tmp_path):
     check_same(state(restored(sok, tmp_path)[0]), state(table))
 
 
+@pytest.mark.parametrize("clears_first", [False, True])
+def test_a_delta_over_dumps_of_others_is_whole_if_one_of_them_is(sok, tmp_path, clears_first):
+    """Each dump begins an interval of changes, also one into another folder."""
+    saver, (table, optimizer) = sok.Saver(), made(sok)
+    train(table, optimizer, [9, 4, 7])
+    saver.dump(table, tmp_path / "mine")
+    for clears in (clears_first, not clears_first):
+        if clears:
+            table.clear()
+        train(table, optimizer, [8, 5, 3, 7], 2)
+        sok.Saver().dump(table, tmp_path / "other")
+    saver.dump(table, tmp_path / "mine", since="last")
+    check_same(state(restored(sok, tmp_path / "mine")[0]), state(table))
+
+
 def test_a_restored_table_goes_on_with_small_deltas(sok, tmp_path):
     saver, (table, optimizer) = sok.Saver(), made(sok)
     train(table, optimizer, range(50), 2)

@@ -160,6 +160,7 @@ ChangeLog::Interval ChangeLog::Since(int64_t number) const {
     found.erased.insert(found.erased.end(), interval->erased.begin(), interval->erased.end());
     for (const StepRun& run : interval->steps) Add(run, &found.steps);
   }
+  if (found.whole) Shrink(&found);
   return found;
 }
 

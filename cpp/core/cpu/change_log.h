@@ -54,7 +54,8 @@ class ChangeLog {
 
   bool Has(int64_t number) const;
   // Keys and steps since an interval began, which must exist. Keys come in any order and may
-  // repeat; touched ones may have been erased since, and erased ones inserted again.
+  // repeat; touched ones may have been erased since, and erased ones inserted again. If one of the
+  // intervals was `whole`, there are none.
   Interval Since(int64_t number) const;
 
   int64_t bytes() const;
@@ -62,7 +63,7 @@ class ChangeLog {
  private:
   template <typename Log>
   void Try(const Log& log) noexcept;
-  void Shrink(Interval* interval) noexcept;
+  static void Shrink(Interval* interval) noexcept;
   bool TooMany(const Interval& interval) const;
   void Grow(size_t num_rows);
 
