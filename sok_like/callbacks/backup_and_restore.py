@@ -152,6 +152,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
 
     def _back_up(self):
         """Makes a backup, or begins one."""
+        self._saved = self._progress
         if not self._background:
             self._save()
             return
@@ -163,7 +164,6 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
     def _save(self):
         self._variable.assign(self._progress)
         self._manager.save()
-        self._saved = self._progress
 
     def _finish(self):
         running, self._running = self._running, None
