@@ -358,7 +358,7 @@ void TestWritersWaitForRoom() {
 }  // namespace sok
 
 int main() {
-  sok::TestEachChange();
   sok::TestRaces();
   sok::TestWritersWaitForRoom();
+  sok::TestEachChange();
 }

@@ -147,7 +147,7 @@ class BackgroundDump:
         self, pieces: Sequence[BegunPiece], publish: Callable[[Sequence[BegunPiece]], Any]
     ):
         self._pieces, self._publish = list(pieces), publish
-        self._result: Any = None
+        self._written, self._result = threading.Event(), None
         self._error: BaseException | None = None
         self._failed: BaseException | None = None
         try:
@@ -169,12 +169,14 @@ class BackgroundDump:
         try:
             for piece in self._pieces:
                 piece.write_file()
+            self._written.set()
             for piece in self._pieces:
                 piece.read_back()
         except BaseException as error:
             self._error = error
         finally:
             self._close()
+            self._written.set()
 
     def _close(self):
         for piece in self._pieces:
@@ -207,7 +209,9 @@ class BackgroundDump:
             raise self._failed
         if self in _running:
             try:
-                _agreed(self._settle)
+                # First, as nobody must wait for the file of a rank that could not write.
+                _agreed(lambda: self._settled(self._written.wait))
+                _agreed(lambda: self._settled(self._thread.join))
                 self._result = self._publish(self._pieces)
             except BaseException as error:
                 self._failed = error
@@ -224,8 +228,8 @@ class BackgroundDump:
             self._give_up(remove=True)
             self._forget()
 
-    def _settle(self):
-        self._thread.join()
+    def _settled(self, wait):
+        wait()
         if self._error is not None:
             raise self._error
 

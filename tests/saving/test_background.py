@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.saving import background, delta_saver
+from sok_like.saving import background, delta_saver, dump_owners
 from sok_like.saving.format import durable, shard_file
 from tests import emulated
 from tests.saving.test_deltas import RULES, check_same, made, restored, state, train
@@ -40,6 +40,7 @@ def complete(piece, change):
     change()
     background.publish([piece])
     delta_saver.remember(piece.table, piece.id, piece.instant)
+    dump_owners.mark_writer(piece.folder, piece.table)
 
 
 class Changes:
@@ -111,7 +112,7 @@ POLICIES = {
     "filter": lambda sok: {"filter_option": sok.CounterFilter(2)},
     "bloom": lambda sok: {"filter_option": sok.CBFFilter(2, 1000, 0.01)},
     "steps": lambda sok: {"evict_option": sok.GlobalStepEvict(9)},
-    "l2": lambda sok: {"evict_option": sok.L2WeightEvict(0.3)},
+    "l2": lambda sok: {"evict_option": sok.L2WeightEvict(0.02)},
 }
 
 

@@ -210,6 +210,7 @@ class CpuTable::Reader final : public TableReader {
     if (num_ranges_ == 0) ChooseBounds();
     const int64_t at_once = std::max(kListed, (num_keys_ + kWalks - 1) / kWalks) / kRangeKeys;
     const int64_t num = std::min(at_once, num_ranges_ - num_walked_);
+    if (num == 0) throw std::logic_error("A table lost keys of the instant that is read");
     const uint64_t* const bounds = bounds_.data() + num_walked_;  // the last keys of these ranges
     const bool has_before = num_walked_ > 0;
     const uint64_t before = has_before ? bounds[-1] : 0, last = bounds[num - 1];
