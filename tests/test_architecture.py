@@ -71,7 +71,7 @@ MANY_ARGUMENTS = {
     "group_embedding/lookup_sparse": "group_embedding_lookup_sparse group_embedding_lookup",
     "group_embedding/multihash": "get_multihash_variable",
     "inspection/estimate": "estimate_memory",
-    "serving/export": "export_saved_model _write",
+    "serving/export": "export_saved_model",
 }
 ABOVE_THE_PACKAGE = {"examples", "benchmarks", "tests"}
 

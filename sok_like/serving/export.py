@@ -116,8 +116,11 @@ def export_saved_model(
                 if communicator.rank != 0:
                     return
                 what = Exporting(stands_for, whole)
-                follows = (followed, deltas) if deltas else None
-                _write(model, path, functions, module, what, follows, parts)
+                traced = {name: _traced(each, what) for name, each in functions.items()}
+                _hold(model, module, traced)
+                if deltas:
+                    traced = _refreshable(traced, module, followed, deltas)
+                _write(path, module, traced, parts, deltas)
 
             all_or_none(write, communicator)
     finally:
@@ -183,8 +186,8 @@ def _agree(text):
         )
 
 
-def _write(model, path, functions, module, what, follows, parts):
-    concrete = {name: _traced(each, what) for name, each in functions.items()}
+def _hold(model, module, concrete):
+    """Lets `module` have what the functions of the model use."""
     read = {id(v): v for function in concrete.values() for v in function.graph.variables}
     # The replacements of spread variables are among the tables and the whole variables.
     module.captured = [v for v in read.values() if not contents.is_spread(v)]
@@ -193,16 +196,17 @@ def _write(model, path, functions, module, what, follows, parts):
         for item in tf.train.TrackableView(model).descendants()
         if isinstance(item, tf.saved_model.experimental.TrackableResource)
     ]
-    if follows:
-        concrete = _refreshable(concrete, module, *follows)
+
+
+def _write(path, module, concrete, parts, deltas):
     for name, function in concrete.items():
         _check_ops(function.graph, name)
     aside = durable.join(parts.folder, "model")
     try:
         tf.saved_model.save(module, aside, signatures=concrete)
         parts.merge(aside)
-        if follows and follows[1] == _beside(path):
-            durable.remove_folder(follows[1])  # deltas to the SavedModel that is replaced
+        if deltas == _beside(path):
+            durable.remove_folder(deltas)  # they belong to the SavedModel that is replaced
         _move(aside, path)
     except AssertionError as error:  # a resource that the module does not hold
         raise ValueError(
