@@ -61,7 +61,8 @@ MANY_ARGUMENTS = {
     **dict.fromkeys(("embeddings/distributed_embedding", "group_embedding/layer"), "__init__"),
     **dict.fromkeys(("optimizers/deeprec", "optimizers/lazy_adam"), "__init__"),
     **dict.fromkeys(("sok2/distributed_variable", "sok2/dynamic_variable"), "__init__"),
-    **dict.fromkeys(("table/variable", "lookup/stock_table"), "__init__"),
+    **dict.fromkeys(("table/variable", "callbacks/serve_while_training"), "__init__"),
+    "lookup/stock_table": "__init__",  # what a table of a SavedModel is made of
     "feature_column/categorical": "sparse_column_with_embedding",
     "feature_column/columns": "embedding_column shared_embedding_columns",
     "feature_column/input_layer": "input_layer sequence_input_layer",

@@ -97,11 +97,8 @@ def export_saved_model(
     _agree(f"{said} refreshable={refreshable} headroom={headroom}" if deltas else said)
     parts = Parts(lambda: _make_aside(path))
     try:
-        room = headroom if deltas else None
-        written = [
-            tables.write(variable, number, parts, row_dtype, missing == "initial", room)
-            for number, variable in enumerate(held)
-        ]
+        wanted = tables.Wanted(row_dtype, missing == "initial", headroom if deltas else None)
+        written = [tables.write(each, number, parts, wanted) for number, each in enumerate(held)]
         stock, placements, instants = zip(*written, strict=True) if written else ((), (), ())
         module = tf.Module()
         for name, variable in tables.large(stock).items():

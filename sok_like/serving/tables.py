@@ -70,26 +70,31 @@ def _name(number, part):
     return f"table_{number}_{part}"
 
 
-def write(
-    variable: EmbeddingVariable,
-    number: int,
-    parts: Parts,
-    row_dtype: str,
-    initial: bool,
-    headroom: float | None = None,
-) -> Written:
+class Wanted(NamedTuple):
+    """What the tables of a SavedModel are to be.
+
+    Attributes:
+        row_dtype: One of `stock_table.ROW_DTYPES`.
+        initial: Whether missing keys read their initial row.
+        headroom: None, or the room for new keys in a table that can be refreshed, as a fraction of
+            the keys.
+    """
+
+    row_dtype: str
+    initial: bool
+    headroom: float | None = None
+
+
+def write(variable: EmbeddingVariable, number: int, parts: Parts, wanted: Wanted) -> Written:
     """Writes one table; every rank must call it.
 
     Args:
         number: Of the table in the model.
-        initial: Whether missing keys read their initial row.
-        headroom: None, or the room for new keys in a table that can be refreshed, as a fraction of
-            the keys.
 
     Raises:
         ValueError: a rank cannot read or write, or int8 rows are not finite; on all ranks.
     """
-    communicator = comm.current()
+    communicator, headroom = comm.current(), wanted.headroom
     rank, world_size, follows = communicator.rank, communicator.world_size, headroom is not None
     name = f"export of table '{variable.table_name}'"
     found: list[Any] = []
@@ -126,8 +131,8 @@ def write(
             layout = placed.layout
             if follows:
                 placement = Placement(placed, begin, int(capacities[rank]), kind)
-        missing = MissingRows(variable, initial, follows)
-        stock = StockTable(variable, layout, num_rows, row_dtype, missing, follows)
+        missing = MissingRows(variable, wanted.initial, follows)
+        stock = StockTable(variable, layout, num_rows, wanted.row_dtype, missing, follows)
         made.extend([stock, placement])
 
     agreed(prepare, communicator, name, ValueError)
@@ -148,7 +153,6 @@ def write(
             yield _Piece(_NO_KEYS, at, min(step, last - at))
 
     left, piece = pieces(), [_Piece()]
-    shapes = {part: each.shape for part, each in stock.large().items()}
 
     def advance():
         following = next(left, None)
@@ -156,23 +160,23 @@ def write(
         return following is not None
 
     while any(agreed(advance, communicator, name, ValueError)):
-        _write(variable, number, parts, stock.rows.dtype, shapes, piece[0], name)
+        _write(stock, number, parts, piece[0], _rows(variable, piece[0].keys, name))
     return Written(stock, placement, found[-1])
 
 
-def _write(variable, number, parts, dtype, shapes, piece, name):
-    rows = _rows(variable, piece.keys, name)
+def _write(stock, number, parts, piece, rows):
+    shapes = {part: each.shape for part, each in stock.large().items()}
 
     def slices():
         if piece.zeros:
-            yield from of_rows(np.zeros([piece.zeros, variable.dim], np.float32))
+            yield from of_rows(np.zeros([piece.zeros, stock.dim], np.float32))
         if len(rows):
             yield from of_rows(rows)
         for part, at, items in piece.items:
             yield Slice(_name(number, part), shapes[part], at, items)
 
     def of_rows(values):
-        coded = encoded(values, dtype, variable.table_name)
+        coded = encoded(values, stock.rows.dtype, stock.table_name)
         for part, value in zip(("rows", "scales"), coded, strict=False):
             yield Slice(_name(number, part), shapes[part], piece.first_row, value)
 
