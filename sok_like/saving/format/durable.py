@@ -19,11 +19,13 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 ASIDE = ".tmp"  # the end of the names of files that are being written
 _CHUNK = 2**24  # bytes copied at a time
+_LARGE = 2**26  # bytes of a file whose removal takes milliseconds
 _NOT_FOUND, _UNIMPLEMENTED = 5, 12  # codes of errors of TensorFlow
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)")
 
@@ -82,7 +84,21 @@ def make_folder(path: Path) -> None:
 def remove(path: Path) -> None:
     """Removes a file if it is there."""
     with contextlib.suppress(FileNotFoundError):
-        _by(path, os.unlink, lambda gfile, at: gfile.remove(at))
+        _by(path, _unlink, lambda gfile, at: gfile.remove(at))
+
+
+def _unlink(path):
+    # Freeing the blocks of a large file takes longer than all else that the end of a dump does. It
+    # happens when the last descriptor is closed, so a thread does that.
+    descriptor = None
+    if os.lstat(path).st_size >= _LARGE:
+        with contextlib.suppress(OSError):  # it may be removed by whom it cannot be read
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.unlink(path)
+    finally:
+        if descriptor is not None:
+            threading.Thread(target=os.close, args=[descriptor]).start()
 
 
 def remove_folder(path: Path) -> None:

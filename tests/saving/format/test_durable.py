@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -50,6 +51,23 @@ def test_a_file_is_written_read_listed_and_removed(folder):
     durable.remove_folder(folder)
     durable.remove_folder(folder)
     assert not durable.exists(folder)
+
+
+def test_a_thread_frees_the_blocks_of_a_large_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "_LARGE", 4)
+    closed, close = [], os.close
+    monkeypatch.setattr(os, "close", lambda fd: closed.append((threading.current_thread(), fd)))
+    path, link = tmp_path / "large", tmp_path / "link"
+    path.write_bytes(b"12345")
+    link.symlink_to(path)
+    durable.remove(link)
+    assert path.exists() and not link.is_symlink()
+    durable.remove(path)
+    assert not path.exists()
+    ((thread, fd),) = closed
+    thread.join()
+    assert thread is not threading.current_thread() and os.fstat(fd).st_nlink == 0
+    close(fd)
 
 
 def test_a_missing_file_raises_as_on_the_disk(folder):
