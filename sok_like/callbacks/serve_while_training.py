@@ -13,7 +13,7 @@ from sok_like.runtime.agreement import agreed
 from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.saving.format import durable
 from sok_like.saving.shared_timer import SharedTimer
-from sok_like.serving.delta import export_delta
+from sok_like.serving.delta import FullExportDue, export_delta
 from sok_like.serving.export import export_saved_model
 
 _CALL = "sok.callbacks.ServeWhileTraining"
@@ -99,9 +99,7 @@ class ServeWhileTraining(tf.keras.callbacks.Callback):
         name = f"{self._delta_number + 1:06}"
         try:
             delta = export_delta(self.model, f"{self._newest()}.deltas/{name}")
-        except ValueError as error:
-            if "full export is due" not in str(error):  # on all ranks alike
-                raise
+        except FullExportDue:
             self._export()
             return
         self._delta_number += 1

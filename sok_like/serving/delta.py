@@ -113,6 +113,10 @@ def follow(model: Any, followed: Followed) -> None:
     _followed[model] = followed
 
 
+class FullExportDue(ValueError):
+    """New keys have no room in the served tables; on all ranks."""
+
+
 def export_delta(model: Any, path: str | os.PathLike) -> Delta:
     """Writes what changed in a model since its last refreshable export or delta.
 
@@ -202,7 +206,7 @@ def _check(model, path):
         raise ValueError(
             "`model` must have the tables that it had at the export, "
             f"{[table.table_name for table in followed.tables]}. "
-            f"Received: {[table.table_name for table in tables]}; a full export is due"
+            f"Received: {[table.table_name for table in tables]}"
         )
     if comm.current().rank == 0 and durable.exists(f"{path}.index"):
         raise ValueError(f"`path` must be the name of a new delta. Received: path={path!r}")
@@ -276,15 +280,16 @@ class _Writing:
             try:
                 rows, removed = placement.change(keys, gone)
             except NoRoom as error:
-                raise ValueError(
-                    f"A full export is due, with more `headroom`. Received: {error} (table "
-                    f"'{table}')"
-                ) from error
+                return str(error)
             self._counts["num_erased"] += removed
             self._counts["num_new"] += placement.size - before + removed
             made.append(rows.astype(np.int64))
+            return ""
 
-        all_or_none(change, self._communicator)
+        for problem in filter(None, agreed(change, self._communicator, raises=ValueError)):
+            raise FullExportDue(
+                f"A full export is due, with more `headroom`. Received: {problem} (table '{table}')"
+            )
         return answer(made[0])
 
     def write(self, path, whole):
