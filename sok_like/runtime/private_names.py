@@ -73,6 +73,11 @@ tensorflow.python.feature_column.feature_column_v2:EmbeddingColumn
 # The tensors of a checkpoint.
 tensorflow.python.training.saving.saveable_object_util:TrackableSaveable
     _trackable
+# Whether data comes in the same order again.
+tensorflow.python.data.ops.dataset_ops:DatasetV2
+    _inputs _functions _as_serialized_graph
+tensorflow.python.data.ops.shuffle_op:_ShuffleDataset
+    _seed _seed2 _reshuffle_each_iteration
 """
 _KERAS_3 = """
 # Which layer looks a table up, and whether it lists it.
@@ -101,6 +106,8 @@ keras.src.models.sequential:Sequential
 # Fit continues.
 keras.src.models.model:Model
     _initial_epoch
+keras.src.backend.tensorflow.trainer:TFEpochIterator
+    _distributed_dataset _num_batches _steps_seen
 # Keras' own layouts.
 keras.src.distribution.distribution_lib:ModelParallel
     _layout_map
@@ -131,6 +138,8 @@ tf_keras.src.engine.functional:Functional
 # Fit continues.
 tf_keras.src.engine.training:Model
     _training_state
+tf_keras.src.engine.data_adapter:DataHandler
+    _adapter _dataset _inferred_steps _initial_step
 """
 
 
