@@ -18,7 +18,7 @@ from collections.abc import Callable
 MODULES = {
     **{"parity": 4, "hashed": 4, "dmp": 4, "distribution": 4},
     **{"shards": 3, "groups": 3, "columns": 3, "policies": 3, "failures": 3},
-    **{"steps": 3, "programs": 3},
+    **{"steps": 3, "programs": 3, "serving_parts": 3},
     **{"distribution_use": 2, "fit": 2, "drift": 2, "by_key": 2, "sok1": 2, "saving": 2},
     **{"optimizers": 2, "distribution_steps": 4, "distribution_optimizers": 4},
     **{"distribution_batches": 4, "distribution_ops": 2},
@@ -26,7 +26,7 @@ MODULES = {
     **{"sok2": 3, "sok2_dense": 3, "norms": 2, "deeprec": 2, "deltas": 2, "tapes": 2, "saver": 3},
     **{"own_layers": 2, "gathered": 2, "background": 2},
     **{"fused": 2, "storage": 2, "other_ranks": 4, "fewer_ranks": 3, "not_averaged": 2, "wire": 2},
-    **{"masks": 2, "resuming": 2, "live": 2, "serving_parts": 3},
+    **{"masks": 2, "resuming": 2, "live": 2},
 }
 # What `make test-all` alone runs on so many ranks, and what it alone runs on two under tf_keras:
 # names of checks, or their beginnings. What each holds, others hold on other numbers of ranks, with

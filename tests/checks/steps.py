@@ -213,14 +213,14 @@ def collectives_out_of_order():
     from sok_like.distribution import collectives
     from sok_like.lookup import replicas
     from sok_like.runtime import comm
-    from sok_like.serving.contents import stock_table
+    from sok_like.serving.contents import whole_array
 
     line, own = comm.current(), 1.0 + _rank()
     variables = [tf.Variable([own, own]) for _ in range(2)]
     layer = _layer("met_by_a_sum", 1.0)
     option = sok.EmbeddingVariableOption(record_statistics=True)
     counted = sok.get_embedding_variable("counted", 2, ev_option=option)
-    tables = [sok.EmbeddingVariable(2, name=name) for name in ("served", "kept")]
+    exports = [f"export of table '{name}'" for name in ("served", "kept")]
 
     def summed(name):
         return lambda: collectives.summed(tf.constant([own, own]), line, name)
@@ -231,7 +231,7 @@ def collectives_out_of_order():
         (lambda: replicas.broadcast(variables[:1], 0, "first"), summed("dense_d")),
         (lambda: layer(_keys(1)), summed("dense_e")),
         (lambda: counted.get_frequency([1]), lambda: counted.get_version([1])),
-        tuple(functools.partial(stock_table, table, "float32", True) for table in tables),
+        tuple(functools.partial(whole_array, np.zeros([1], np.int64), name) for name in exports),
     ]
     seen = [[_tried(call) for call in (pair if _rank() == 0 else pair[::-1])] for pair in pairs]
     return {"seen": seen, "after": _tried(summed("dense_a")), "kept": variables[0].numpy()}
