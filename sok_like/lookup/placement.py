@@ -164,9 +164,8 @@ class Placement:
             self._set(slots, keys[takes], numbers[takes])
             keys = np.concatenate([keys[~takes], out[0]])
             numbers = np.concatenate([numbers[~takes], out[1]])
-            at = (
-                np.sum(self._choices(keys), 0) - np.r_[at[~takes], at[takes]]
-            )  # each goes to its other bucket
+            # Each goes to its other bucket.
+            at = np.sum(self._choices(keys), 0) - np.r_[at[~takes], at[takes]]
         count = self.size
         self.undo()
         raise NoRoom(f"{count} keys, of which {len(keys)} find no place")

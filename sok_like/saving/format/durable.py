@@ -98,7 +98,10 @@ def _unlink(path):
         os.unlink(path)
     finally:
         if descriptor is not None:
-            threading.Thread(target=os.close, args=[descriptor]).start()
+            try:
+                threading.Thread(target=os.close, args=[descriptor]).start()
+            except RuntimeError:  # no thread can begin: the interpreter ends
+                os.close(descriptor)
 
 
 def remove_folder(path: Path) -> None:

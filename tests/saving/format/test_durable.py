@@ -70,6 +70,20 @@ def test_a_thread_frees_the_blocks_of_a_large_file(tmp_path, monkeypatch):
     close(fd)
 
 
+def test_a_large_file_is_removed_where_no_thread_can_begin(tmp_path, monkeypatch):
+    """As at the end of the interpreter."""
+
+    def start(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(durable, "_LARGE", 4)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    before = os.listdir("/proc/self/fd")
+    (tmp_path / "large").write_bytes(b"12345")
+    durable.remove(tmp_path / "large")
+    assert os.listdir(tmp_path) == [] and len(os.listdir("/proc/self/fd")) == len(before)
+
+
 def test_a_missing_file_raises_as_on_the_disk(folder):
     path = durable.join(folder, "none")
     for call in (durable.size, durable.read, durable.open_to_read):
