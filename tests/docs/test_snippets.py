@@ -136,6 +136,17 @@ def test_block_runs_by_itself(usual, block, num_ranks):
     _check_block(block, num_ranks, *found[_of_block(folder, block)[0]])
 
 
+@pytest.mark.keras
+def test_servers_follow_the_model_of_the_readme(tmp_path):
+    """Its block of `fit` goes on from the block above it."""
+    above, block = (each for each in blocks("README.md") if "model.fit(" in each.text)
+    script = tmp_path / "README.md"
+    shown = 'import os\nassert "1" in os.listdir("out/models"), os.listdir("out/models")\n'
+    script.write_text(program([above, block]) + shown)
+    error, _ = _run([[str(script)]], 1, tmp_path)[str(script)]
+    assert not error, error
+
+
 def _check_block(block, num_ranks, error, printed):
     assert not error, error
     if num_ranks == 1:
