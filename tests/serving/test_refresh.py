@@ -255,12 +255,15 @@ def test_after_a_delta_that_could_not_be_written_the_next_has_it_all(sok, export
     model = Scores(sok)
     model.train(0, 100)
     server, folder = exported(model)
+    before = set(sok.export(model.table)[0].numpy())
     model.train(50, 150)
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="could not be written"):
         sok.export_delta(model, tmp_path / "file" / "1")
     model.table.erase(np.arange(60, 80))
-    sok.export_delta(model, folder / "1")
+    delta = sok.export_delta(model, folder / "1")
+    now = set(sok.export(model.table)[0].numpy())
+    assert (delta.num_new, delta.num_erased) == (len(now - before), len(before - now))
     with pytest.raises(ValueError, match="name of a new delta"):
         sok.export_delta(model, folder / "1")
     server.refresh("1")
