@@ -48,8 +48,8 @@ class CMakeBuild(build_ext):
         path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
         configure = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja"]
         configure += [f"-DPython_EXECUTABLE={sys.executable}"]
-        if not self.editable_mode:  # users do not edit the sources, and have any compiler
-            configure += ["-DSOK_WERROR=OFF", "-DSOK_PRECOMPILE=ON"]
+        if not self.editable_mode:
+            configure += ["-DSOK_PRECOMPILE=ON"]
         configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
         build = ["cmake", "--build", folder]
         install = ["cmake", "--install", folder, "--prefix", prefix]

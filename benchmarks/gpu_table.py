@@ -55,6 +55,12 @@ QUICK = Sizes(
 )
 
 
+def step_bytes(keys: np.ndarray, dim: int) -> float:
+    """Bytes per key that a step with Adagrad must move; `keys` `[batches, ...]`."""
+    unique = np.mean([np.unique(part).size for part in keys]) / keys[0].size
+    return 8 + 2 * 4 * dim + unique * (PROBE_BYTES + 4 * dim * (1 + 2 * 2))
+
+
 class TableBench(Bench):
     """The measurements of tables without policies."""
 
@@ -135,8 +141,7 @@ class TableBench(Bench):
         grads = self.up(np.full((count, dim), 0.01, np.float32))
         flags = self.up(np.zeros(count, np.uint8))
         num_steps = itertools.count(1)
-        unique = np.mean([np.unique(part).size for part in keys]) / count
-        moved = 8 + 2 * 4 * dim + unique * (PROBE_BYTES + 4 * dim * (1 + 2 * 2))
+        moved = step_bytes(keys, dim)
 
         def table_of_all() -> Any:
             table = core.CudaTable(
@@ -167,20 +172,21 @@ class TableBench(Bench):
             )
 
         self.report(f"step adagrad dim {dim} by row", count, moved, self.time(by_row))
-        self.grouped_step(keys, grads, moved)
+        for examples in (sizes.step_batch, sizes.step_batch // 8):
+            self.grouped_step(keys[:, :examples])
 
-    def grouped_step(self, keys: np.ndarray, grads: Any, moved: float) -> None:
+    def grouped_step(self, keys: np.ndarray) -> None:
         """The same with one table per feature: `keys` `[batches, examples, features]`."""
-        sizes, core = self.sizes, self.core
+        sizes, core, dim = self.sizes, self.core, 16
+        examples = keys.shape[1]
         features = range(sizes.step_features)
         room = sizes.step_vocabulary + 2 * sizes.step_batch
-        dim = grads.shape[1]
         tables = [core.CudaTable(f"gpu{f}", dim, initial_capacity=room) for f in features]
         for f in features:
             tables[f].row_numbers(self.up(np.unique(keys[..., f])), insert=True)
         batches = itertools.cycle([[self.up(part[:, f]) for f in features] for part in keys])
-        rows = [self.up(np.zeros((sizes.step_batch, dim), np.float32)) for _ in features]
-        grad = self.up(np.full((sizes.step_batch, dim), 0.01, np.float32))
+        rows = [self.up(np.zeros((examples, dim), np.float32)) for _ in features]
+        grad = self.up(np.full((examples, dim), 0.01, np.float32))
         num_steps = itertools.count(1)
 
         def step() -> None:
@@ -190,8 +196,8 @@ class TableBench(Bench):
                 tables, "adagrad", 0.01, next(num_steps), batch, [grad] * len(tables)
             )
 
-        name = f"step adagrad dim {dim} of {len(tables)} tables"
-        self.report(name, keys[0].size, moved, self.time(step))
+        name = f"step adagrad dim {dim}, {len(tables)} tables of {examples}"
+        self.report(name, keys[0].size, step_bytes(keys, dim), self.time(step))
 
     def hot_keys(self) -> None:
         """Sums of gradients by key, where one key takes none, half or most of the positions."""

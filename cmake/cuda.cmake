@@ -40,7 +40,8 @@ if(SOK_CUDA)
   add_library(sok_cuda STATIC ${SOK_CUDA_SOURCES})
   # No contraction into FMA: initial rows and updates have the bits of the CPU's.
   target_compile_options(sok_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-O3 -fmad=false
-    -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror,-Wno-unused-parameter
+    $<$<BOOL:${SOK_WERROR}>:-Werror=all-warnings> $<$<BOOL:${SOK_WERROR}>:-Xcompiler=-Werror>
+    -Xcompiler=-Wall,-Wextra,-Wno-unused-parameter
     -Xcompiler=-fvisibility=hidden,-ffp-contract=off>)
   if(SOK_CUDA_REPORT)
     target_compile_options(sok_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>)

@@ -24,7 +24,7 @@ if command -v ninja >/dev/null; then
 fi
 cmake -S . -B build-cuda "${generator[@]}" -DSOK_WITH_CUDA=ON -DSOK_WITH_TF=$with_tf \
   -DSOK_CUDA_REPORT="${REPORT:-OFF}" -DSOK_CUDA_ARCHITECTURES="${ARCHITECTURES:-80-real;90}" \
-  -DPython_EXECUTABLE="$PYTHON" >/dev/null
+  -DPython_EXECUTABLE="$PYTHON" ${CMAKE_ARGS:-} >/dev/null
 if [ -n "${REPORT:-}" ]; then
   touch cpp/core/cuda/*/*.cu
   # Ninja prints nvcc's output when a file is done.

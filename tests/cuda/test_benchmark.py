@@ -9,7 +9,7 @@ def test_every_figure_is_printed(cuda, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if "skipped" in line]
     wanted = ["step adagrad dim 16 by key", "step adagrad dim 16 by row"]
-    wanted += ["step adagrad dim 16 of 3 tables"]
+    wanted += [f"step adagrad dim 16, 3 tables of {examples}" for examples in (16, 2)]
     wanted += [f"sums by key dim 16, one key {percent} %" for percent in (0, 50, 90)]
     wanted += ["insert", "find", "find_or_insert", "assign"] * 2
     wanted += ["update adagrad", "update lazy_adam", "update adam"]

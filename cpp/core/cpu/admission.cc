@@ -197,8 +197,8 @@ class BloomFilter final : public AdmissionFilter {
   WaitingKey Find(uint64_t hash, uint64_t key) const override {
     int64_t places[kMaxBloomHashes];
     const int n = Places(hash, places);
-    Counter least = counters_[places[0]];
-    for (int i = 1; i < n; ++i) least = std::min(least, counters_[places[i]]);
+    Counter least = std::numeric_limits<Counter>::max();
+    for (int i = 0; i < n; ++i) least = std::min(least, counters_[places[i]]);
     return {key, Clipped(least), -1};
   }
 
