@@ -248,3 +248,14 @@ def test_every_build_prefers_the_newest_nvcc_12(tmp_path, folders, cudacxx, chos
     ).stdout
     path = "" if chosen is None else f"{tmp_path}/cuda-{chosen}/bin/nvcc"
     assert f"chosen: {path}." in found
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs CMake")
+def test_a_warning_stops_only_the_builds_of_ci(tmp_path):
+    """Each compiler has warnings of its own, and a user's may be newer than ours."""
+    configure = ["cmake", "-S", ROOT, "-B", tmp_path, "-G", "Ninja"]
+    configure += ["-DSOK_WITH_TF=OFF", "-DSOK_WITH_PYTHON=OFF"]
+    ci = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if "CMAKE_ARGS" in line]
+    for arguments, stops in (([], False), ([ci[0].partition("CMAKE_ARGS=")[2]], True)):
+        subprocess.run(configure + arguments, check=True, capture_output=True)
+        assert ("-Werror" in (tmp_path / "build.ninja").read_text()) == stops
