@@ -53,7 +53,7 @@ SLOW_UNDER_TF_KERAS = (
     *("distribution_batches.same", "distribution_batches.own_2x1", "other_ranks.parallel"),
     *("distribution_use.published", "distribution_use.own_loop", "distribution_optimizers.mixed"),
     *("distribution_ops", "dmp.columns", "other_ranks.tape", "by_key", "wire"),
-    *("files.session", "files.refused", "serving", *_IN_GRAPHS),
+    *("files.session", "files.refused", "serving", "masks", *_IN_GRAPHS),
 )
 
 
