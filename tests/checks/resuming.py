@@ -26,8 +26,6 @@ KINDS = {
     "sequence": True,
     "two at once": True,
 }
-# The others differ in their data alone, and to trace a model takes longer than its steps.
-TRACED = ("plain", "unknown size", "stream", "two at once")
 
 
 def checks(world_size):
@@ -44,12 +42,7 @@ def made(kind="plain"):
     # Keras counts the step that finds the end of data of unknown size, and Adam reads that count.
     rule = tf.keras.optimizers.Adagrad if kind == "unknown size" else tf.keras.optimizers.Adam
     optimizer = sok.OptimizerWrapper(rule(0.05))
-    model.compile(
-        optimizer,
-        "mse",
-        steps_per_execution=2 if kind == "two at once" else 1,
-        run_eagerly=kind not in TRACED,
-    )
+    model.compile(optimizer, "mse", steps_per_execution=2 if kind == "two at once" else 1)
     model(KEYS[:1])
     return model
 
