@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
 
 _TWO_OPTIMIZERS = (
     "EmbeddingVariable '{table}' must be trained by one optimizer at a time: the optimizer's state "
@@ -43,7 +44,8 @@ class Owner:
         """In a function, an op that fails if a table was lost between now and its run."""
         with tf.init_scope(), tf.device("/CPU:0"):
             if self._losses_in_functions is None:
-                self._losses_in_functions = tf.Variable(
+                # Not tf.Variable: a function that makes one as it is traced is traced twice.
+                self._losses_in_functions = resource_variable_ops.ResourceVariable(
                     self._losses, dtype=tf.int64, trainable=False, name="lost_tables"
                 )
         none = tf.equal(self._losses_in_functions, self._losses)

@@ -29,7 +29,9 @@ def test_no_batch_is_trained_twice(kind, background, tmp_path):
     if background and kind not in ("plain", "stream"):
         pytest.skip("once for each way to read the data")
     expected, batches, *_ = train(kind)
-    for stop in (batches[len(batches) // 2], batches[BATCHES // 2]):
+    stops = batches[len(batches) // 2], batches[BATCHES // 2]
+    # In a later epoch, and in the first one: both where data begins and goes on in another way.
+    for stop in stops if kind in ("plain", "stream", "unknown size") else stops[:1]:
         folder = tmp_path / str(stop)
         train(kind, folder, stop, save_freq=1, background=background)
         model, seen, epochs, said = train(kind, folder)

@@ -40,6 +40,7 @@ SLOW = {
         *("parity.sgd.mean", "parity.momentum", "parity.adagrad", "parity.ftrl"),
         *("parity.adam.sum", "groups.train_ftrl", "groups.train_adagrad", "hashed.train_adam"),
         *("distribution_steps.2x1", *_IN_GRAPHS),
+        *("masks.hash-lstm", "masks.group-attention", "masks.strings"),
     ),
     3: ("parity.sgd", "parity.adam", "columns", "sok2.dense", "sok2_dense.clipped", "programs"),
     4: ("parity.lazy_adam", "parity.adagrad", "dmp.columns", "hashed", "distribution.2x2"),
@@ -53,7 +54,8 @@ SLOW_UNDER_TF_KERAS = (
     *("distribution_batches.same", "distribution_batches.own_2x1", "other_ranks.parallel"),
     *("distribution_use.published", "distribution_use.own_loop", "distribution_optimizers.mixed"),
     *("distribution_ops", "dmp.columns", "other_ranks.tape", "by_key", "wire"),
-    *("files.session", "files.refused", "serving", *_IN_GRAPHS),
+    *("files.session", "files.refused", "serving", "masks", *_IN_GRAPHS),
+    *("dmp.replicated", "resuming", "live"),
 )
 
 

@@ -68,6 +68,7 @@ def trained(model):
     x, y = samples()
     # 10, 10 and 2 samples, of which rank 1 may get one.
     history = model.fit(x, y, batch_size=10, epochs=3, verbose=0, validation_split=0.1).history
+    model.run_eagerly = True  # tracing a prediction takes longer than to make it
     return {
         "history": {k: np.array(v) for k, v in history.items()},
         "weights": [v.numpy() for v in model.weights],

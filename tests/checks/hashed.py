@@ -116,9 +116,10 @@ def train(optimizer):
     for trainer in (whole, first):
         trainer.layer.set_weights(values())
     outputs = whole.train(range(STEPS))
+    for trainer in (first, second):  # not `whole`, whose step makes the state as it is traced
+        trainer.layer.build()
+        trainer.optimizer.build(trainer.layer.trainable_variables)
     first.train(range(2))
-    second.layer.build()
-    second.optimizer.build(second.layer.trainable_variables)
     weights = first.layer.get_weights(all_ranks=True)
     state = first.layer.get_optimizer_state(first.optimizer, all_ranks=True)
     second.layer.set_weights(weights)

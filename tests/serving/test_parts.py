@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-WORLDS = [
-    pytest.param(1),
-    pytest.param(2, marks=pytest.mark.ranks),
-    pytest.param(3, marks=pytest.mark.ranks),
-]
-CASES = ("shared", "narrow", "bytes", "follows", "sent", "sent_bytes", "sent_narrow")
+from tests.checks.serving_parts import cases_on
+
+MARKS = {1: [], 2: [pytest.mark.ranks], 3: [pytest.mark.ranks]}
+WORLDS = [pytest.param(world_size, marks=marks) for world_size, marks in MARKS.items()]
 
 
 def narrow(rows, row_dtype):
@@ -26,15 +24,17 @@ def narrow(rows, row_dtype):
     return np.rint(rows / np.where(scales > 0, scales, np.float32(1))) * scales
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("case", [*CASES, "one_key", "no_key"])
+@pytest.mark.parametrize(
+    "world_size, case",
+    [pytest.param(n, case, marks=MARKS[n]) for n in MARKS for case in cases_on(n)],
+)
 def test_a_saved_model_has_the_rows_of_all_ranks(rank_results, world_size, case):
     found = rank_results(world_size, "serving_parts.in_parts")[0][case]
     rows, expected, missing = found["rows"], found["expected"], found["missing"]
     expected[~missing] = narrow(expected[~missing], found["row_dtype"])
     np.testing.assert_array_equal(rows, expected)
     assert found["left"] == []
-    if case in CASES:
+    if not case.endswith("_key"):
         assert found["files"] > 2 + world_size and np.abs(expected).max() > 1
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests import emulated
 
-REFRESHES = 1_000 if os.environ.get("SLOW") == "1" else 200
+REFRESHES = 1_000 if os.environ.get("SLOW") == "1" else 80
 READERS, DIM, NUM_KEYS, ROWS = 3, 8, 400, 2_000
 
 

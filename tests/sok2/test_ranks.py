@@ -5,7 +5,7 @@ import pytest
 
 from tests.checks import sok2 as check
 
-WORLDS = (1, 2, 3)
+WORLDS = [1, *(pytest.param(n, marks=pytest.mark.ranks) for n in (2, 3))]
 pytestmark = pytest.mark.parametrize("world_size", WORLDS)
 
 
