@@ -10,7 +10,9 @@ the machine change less than the time. The last lines compare rates with the goa
 second, and in bytes per second of processor time.
 
 With --background: a table with Adagrad that is trained in batches of BATCH keys, dumped while it
-stands still and then while training goes on. "pause" is the time of `begin_dump` and `finish`.
+stands still and then while training goes on, ROUNDS times: one column each. The first one takes its
+memory from the system. "pause" is the time of `begin_dump` and `finish`; "cpu of step beside" is
+that of the process, less that of a stopped dump.
 """
 
 from __future__ import annotations
@@ -108,8 +110,10 @@ def run(num_keys: int, dim: int, rounds: int, folder: pathlib.Path) -> list[dict
     return list(found.values())
 
 
-def run_background(num_keys: int, dim: int, folder: pathlib.Path) -> dict[str, float]:
-    """Seconds of a stopped dump, of the pauses of one beside training, and of the steps."""
+def run_background(
+    num_keys: int, dim: int, rounds: int, folder: pathlib.Path
+) -> list[dict[str, float]]:
+    """Seconds of a stopped dump, of the pauses of each beside training, and of the steps."""
     import tensorflow as tf
 
     import sok_like as sok
@@ -133,22 +137,34 @@ def run_background(num_keys: int, dim: int, folder: pathlib.Path) -> dict[str, f
     for _ in range(20):
         step()
     stopped = min(seconds(lambda: saver.dump(table, folder)) for _ in range(2))
-    alone = [step() for _ in range(50)]
-    before, dumps, beside = _resident(), [], []
-    with _Peak() as peak:
-        begin = seconds(lambda: dumps.append(saver.begin_dump(table, folder)))
-        written = time.perf_counter()
-        while not dumps[0].done:
-            beside.append(step())
-        written = time.perf_counter() - written
-        end = seconds(dumps[0].finish)
-    return {
-        **{"stopped": stopped, "begin": begin, "written": written, "finish": end},
-        **{"pause / stopped": (begin + end) / stopped, "peak_bytes": peak.bytes - before},
-        **{"step": float(np.mean(alone)), "step beside": float(np.mean(beside))},
-        **{"longest step": max(alone), "longest beside": max(beside), "steps": len(beside)},
-        "beside / alone": float(np.mean(beside) / np.mean(alone)),
-    }
+    cpu = _processor_time()
+    saver.dump(table, folder)
+    cpu_of_dump, before = _processor_time() - cpu, _resident()
+
+    def background() -> dict[str, float]:
+        cpu = _processor_time()
+        with _Peak():  # its thread takes time, too
+            alone = [step() for _ in range(50)]
+        cpu_alone = (_processor_time() - cpu) / len(alone)
+        cpu, began, beside = _processor_time(), time.perf_counter(), []
+        with _Peak() as peak:
+            dump = saver.begin_dump(table, folder)
+            begin = time.perf_counter() - began
+            while not dump.done:
+                beside.append(step())
+            written = time.perf_counter() - began
+            cpu = _processor_time() - cpu - cpu_of_dump
+            finish = seconds(dump.finish)
+        return {
+            **{"stopped": stopped, "begin": begin, "written": written, "finish": finish},
+            **{"pause / stopped": (begin + finish) / stopped, "peak_bytes": peak.bytes - before},
+            **{"step": float(np.mean(alone)), "step beside": float(np.mean(beside))},
+            **{"longest step": max(alone), "longest beside": max(beside), "steps": len(beside)},
+            **{"cpu of step": cpu_alone, "cpu of step beside": cpu / len(beside)},
+            "beside / alone": float(np.mean(beside) / np.mean(alone)),
+        }
+
+    return [background() for _ in range(rounds)]
 
 
 def _processor_time() -> float:
@@ -184,10 +200,10 @@ def main() -> None:
     for num_keys in options.keys:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             if options.background:
-                found = run_background(num_keys, options.dim, pathlib.Path(folder))
+                found = run_background(num_keys, options.dim, options.rounds, pathlib.Path(folder))
                 print(f"{num_keys:,} keys, dim {options.dim}; {here['processor']}, {here['date']}")
-                for name, value in found.items():
-                    print(f"{name:18} {value:12.4g}")
+                for name in found[0]:
+                    print(f"{name:18}", *(f"{each[name]:12.4g}" for each in found))
                 continue
             results = run(num_keys, options.dim, options.rounds, pathlib.Path(folder))
         by_size[num_keys] = results

@@ -5,7 +5,9 @@ threads whose order differs from run to run.
 """
 
 import functools
+import os
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -184,17 +186,36 @@ def test_a_thread_that_trains_all_the_time(sok, tmp_path, rule):
     table, optimizer = made(sok, rule)
     train(table, optimizer, range(20_000))
     random = np.random.default_rng(0)
-    at = state(table)
-    dump = sok.Saver().begin_dump(table, tmp_path / "live")
-    steps = 0
-    while not dump.done or steps < 20:
-        train(table, optimizer, np.unique(random.integers(0, 30_000, 500)))
-        steps += 1
-    name = dump.finish()
-    check_same(state(restored(sok, tmp_path / "live", rule)[0]), at)
+    for _ in range(2):  # the second one in the memory of the first
+        at = state(table)
+        dump = sok.Saver().begin_dump(table, tmp_path / "live")
+        steps = 0
+        while not dump.done or steps < 20:
+            train(table, optimizer, np.unique(random.integers(0, 30_000, 500)))
+            steps += 1
+        name = dump.finish()
+        check_same(state(restored(sok, tmp_path / "live", rule)[0]), at)
     assert dump.finish() == name  # nothing more to do
     assert sok.Saver().dump(table, tmp_path / "live", since="last") != name
     check_same(state(restored(sok, tmp_path / "live", rule)[0]), state(table))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities are those of threads on Linux only")
+def test_training_goes_first_where_cores_are_short(sok, tmp_path, monkeypatch):
+    def own():
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
+    seen, write, before = [], shard_file._Output._write, own()
+    monkeypatch.setattr(
+        shard_file._Output, "_write", lambda *given: (seen.append(own()), write(*given))
+    )
+    table, optimizer = made(sok, "sgd")
+    train(table, optimizer, range(100))
+    sok.Saver().begin_dump(table, tmp_path).finish()
+    assert set(seen) == {min(before + background._NICE, 19)} and own() == before
+    seen.clear()
+    sok.Saver().dump(table, tmp_path)  # on other threads
+    assert set(seen) == {before}
 
 
 def test_several_tables_whose_earlier_dump_is_valid_until_the_end(sok, tmp_path):

@@ -114,4 +114,14 @@ void Arena::Clear() noexcept {
   bytes_ = 0;
 }
 
+void Arena::Keep(int64_t num_rows) noexcept {
+  const auto kept = static_cast<size_t>((num_rows + chunk_rows() - 1) >> shift_);
+  while (chunks_.size() > kept) {
+    bytes_ -= static_cast<int64_t>(chunks_.back().bytes());
+    chunks_.pop_back();
+    base_.pop_back();
+  }
+  for (Memory& chunk : chunks_) chunk.Offer();
+}
+
 }  // namespace sok

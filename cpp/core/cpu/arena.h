@@ -49,6 +49,9 @@ class Arena {
   }
   void FreeChunk(int64_t chunk) noexcept;
   void Clear() noexcept;
+  // Frees all chunks beyond those of rows [0, num_rows). Of the others the content is lost, and the
+  // system may take the memory (Memory::Offer). Not for rows on disk.
+  void Keep(int64_t num_rows) noexcept;
 
   bool is_on_disk() const { return cache_ != nullptr; }
   // Brings rows that are about to be used from disk to memory, all in one go; does nothing without

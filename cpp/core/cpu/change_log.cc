@@ -13,6 +13,7 @@ namespace {
 constexpr size_t kFreeKeys = size_t{1} << 16;
 // Runs of steps, beyond one for eight rows: replaying more would take longer than reading all rows.
 constexpr size_t kFreeRuns = size_t{1} << 12;
+constexpr int64_t kAhead = 24;  // rows whose marks are asked for before they are read
 
 size_t NumKeys(const ChangeLog::Interval& interval) {
   return interval.touched.size() + interval.erased.size();
@@ -103,6 +104,9 @@ void ChangeLog::Touch(const uint64_t* keys, const uint32_t* rows, int64_t num_ke
     if (now.whole) return;
     for (int64_t i = 0; i < num_keys; ++i) {
       const uint32_t row = rows[i];
+      if (i + kAhead < num_keys && rows[i + kAhead] < last_.size()) {
+        __builtin_prefetch(&last_[rows[i + kAhead]], 1);
+      }
       if (row == kNoRow) continue;
       if (row >= last_.size()) Grow(row + size_t{1} + row / 8);
       if (last_[row] == now.mark) continue;

@@ -8,16 +8,22 @@
 // The reader of the dump finds each row where it is, and frees its copy. Tables without a hashtable
 // have rows that were never written; those are noted, not copied.
 //
-// Memory: 4 bytes per row, and the copies that wait for the reader. If they take more than `limit`
-// bytes, calls that change the table wait until the reader has freed half of that. One call may
+// Memory: 4 bytes per row, and the copies that wait for the reader. If they are more than `limit`
+// rows, calls that change the table wait until the reader has freed a sixteenth of that. One call may
 // exceed it: by its own rows, or by all the rest if it changes every row (SaveRest). Copies of rows
 // on disk are on disk, too, and share the limit of the table's memory.
+//
+// New memory costs more than the copies themselves: the system clears each page at its first touch. So
+// the table keeps the memory, up to the limit, for its next instant. The system may take the pages
+// of copies whenever it is short of memory (Memory::Offer).
 //
 // Save and SaveRest need the table's exclusive lock, what the reader calls needs a shared one.
 #ifndef SOK_CORE_CPU_INSTANT_H_
 #define SOK_CORE_CPU_INSTANT_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -36,7 +42,20 @@ struct RowLayout {
 
 class CpuTable::Instant {
  public:
-  // The present instant. Throws std::bad_alloc.
+  // What an instant takes memory for, and the next one uses again.
+  struct Room {
+    Memory places;       // by row number
+    uint32_t first = 1;  // of the values of places; those below are of earlier instants
+    Arena copies;
+    std::vector<uint64_t> keys;    // of each copy, as the next two
+    std::vector<uint32_t> rows;    // row numbers
+    std::vector<int64_t> records;  // three each; empty without policies
+    std::vector<uint32_t> free;    // copies
+
+    int64_t bytes() const;
+  };
+
+  // The present instant, in the room that the table keeps. Throws std::bad_alloc.
   explicit Instant(Impl& impl);
 
   // If memory is short, reading fails later, not this call.
@@ -45,16 +64,17 @@ class CpuTable::Instant {
   void SaveRest(Executor& ex) noexcept;
   // A key gets a row number that was free at the instant.
   void Skip(uint32_t row) noexcept {
-    if (row < num_rows_ && place(row) == kHere) place(row) = kRead;
+    if (IsHere(row)) place(row) = room_->first + kRead;
   }
 
   // ---- of the reader ----
-  bool IsHere(uint32_t row) const { return row < num_rows_ && place(row) == kHere; }
+  bool IsHere(uint32_t row) const { return row < num_rows_ && place(row) < room_->first; }
   // Calls fn(key, row number) for each copy.
   template <typename Fn>
   void ForEachCopy(const Fn& fn) const {
-    for (size_t c = 0; c < keys_.size(); ++c) {
-      if (place(rows_[c]) == kCopies + c) fn(keys_[c], rows_[c]);
+    const Room& room = *room_;
+    for (size_t c = 0; c < room.keys.size(); ++c) {
+      if (place(room.rows[c]) == room.first + kCopies + c) fn(room.keys[c], room.rows[c]);
     }
   }
   void CheckSaved() const;  // throws std::runtime_error if a row could not be saved
@@ -64,13 +84,19 @@ class CpuTable::Instant {
   // Nothing is saved any more.
   void Stop() noexcept;
 
-  int64_t bytes() const;
+  // The room for the table to keep, or null; nobody may use this any more.
+  std::unique_ptr<Room> Leave() noexcept;
+
+  int64_t bytes() const { return room_->bytes(); }
 
  private:
-  static constexpr uint32_t kHere = 0, kRead = 1, kInitial = 2, kCopies = 3;  // kCopies + c: copy c
+  // Values of places, from room_->first on; kCopies + c: copy c.
+  static constexpr uint32_t kRead = 0, kInitial = 1, kCopies = 2;
 
-  uint32_t& place(uint32_t row) const { return static_cast<uint32_t*>(places_.data())[row]; }
+  uint32_t& place(uint32_t row) const { return static_cast<uint32_t*>(room_->places.data())[row]; }
   void Copy(Executor& ex, const uint64_t* keys, const uint32_t* rows, int64_t num_keys);
+  // Copies whose memory is kept: the limit, and what one call may add.
+  int64_t MostKept() const { return std::min(limit_ + limit_ / 8, num_rows_); }
   uint32_t NewCopy(uint64_t key, uint32_t row);
   // Lets calls that change the table wait, or go on.
   void Throttle() noexcept;
@@ -79,13 +105,8 @@ class CpuTable::Instant {
   const RowLayout layout_;
   int64_t num_rows_;  // row numbers of the instant are below; 0 when no row is here any more
   const int64_t row_floats_;
+  std::unique_ptr<Room> room_;
   int64_t limit_;  // copies that may wait for the reader
-  Memory places_;  // by row number
-  Arena copies_;
-  std::vector<uint64_t> keys_;    // of each copy, as the next two
-  std::vector<uint32_t> rows_;    // row numbers
-  std::vector<int64_t> records_;  // three each; empty without policies
-  std::vector<uint32_t> free_;    // copies
   struct Fresh {
     uint32_t row, copy;
   };

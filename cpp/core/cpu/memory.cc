@@ -66,6 +66,12 @@ void Memory::Grow(size_t bytes) {
   Swap(grown);
 }
 
+void Memory::Offer() noexcept {
+#if defined(__linux__) && defined(MADV_FREE)
+  if (mapped_) madvise(data_, bytes_, MADV_FREE);
+#endif
+}
+
 void Memory::Free() noexcept {
 #if defined(__linux__)
   if (mapped_) {

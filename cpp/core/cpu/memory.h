@@ -35,6 +35,9 @@ class Memory {
   // Enlarges a block that is not huge. The bytes stay: where the system can move pages, none is
   // copied or touched. Throws std::bad_alloc, changing nothing.
   void Grow(size_t bytes);
+  // The content is lost: bytes are what they were or zero. The system takes pages if it needs them;
+  // those that it has not taken when they are next written cost nothing.
+  void Offer() noexcept;
   void Free() noexcept;
 
  private:

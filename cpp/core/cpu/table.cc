@@ -446,6 +446,7 @@ MemoryStats CpuTable::Stats(CallContext) const {
                 (impl.records != nullptr ? impl.records->bytes() : 0) +
                 (impl.changes != nullptr ? impl.changes->bytes() : 0) +
                 (impl.instant != nullptr ? impl.instant->bytes() : 0) +
+                (impl.room != nullptr ? impl.room->bytes() : 0) +
                 (impl.catch_up != nullptr ? impl.catch_up->bytes() : 0);
   return stats;
 }

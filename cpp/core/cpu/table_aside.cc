@@ -34,6 +34,7 @@ void CpuTable::TakeContent(CallContext context, Table& other) {
   aside.ConfigureSlots(context, SlotsWithThoseOf(aside.slots(), slots()));
   impl_->TouchAll(context.threads());
   impl_->SwapContent(*aside.impl_);
+  impl_->room = nullptr;
   impl_->slots.swap(aside.impl_->slots);
   impl_->imported_slots.swap(aside.impl_->imported_slots);
   impl_->slot_initial.swap(aside.impl_->slot_initial);

@@ -274,6 +274,7 @@ struct CpuTable::Impl {
   std::unique_ptr<TableRecords> records;  // null without policies
   std::unique_ptr<ChangeLog> changes;     // null until a delta may follow
   Instant* instant = nullptr;             // of a dump beside training, or null
+  std::unique_ptr<Instant::Room> room;    // of earlier ones, or null
 };
 
 template <typename Fn>

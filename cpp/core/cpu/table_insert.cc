@@ -351,6 +351,7 @@ void CpuTable::Impl::Clear(Executor& ex) {
   ++version;
   for (Index& shard : shards) shard.Clear();
   arena->Clear();
+  room = nullptr;
   std::vector<uint32_t>().swap(free_rows);
   std::vector<uint64_t>().swap(remembered_keys);
   std::vector<uint32_t>().swap(remembered_rows);

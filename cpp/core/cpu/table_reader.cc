@@ -124,8 +124,13 @@ class CpuTable::Reader final : public TableReader {
       const SharedLock lock(impl.mutex);
       instant_->Stop();  // else a writer might wait for this reader
     }
+    {
+      const ExclusiveLock lock(impl.mutex);
+      impl.instant = nullptr;
+    }
+    std::unique_ptr<Instant::Room> room = instant_->Leave();  // frees memory: without the lock
     const ExclusiveLock lock(impl.mutex);
-    impl.instant = nullptr;
+    impl.room.swap(room);
   }
 
   const TableChanges& about() const override { return about_; }
@@ -200,10 +205,13 @@ class CpuTable::Reader final : public TableReader {
       if (ranges_.empty()) Walk(instant_ == nullptr ? ex : alone);
       listed_ = std::move(ranges_.back());
       ranges_.pop_back();
+      if (instant_ == nullptr) continue;
+      Sort(&listed_);
+      DropRepeats(&listed_);
     } while (listed_.keys.empty());
   }
 
-  // Lists and sorts the keys of the next ranges, in reverse order.
+  // Lists the keys of the next ranges, in reverse order; sorts them unless it reads beside writers.
   void Walk(Executor& ex) {
     const Impl& impl = *table_.impl_;
     const Instant* const instant = instant_.get();
@@ -256,13 +264,11 @@ class CpuTable::Reader final : public TableReader {
       }
       for (int64_t range = 0; range < num; ++range) flush(range);
     });
-    ex.ParallelFor(num, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t range = begin; range < end; ++range) {
-        Sort(&ranges_[range]);
-        if (instant != nullptr) DropRepeats(&ranges_[range]);
-      }
-    });
     num_walked_ += num;
+    if (instant != nullptr) return;  // each is sorted when its turn comes: rows are read earlier
+    ex.ParallelFor(num, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t range = begin; range < end; ++range) Sort(&ranges_[range]);
+    });
   }
 
   void ChooseBounds() {
