@@ -25,7 +25,7 @@ from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.saving import streams
 from sok_like.serving import contents
-from sok_like.serving.parts import Parts, Slice
+from sok_like.serving.parts import Parts, Slice, key_of
 from sok_like.table import ownership
 from sok_like.table.variable import EmbeddingVariable
 
@@ -173,12 +173,12 @@ def _write(stock, number, parts, piece, rows):
         if len(rows):
             yield from of_rows(rows)
         for part, at, items in piece.items:
-            yield Slice(_name(number, part), shapes[part], at, items)
+            yield Slice(key_of(_name(number, part)), shapes[part], [at], items)
 
     def of_rows(values):
         coded = encoded(values, stock.rows.dtype, stock.table_name)
         for part, value in zip(("rows", "scales"), coded, strict=False):
-            yield Slice(_name(number, part), shapes[part], piece.first_row, value)
+            yield Slice(key_of(_name(number, part)), shapes[part], [piece.first_row], value)
 
     parts.write(slices)
 
