@@ -251,15 +251,14 @@ class _Writing:
             rows = encoded(found.rows[start:stop], followed.row_dtype, table.table_name)
             return dict(zip(("at", "rows", "scales"), (positions[start:stop], *rows), strict=False))
 
-        self._add(name, len(found.keys), 8 + 4 * table.dim, changed)
+        size = 8 + 4 * table.dim
+        self._columns.append(_Columns(name, len(found.keys), size, changed))
         placement = followed.placements[number]
         index = {} if placement is None else placement.changed()
         for parts in (("slots", "numbers"), ("buckets", "keys")) if index else ():
-            values = {part: index[part] for part in parts}
-            self._add(name, len(index[parts[0]]), 8 * (1 + SLOTS), _rows_of(values))
-
-    def _add(self, name, count, row_bytes, values):
-        self._columns.append(_Columns(name, count, row_bytes, values))
+            values = [index[part] for part in parts]
+            size = 8 * (1 + SLOTS)
+            self._columns.append(_Columns(name, len(values[0]), size, _part_of(parts, values)))
 
     def _placed(self, number, keys, erased, whole):
         """The rows of these keys in the served table."""
@@ -294,8 +293,8 @@ class _Writing:
     def write(self, path):
         """Writes the delta."""
         spread, names = self._followed.spread
-        counts = agreed(lambda: [each.count for each in self._columns], self._communicator)
-        parts = Parts(path, lambda: _make_aside(path), "sok.export_delta")
+        counts = agreed(lambda: [each.num_rows for each in self._columns], self._communicator)
+        parts = Parts(path, "sok.export_delta")
         try:
             columns = zip(self._columns, zip(*counts, strict=True), strict=True)
             rows = [self._rows_of(each, by_rank) for each, by_rank in columns]
@@ -319,11 +318,13 @@ class _Writing:
                 yield Slice(columns.name(part), [total, *value.shape[1:]], [begin + start], value)
 
         # Rank 0 writes an empty tensor if there are no rows.
-        return Rows(columns.count or int(not rank and not total), columns.row_bytes, slices)
+        return Rows(columns.num_rows or int(not rank and not total), columns.row_bytes, slices)
 
     def _rest(self, *_):
         followed = self._followed
-        tensors = {VERSIONS: [followed.version, self._version], **followed.dense}
+        tensors: dict[str, Any] = {VERSIONS: [followed.version, self._version]}
+        # Reading a variable copies it after a sparse update.
+        tensors |= {name: v.read_value_no_copy() for name, v in followed.dense.items()}
         for number, table in enumerate(followed.tables):
             if followed.decays[number]:
                 tensors[_names(number)("decay")] = decay_of(table)
@@ -355,20 +356,13 @@ class _Columns(NamedTuple):
     """Tensors of a table, of which this rank has some rows."""
 
     name: Callable[[str], str]  # of each of them
-    count: int
+    num_rows: int
     row_bytes: int
     values: Callable[[int, int], dict[str, Any]]  # of rows
 
 
-def _rows_of(values):
-    return lambda start, stop: {part: value[start:stop] for part, value in values.items()}
-
-
-def _make_aside(path):
-    """Makes a folder beside a delta, for its parts."""
-    aside = f"{path}.{secrets.token_hex(4)}"
-    durable.make_folder(aside)
-    return aside
+def _part_of(names, values):
+    return lambda start, stop: {n: v[start:stop] for n, v in zip(names, values, strict=True)}
 
 
 def _move(parts, path):

@@ -12,7 +12,6 @@ have.
 from __future__ import annotations
 
 import os
-import secrets
 from typing import Any
 
 import tensorflow as tf
@@ -97,7 +96,8 @@ def export_saved_model(
     said = f"{path} missing={missing} row_dtype={row_dtype} {sorted(functions)} tables={names}"
     _agree(f"{said} refreshable={refreshable} headroom={headroom}" if deltas else said)
     spread = SpreadVariables(model, variables)
-    parts = Parts(path, lambda: _make_aside(path), "sok.export_saved_model")
+    all_or_none(None if communicator.rank else lambda: _check_path(path), communicator)
+    parts = Parts(path, "sok.export_saved_model")
     try:
         wanted = tables.Wanted(row_dtype, missing == "initial", headroom if deltas else None)
         written = [tables.write(each, number, parts, wanted) for number, each in enumerate(held)]
@@ -133,14 +133,6 @@ def export_saved_model(
         parts.remove()
     if deltas:
         follow(model, followed)
-
-
-def _make_aside(path):
-    """Makes a new folder beside a SavedModel, for what is not yet complete."""
-    _check_path(path)
-    aside = f"{path.rstrip('/')}.{secrets.token_hex(4)}"
-    durable.make_folder(aside)
-    return aside
 
 
 def _folder_of_deltas(path, refreshable):

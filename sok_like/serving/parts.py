@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -51,12 +52,12 @@ class Rows(NamedTuple):
     """Rows that this rank writes, some at a time.
 
     Attributes:
-        count: Number of rows.
+        num_rows: Number of rows.
         row_bytes: Bytes of one.
         slices: Called with the first of some rows and the one after the last.
     """
 
-    count: int
+    num_rows: int
     row_bytes: int
     slices: Callable[[int, int], Iterable[Slice]]
 
@@ -65,19 +66,22 @@ class Parts:
     """The parts of one checkpoint, in a folder of their own. Every rank must make it.
 
     Args:
-        path: What they become, for errors.
-        make_folder: Called on rank 0; makes the folder and returns its path.
+        path: What they become; the folder is beside it.
         call: The call of the user.
     """
 
-    def __init__(self, path: str, make_folder: Callable[[], str], call: str):
+    def __init__(self, path: str, call: str):
         self._communicator = comm.current()
         rank, self._number, self._path, self._call = self._communicator.rank, 0, path, call
         self._prefixes: list[str] = []
 
         def make():
+            if rank:
+                return None
+            aside = f"{path.rstrip('/')}.{secrets.token_hex(4)}"
             with self._writing():
-                return None if rank else make_folder()
+                durable.make_folder(aside)
+            return aside
 
         self.folder: str = self._agreed(make)[0]
         self._agreed(lambda: self._leave(f"rank_{rank}"))
@@ -197,14 +201,15 @@ class Parts:
 
 def _pieces(all_rows) -> Iterator[list[tuple[Rows, int, int]]]:
     """Rows in pieces of about `contents.CHUNK_BYTES`, each at least one row."""
-    piece, left = [], contents.CHUNK_BYTES
+    piece: list[tuple[Rows, int, int]] = []
+    left = contents.CHUNK_BYTES
     for rows in all_rows:
         at, size = 0, max(1, rows.row_bytes)
-        while at < rows.count:
+        while at < rows.num_rows:
             if piece and left < size:
                 yield piece
                 piece, left = [], contents.CHUNK_BYTES
-            end = min(rows.count, at + max(1, left // size))
+            end = min(rows.num_rows, at + max(1, left // size))
             piece.append((rows, at, end))
             left, at = left - (end - at) * size, end
     if piece:

@@ -40,13 +40,19 @@ class SpreadVariables:
         found = [each for _, of_holder in self._holders for each in of_holder.values()]
         found += [each.spread_for_export() for each in self._sharded]
 
-        def dtypes():
-            return [None if each.dtype is None else each.dtype.name for each in found]
+        def tell():
+            return [[list(s.shape), None if s.dtype is None else s.dtype.name] for s in found]
 
-        told = agreed(dtypes, comm.current(), raises=ValueError)
+        told = agreed(tell, comm.current(), raises=ValueError)
+        shapes = [[shape for shape, _ in of_rank] for of_rank in told]
+        if any(other != shapes[0] for other in shapes):
+            raise ValueError(
+                "Every rank must export a model with the same tables. Received, by rank: sharded "
+                f"ones of the shapes {shapes}"
+            )
         self._found = {}
         for number, each in enumerate(found):
-            dtype = next(filter(None, (of_rank[number] for of_rank in told)))
+            dtype = next(filter(None, (of_rank[number][1] for of_rank in told)))
             self._found[f"spread_{number}"] = each._replace(dtype=tf.as_dtype(dtype))
 
     @contextlib.contextmanager

@@ -86,7 +86,7 @@ def write(variable: EmbeddingVariable, number: int, parts: Parts, wanted: Wanted
         ValueError: a rank cannot read or write, or int8 rows are not finite; on all ranks.
     """
     communicator, follows = comm.current(), wanted.headroom is not None
-    name = f"export of table '{variable.table_name}'"
+    name = _call(variable)
     found: list[Any] = []
 
     def read():
@@ -114,8 +114,12 @@ def write(variable: EmbeddingVariable, number: int, parts: Parts, wanted: Wanted
         found.append(Written(stock, placement, found[0]))
 
     agreed(prepare, communicator, name, ValueError)
-    _write(variable, number, share, found[-1], parts, name)
+    _write(variable, number, parts, share, found[-1])
     return found[-1]
+
+
+def _call(variable):
+    return f"export of table '{variable.table_name}'"
 
 
 class _Share(NamedTuple):
@@ -154,8 +158,9 @@ def _with_index(keys, counts, headroom, name):
     return _share(sizes, sizes + np.diff(spare), placed)
 
 
-def _write(variable, number, share, written, parts, name):
+def _write(variable, number, parts, share, written):
     """Writes this rank's share: rows with keys, the index, and rows of zeros."""
+    name = _call(variable)
     (stock, placement, _), placed, begin = written, share.placed, share.begin
     shapes = {part: each.shape for part, each in stock.large().items()}
 
