@@ -6,13 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.dist_model_parallel.weights import Held, get_table
 from sok_like.lookup import exchange
 from sok_like.lookup.dense_lookup import require_in_range
-from sok_like.lookup.exporting import combined, refuse_saved_model
+from sok_like.lookup.exporting import Spread, combined, refuse_saved_model
 from sok_like.lookup.hash_lookup import HashFeature, lookup
-from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, ROW_WISE
-from sok_like.runtime import comm
+from sok_like.planner.tables import DATA_PARALLEL
 
 _SHARD = (
     "This rank's shard of layer '{name}' cannot be part of a SavedModel, which would hold no whole "
@@ -28,24 +26,34 @@ def refuse_shards(layer: Any) -> None:
             refuse_saved_model(weight, _SHARD.format(name=layer.name))
 
 
-def whole_tables(held: Held) -> dict[str, tf.Variable]:
-    """The sharded dense tables, whole, as `table_<id>`, on rank 0; elsewhere none. Collective."""
-    found = {}
-    for table in held.plan.tables:
-        if held.plan.kinds[table.table_id] not in (COLUMN_WISE, ROW_WISE):
-            continue
-        values = get_table(held, table.table_id, False)
-        if comm.current().rank == 0:
-            with tf.device("/CPU:0"):
-                found[_key(table.table_id)] = tf.Variable(values, trainable=False)
+def spread_tables(layer: Any) -> dict[str, Spread]:
+    """The sharded dense tables, as `table_<id>`."""
+    dense, kinds = layer.dense_in_files, layer.strategy.plan.kinds
+    shapes = {
+        key: shape for key, shape in dense.shapes().items() if kinds[int(key)] != DATA_PARALLEL
+    }
+    found = {_key(key): Spread(shape) for key, shape in shapes.items()}
+    for part in dense.dense_parts(()):
+        if part.key in shapes:
+            found[_key(part.key)] = _spread(part)
     return found
+
+
+def _spread(part):
+    first, (low, high) = part.first_row, part.rows
+
+    def read(start, stop):  # without copying other rows
+        return tf.gather(part.variable, tf.range(first + start, first + stop, dtype=tf.int64))
+
+    dtype = part.variable.dtype.base_dtype
+    return Spread(part.shape, dtype, (low, part.columns[0]), high - low, read)
 
 
 def outputs(layer: Any, inputs: list[Any], whole: dict[str, Any], tables: Any) -> list[Any]:
     """The layer's outputs for data-parallel inputs, without an exchange.
 
     Args:
-        whole: The result of `whole_tables`.
+        whole: The variables that stand for `spread_tables`.
         tables: This rank's variables, by kind and position.
     """
     if not layer.dp_input:

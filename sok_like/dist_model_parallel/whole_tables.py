@@ -8,6 +8,7 @@ from typing import Any
 from sok_like.dist_model_parallel import exported, optimizer_state
 from sok_like.dist_model_parallel.local_layers import layer_table
 from sok_like.dist_model_parallel.weights import Held, get_tables, set_tables
+from sok_like.lookup import exporting
 from sok_like.planner.tables import HASHED
 from sok_like.runtime import comm
 
@@ -95,12 +96,10 @@ class WholeTables:
         self.build()
         optimizer_state.set_state(self._held(), optimizer, state, chunk, bool(use_lock))
 
-    def whole_for_export(self) -> dict[str, Any]:
-        """The replacement of this layer's dense tables in `sok.export_saved_model`."""
+    def spread_for_export(self) -> dict[str, exporting.Spread]:
+        """This layer's dense tables that `sok.export_saved_model` replaces."""
         self.build()
-        if comm.current().world_size == 1:
-            return {}
-        return exported.whole_tables(self._held())
+        return exported.spread_tables(self) if comm.current().world_size > 1 else {}
 
     def _held(self) -> Held:
         """What this rank holds, as Keras' variables; hash tables as EmbeddingVariables."""

@@ -21,6 +21,7 @@ from sok_like.distribution.collectives import gather
 from sok_like.distribution.mesh import RankMesh
 from sok_like.distribution.placement import Placement
 from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.lookup.exporting import Spread
 from sok_like.runtime.attributes import attributes
 
 _mode = threading.local()
@@ -144,6 +145,21 @@ class _Sharded:
     @property
     def shape(self):
         return tf.TensorShape(self.local_shape if works_on_shards() else self.global_shape)
+
+    def spread_for_export(self) -> Spread:
+        """It, as `sok.export_saved_model` writes it."""
+        with on_shards():
+            dtype = as_tf_table(self).dtype.base_dtype
+        shard = self._sok_shard
+        begin = [each.start or 0 for each in shard.placement.slices]
+        # Ranks that differ along other axes hold the same.
+        is_first = not any(at for axis, at in shard.mesh.index.items() if axis not in shard.axes)
+        num_rows = self.local_shape[0] if is_first and all(self.local_shape) else 0
+
+        def read(start, stop):
+            return local_rows(self, tf.range(start, stop))
+
+        return Spread(self.global_shape, dtype, begin, num_rows, read)
 
     def _export_to_saved_model_graph(self, *args, **kwargs):
         refuse_saved_model(self)

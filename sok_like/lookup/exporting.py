@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -21,6 +21,24 @@ from sok_like.runtime.attributes import attributes
 from sok_like.table.as_variable import stand_ins
 
 _state = threading.local()
+
+
+class Spread(NamedTuple):
+    """A variable of which ranks hold slices; a SavedModel has it whole.
+
+    Attributes:
+        shape: Of the whole variable.
+        dtype: None on a rank that holds no slice.
+        begin: The first index of this rank's slice along each axis.
+        num_rows: Of the slice; 0 if there is none, or another rank holds the same and writes it.
+        read: Returns the rows of the slice from the first number up to the second one.
+    """
+
+    shape: Sequence[int]
+    dtype: tf.DType | None = None
+    begin: Sequence[int] = ()
+    num_rows: int = 0
+    read: Callable[[int, int], tf.Tensor] | None = None
 
 
 class Exporting:

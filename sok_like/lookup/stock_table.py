@@ -51,16 +51,16 @@ class StockTable(tf.Module):
         self.key_limit = variable.key_limit
         self.missing, self.layout = missing, layout
         dtype, number = tf.as_dtype(row_dtype), number_dtype(num_rows)
-        self.rows = _without_value([num_rows, self.dim], dtype, "rows")
+        self.rows = without_value([num_rows, self.dim], dtype, "rows")
         self.scales = self.keys = self.starts = self.numbers = None
         if dtype == tf.int8:
-            self.scales = _without_value([num_rows], tf.bfloat16, "scales")
+            self.scales = without_value([num_rows], tf.bfloat16, "scales")
         if layout is not None:
-            self.keys = _without_value([layout.num_buckets, SLOTS], tf.int64, "keys")
+            self.keys = without_value([layout.num_buckets, SLOTS], tf.int64, "keys")
             if refreshable:
-                self.numbers = _without_value([layout.num_buckets * SLOTS], number, "numbers")
+                self.numbers = without_value([layout.num_buckets * SLOTS], number, "numbers")
             else:
-                self.starts = _without_value([layout.num_buckets], number, "starts")
+                self.starts = without_value([layout.num_buckets], number, "starts")
 
     def large(self) -> dict[str, tf.Variable]:
         """The variables without values, by name."""
@@ -133,7 +133,8 @@ def _word(number):
     return tf.constant(number, tf.uint64)
 
 
-def _without_value(shape, dtype, name):
+def without_value(shape: Any, dtype: tf.DType, name: str) -> tf.Variable:
+    """A variable in host memory of which only the shape takes memory."""
     with tf.device("/CPU:0"):
         return resource_variable_ops.UninitializedVariable(
             trainable=False, shape=shape, dtype=dtype, name=name

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm
-from sok_like.runtime.agreement import all_or_none, send
 from sok_like.runtime.turns import exchange_in_turn
 from sok_like.saving import streams
 from sok_like.table.variable import EmbeddingVariable, unwrap
@@ -30,11 +28,11 @@ def variables_of(model: Any) -> list[Any]:
 
 
 def holders_of(model: Any) -> Iterator[Any]:
-    """Layers that spread their tables over ranks themselves: they have `whole_for_export`."""
+    """Layers that spread their tables over ranks themselves."""
     seen = set()
     layers = getattr(model, "_flatten_layers", lambda: ())()
     for item in [*layers, *_tracked(model)]:
-        if hasattr(item, "whole_for_export") and id(item) not in seen:
+        if hasattr(item, "spread_for_export") and id(item) not in seen and not is_spread(item):
             seen.add(id(item))
             yield item
 
@@ -131,69 +129,3 @@ def to_ranks(
         return answered
 
     return received, send_back
-
-
-def gather(
-    variable: EmbeddingVariable,
-    positions: np.ndarray,
-    rows: np.ndarray,
-    take: Callable[[np.ndarray, np.ndarray], None],
-) -> None:
-    """Sends rows of all ranks to rank 0; every rank must call it.
-
-    Args:
-        positions: int64 `[num_rows]`.
-        rows: float32 `[num_rows, dim]`.
-        take: Called on rank 0 with some positions and their rows, until all have been there.
-
-    Raises:
-        ValueError: what `take` raises on rank 0; on all ranks.
-    """
-    communicator = comm.current()
-    name = f"export of table '{variable.table_name}'"
-    numbers = send(np.array([len(positions)]), communicator, True, name)
-    step = max(1, CHUNK_BYTES // (len(numbers) * max(8, 4 * variable.dim)))
-    for at in range(0, max(numbers), step):
-        where = whole_array(positions[at : at + step], name)
-        values = whole_array(rows[at : at + step].reshape(-1), name).reshape(-1, variable.dim)
-
-        def run():
-            if communicator.rank == 0:
-                take(where, values)  # noqa: B023
-
-        all_or_none(run, communicator)
-
-
-def whole_array(block: np.ndarray, name: str) -> np.ndarray:
-    """The ranks' flat blocks on rank 0, in rank order; every rank must call it."""
-    communicator = comm.current()
-    return block if communicator.world_size == 1 else send(block, communicator, False, name)
-
-
-@contextlib.contextmanager
-def spread_whole(model: Any, variables: Iterable[Any]) -> Iterator[tuple[dict[int, Any], list]]:
-    """A scope in which everything that is spread over ranks, beside tables, is whole on rank 0.
-
-    Every rank must enter it.
-
-    Yields:
-        What replaces the tables of layers, by the layer's `id`; and all whole variables, always in
-        the same order.
-    """
-    whole = {id(holder): holder.whole_for_export() for holder in holders_of(model)}
-    with _held_whole(variables) as held:
-        yield whole, [*tf.nest.flatten(list(whole.values())), *held]
-
-
-@contextlib.contextmanager
-def _held_whole(variables: Iterable[Any]) -> Iterator[list[tf.Variable]]:
-    """A scope in which variables that are sharded over ranks are read whole, on all ranks."""
-    sharded = [v for v in variables if getattr(v, "_sok_shard", None) is not None]
-    for variable in sharded:
-        with tf.device("/CPU:0"):
-            variable._sok_held = tf.Variable(tf.convert_to_tensor(variable), trainable=False)
-    try:
-        yield [variable._sok_held for variable in sharded]
-    finally:
-        for variable in sharded:
-            variable._sok_held = None

@@ -1,7 +1,7 @@
 """`sok.export_delta`: what has changed in a model since its export, for servers that follow.
 
-    every rank   agree | read the changes of all tables | place its new keys | agree | forget them
-    rank 0             | write one checkpoint                                |
+    every rank   agree | read its changes | place its keys | write its rows | agree | forget them
+    rank 0                                                   | write the rest | merge |
 
 What the exporter knows of the servers changes last, when all ranks have agreed that the delta is
 written. So after an error the next call writes what this one should have written.
@@ -13,12 +13,13 @@ import os
 import secrets
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from sok_like.lookup.buckets import SLOTS
 from sok_like.lookup.placement import NoRoom, Placement
 from sok_like.lookup.stock_rows import decay_of
 from sok_like.lookup.stock_table import StockTable, encoded
@@ -26,7 +27,9 @@ from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed, all_or_none, gather_text
 from sok_like.saving.format import durable
 from sok_like.serving import contents
+from sok_like.serving.parts import Parts, Rows, Slice, key_of
 from sok_like.serving.refresh import VERSIONS, Update, is_plain_name
+from sok_like.serving.spread import SpreadVariables
 from sok_like.table.variable import EmbeddingVariable
 
 _NEARLY_FULL = 0.9
@@ -53,19 +56,24 @@ class Followed:
         self.row_dtype = tf.as_dtype(row_dtype)
         self.export_id, self.number = secrets.token_hex(8), 0
         self.version = f"{self.export_id}.0"
-        # On rank 0, in the order of `dense_name`: a variable, or its number among the whole ones.
-        self.dense: list[Any] = []
+        # Those that the served model has, by name. `export_saved_model` sets them.
+        self.spread: tuple[SpreadVariables, list[str]]
+        # On rank 0, by the name of the tensor.
+        self.dense: dict[str, tf.Variable] = {}
         self.decays: list[bool] = []
 
     def updates(
-        self, stock: Sequence[StockTable], dense: Sequence[tf.Variable], whole: Sequence[Any]
+        self,
+        stock: Sequence[StockTable],
+        dense: Sequence[tf.Variable],
+        spread: Mapping[str, tf.Variable],
     ) -> list[Update]:
         """What a delta changes in the served model; on rank 0.
 
         Args:
             stock: The served tables.
             dense: The other variables.
-            whole: Those that `contents.spread_whole` made.
+            spread: Those among them that stand for variables that are spread over ranks, by name.
         """
         found = []
         for number, table in enumerate(stock):
@@ -79,11 +87,10 @@ class Followed:
             self.decays.append(isinstance(table.missing.decay, tf.Variable))
             if self.decays[-1]:
                 found.append(Update(table.missing.decay, name("decay")))
-        places = {id(variable): place for place, variable in enumerate(whole)}
-        for variable in dense:
-            found.append(Update(variable, _dense_name(len(self.dense))))
-            self.dense.append(places.get(id(variable), variable))
-        return found
+        found += [Update(variable, key_of(name)) for name, variable in spread.items()]
+        others = {id(variable) for variable in spread.values()}
+        self.dense = {f"dense_{n}": v for n, v in enumerate(dense) if id(v) not in others}
+        return found + [Update(variable, name) for name, variable in self.dense.items()]
 
 
 class Delta(NamedTuple):
@@ -120,9 +127,9 @@ class FullExportDue(ValueError):
 def export_delta(model: Any, path: str | os.PathLike) -> Delta:
     """Writes what changed in a model since its last refreshable export or delta.
 
-    Every rank must call this, with the same arguments. Rank 0 writes new, changed and erased rows
-    of all tables and all other weights as one checkpoint, `path.index` and `path.data-...`. The
-    index appears last. Signature `refresh` of the served model takes its name (docs/serving.md).
+    Every rank must call this, with the same arguments. They write new, changed and erased rows of
+    all tables and all other weights as one checkpoint, `path.index` and `path.data-...`. The index
+    appears last. Signature `refresh` of the served model takes its name (docs/serving.md).
 
     An optimizer that moves rows outside of the batch (dense Adam, momentum, weight decay) has
     changed all rows, so the delta holds all of them. Optimizers of the batch's rows (Adagrad,
@@ -162,9 +169,8 @@ def export_delta(model: Any, path: str | os.PathLike) -> Delta:
     try:
         work.read()
         for number in range(len(followed.tables)):
-            work.gather(number)
-        with contents.spread_whole(model, contents.variables_of(model)) as (_, whole):
-            all_or_none(lambda: work.write(path, whole), communicator)
+            work.place(number)
+        work.write(path)
         reports = agreed(work.report, communicator, raises=ValueError)
     except BaseException:
         for placement in followed.placements:
@@ -218,7 +224,7 @@ class _Writing:
     def __init__(self, followed, communicator):
         self._followed, self._communicator = followed, communicator
         self._changes: list[contents.Changes] = []
-        self._tensors: dict[str, Any] = {}
+        self._columns: list[_Columns] = []
         self._counts = {"num_rows": 0, "num_new": 0, "num_erased": 0}
         self._version = f"{followed.export_id}.{followed.number + 1}.{secrets.token_hex(4)}"
 
@@ -231,36 +237,28 @@ class _Writing:
 
         self._whole = agreed(read, self._communicator, raises=ValueError)  # by rank and table
 
-    def gather(self, number):
-        """Collects the changes of a table on rank 0."""
-        followed, found = self._followed, self._changes[number]
+    def place(self, number):
+        """Finds where a table's changes go in the served model."""
+        followed, found, name = self._followed, self._changes[number], _names(number)
         table, world_size = followed.tables[number], self._communicator.world_size
-        said = f"deltas of table '{table.table_name}'"
         whole = [rank for rank in range(world_size) if self._whole[rank][number]]
         if table.home is not None:
             whole = list(range(world_size)) if table.home in whole else []
         self._counts["num_rows"] += len(found.keys)
         positions = self._placed(number, found.keys, found.erased, whole)
-        parts: list[tuple[np.ndarray, list]] = []
 
-        def take(positions, rows):
-            parts.append((positions, encoded(rows, followed.row_dtype, table.table_name)))
+        def changed(start, stop):
+            rows = encoded(found.rows[start:stop], followed.row_dtype, table.table_name)
+            return dict(zip(("at", "rows", "scales"), (positions[start:stop], *rows), strict=False))
 
-        contents.gather(table, positions, found.rows, take)
-        placement, changed = followed.placements[number], {}
-        if placement is not None:
-            for part, value in placement.changed().items():
-                whole_part = contents.whole_array(value.astype(np.int64).reshape(-1), said)
-                changed[part] = whole_part.astype(value.dtype).reshape(-1, *value.shape[1:])
-        if self._communicator.rank != 0:
-            return
-        name = _names(number)
-        nothing = encoded(np.zeros([0, table.dim], np.float32), followed.row_dtype, "")
-        parts.append((np.zeros([0], np.int64), nothing))
-        self._tensors[name("at")] = np.concatenate([at for at, _ in parts]).astype(np.int64)
-        for part, kind in enumerate(("rows", "scales")[: len(nothing)]):
-            self._tensors[name(kind)] = tf.concat([values[part] for _, values in parts], 0)
-        self._tensors |= {name(part): value for part, value in changed.items()}
+        size = 8 + 4 * table.dim
+        self._columns.append(_Columns(name, len(found.keys), size, changed))
+        placement = followed.placements[number]
+        index = {} if placement is None else placement.changed()
+        for parts in (("slots", "numbers"), ("buckets", "keys")) if index else ():
+            values = [index[part] for part in parts]
+            size = 8 * (1 + SLOTS)
+            self._columns.append(_Columns(name, len(values[0]), size, _part_of(parts, values)))
 
     def _placed(self, number, keys, erased, whole):
         """The rows of these keys in the served table."""
@@ -292,29 +290,47 @@ class _Writing:
             )
         return answer(made[0])
 
-    def write(self, path, whole):
-        if self._communicator.rank != 0:
-            return
-        followed, tensors = self._followed, self._tensors
-        tensors[VERSIONS] = [followed.version, self._version]
+    def write(self, path):
+        """Writes the delta."""
+        spread, names = self._followed.spread
+        counts = agreed(lambda: [each.num_rows for each in self._columns], self._communicator)
+        parts = Parts(path, "sok.export_delta")
+        try:
+            columns = zip(self._columns, zip(*counts, strict=True), strict=True)
+            rows = [self._rows_of(each, by_rank) for each, by_rank in columns]
+            rows += [
+                *spread.rows(parts, names),
+                Rows(int(not self._communicator.rank), 0, self._rest),
+            ]
+            parts.write_rows(rows)
+            move = lambda: _move(parts, path)  # noqa: E731
+            all_or_none(None if self._communicator.rank else move, self._communicator)
+        finally:
+            parts.remove()
+
+    def _rows_of(self, columns, counts):
+        """A table's tensors hold what the ranks have, in rank order."""
+        rank, total = self._communicator.rank, sum(counts)
+        begin = sum(counts[:rank])
+
+        def slices(start, stop):
+            for part, value in columns.values(start, stop).items():
+                yield Slice(columns.name(part), [total, *value.shape[1:]], [begin + start], value)
+
+        # Rank 0 writes an empty tensor if there are no rows.
+        return Rows(columns.num_rows or int(not rank and not total), columns.row_bytes, slices)
+
+    def _rest(self, *_):
+        followed = self._followed
+        tensors: dict[str, Any] = {VERSIONS: [followed.version, self._version]}
+        # Reading a variable copies it after a sparse update.
+        tensors |= {name: v.read_value_no_copy() for name, v in followed.dense.items()}
         for number, table in enumerate(followed.tables):
             if followed.decays[number]:
                 tensors[_names(number)("decay")] = decay_of(table)
-        for number, variable in enumerate(followed.dense):
-            value = whole[variable] if isinstance(variable, int) else variable
-            tensors[_dense_name(number)] = tf.convert_to_tensor(value)
-        try:
-            durable.make_folder(os.path.dirname(path) or ".")
-            tf.raw_ops.SaveV2(
-                prefix=path,
-                tensor_names=list(tensors),
-                shape_and_slices=[""] * len(tensors),
-                tensors=[tf.convert_to_tensor(value) for value in tensors.values()],
-            )
-        except (OSError, tf.errors.OpError) as error:
-            for left in tf.io.gfile.glob([f"{path}.index*", f"{path}.data-*"]):
-                durable.remove(left)
-            raise ValueError(f"{path} could not be written: {error}") from error
+        for name, value in tensors.items():
+            value = tf.convert_to_tensor(value)
+            yield Slice(name, value.shape.as_list(), (), value)
 
     def report(self):
         placements = [each for each in self._followed.placements if each is not None]
@@ -336,5 +352,29 @@ def _names(number):
     return lambda part: f"table_{number}/{part}"
 
 
-def _dense_name(number):
-    return f"dense_{number}"
+class _Columns(NamedTuple):
+    """Tensors of a table, of which this rank has some rows."""
+
+    name: Callable[[str], str]  # of each of them
+    num_rows: int
+    row_bytes: int
+    values: Callable[[int, int], dict[str, Any]]  # of rows
+
+
+def _part_of(names, values):
+    return lambda start, stop: {n: v[start:stop] for n, v in zip(names, values, strict=True)}
+
+
+def _move(parts, path):
+    """Makes the delta of its parts. Its index appears last, and whole."""
+    name = "merged"
+    parts.merge(durable.join(parts.folder, name))
+    files = [each for each in durable.names(parts.folder) if each.startswith(f"{name}.")]
+    try:
+        for each in sorted(files):
+            target = path + each.removeprefix(name)
+            tf.io.gfile.rename(durable.join(parts.folder, each), target, overwrite=True)
+    except (OSError, tf.errors.OpError) as error:
+        for left in tf.io.gfile.glob([f"{path}.index*", f"{path}.data-*"]):
+            durable.remove(left)
+        raise ValueError(f"{path} could not be written: {error}") from error

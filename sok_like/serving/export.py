@@ -1,7 +1,7 @@
 """`sok.export_saved_model`: a model as a SavedModel that loads without this package.
 
-    every rank   agree on the call | write parts of the tables |       raise what rank 0 raised
-    rank 0                                                     | trace, check, write, merge |
+    every rank   agree on the call | write hash tables |              | write other tables |
+    rank 0                                             | trace, check |                    | merge
 
 The model's functions are traced again in a scope in which every lookup uses stock ops on plain
 variables (`sok_like/lookup/exporting.py`). So padding, combiners, weights and inputs of all kinds
@@ -12,7 +12,6 @@ have.
 from __future__ import annotations
 
 import os
-import secrets
 from typing import Any
 
 import tensorflow as tf
@@ -21,7 +20,7 @@ from tensorflow.python.saved_model import save_context
 from sok_like.lookup.exporting import Exporting, exporting
 from sok_like.lookup.stock_table import ROW_DTYPES
 from sok_like.runtime import comm
-from sok_like.runtime.agreement import all_or_none, gather_text
+from sok_like.runtime.agreement import agreed, all_or_none, gather_text
 from sok_like.runtime.checks import wrong_argument
 from sok_like.saving.format import durable
 from sok_like.serving import contents, tables
@@ -29,6 +28,7 @@ from sok_like.serving import signatures as signature
 from sok_like.serving.delta import Followed, follow
 from sok_like.serving.parts import Parts
 from sok_like.serving.refresh import ServedState
+from sok_like.serving.spread import SpreadVariables
 from sok_like.table.variable import EmbeddingVariable
 
 MISSING = ("initial", "zeros")
@@ -95,7 +95,9 @@ def export_saved_model(
     deltas = _folder_of_deltas(path, refreshable)
     said = f"{path} missing={missing} row_dtype={row_dtype} {sorted(functions)} tables={names}"
     _agree(f"{said} refreshable={refreshable} headroom={headroom}" if deltas else said)
-    parts = Parts(lambda: _make_aside(path))
+    spread = SpreadVariables(model, variables)
+    all_or_none(None if communicator.rank else lambda: _check_path(path), communicator)
+    parts = Parts(path, "sok.export_saved_model")
     try:
         wanted = tables.Wanted(row_dtype, missing == "initial", headroom if deltas else None)
         written = [tables.write(each, number, parts, wanted) for number, each in enumerate(held)]
@@ -106,32 +108,31 @@ def export_saved_model(
         module.tables = list(stock)
         followed = Followed(held, instants, placements, row_dtype)
         stands_for = {id(v): table for v, table in zip(held, stock, strict=True)}
-        with contents.spread_whole(model, variables) as (whole, of_whole):
-            module.whole = of_whole
+        traced: dict[str, Any] = {}
+        with spread.replaced() as (of_holders, replacements):
 
-            def write():
+            def trace():
                 if communicator.rank != 0:
-                    return
-                what = Exporting(stands_for, whole)
-                traced = {name: _traced(each, what) for name, each in functions.items()}
-                _hold(model, module, traced)
+                    return None
+                what = Exporting(stands_for, of_holders)
+                traced.update({name: _traced(each, what) for name, each in functions.items()})
+                used = _hold(model, module, traced, replacements)
                 if deltas:
-                    traced = _refreshable(traced, module, followed, deltas)
-                _write(path, module, traced, parts, deltas)
+                    traced.update(_refreshable(traced, module, followed, deltas, used))
+                for name, function in traced.items():
+                    _check_ops(function.graph, name)
+                return list(used)
 
-            all_or_none(write, communicator)
+            # Others, such as an optimizer's slot variables, are not part of the SavedModel.
+            used = agreed(trace, communicator, raises=ValueError)[0]
+            followed.spread = spread, used
+            parts.write_rows(spread.rows(parts, used))
+            write = lambda: _write(path, module, traced, parts, deltas)  # noqa: E731
+            all_or_none(None if communicator.rank else write, communicator)
     finally:
         parts.remove()
     if deltas:
         follow(model, followed)
-
-
-def _make_aside(path):
-    """Makes a new folder beside a SavedModel, for what is not yet complete."""
-    _check_path(path)
-    aside = f"{path.rstrip('/')}.{secrets.token_hex(4)}"
-    durable.make_folder(aside)
-    return aside
 
 
 def _folder_of_deltas(path, refreshable):
@@ -183,25 +184,27 @@ def _agree(text):
         )
 
 
-def _hold(model, module, concrete):
-    """Lets `module` have what the functions of the model use."""
+def _hold(model, module, concrete, replacements):
+    """Lets `module` have what the functions of the model use; returns the replacements used."""
     read = {id(v): v for function in concrete.values() for v in function.graph.variables}
-    # The replacements of spread variables are among the tables and the whole variables.
+    used = {name: v for name, v in replacements.items() if id(v) in read}
+    for name, variable in used.items():
+        setattr(module, name, variable)  # no path is shorter, so it is the name in the checkpoint
+    # The replacements of spread variables are among these and the tables.
     module.captured = [v for v in read.values() if not contents.is_spread(v)]
     module.resources = [
         item
         for item in tf.train.TrackableView(model).descendants()
         if isinstance(item, tf.saved_model.experimental.TrackableResource)
     ]
+    return used
 
 
 def _write(path, module, concrete, parts, deltas):
-    for name, function in concrete.items():
-        _check_ops(function.graph, name)
     aside = durable.join(parts.folder, "model")
     try:
         tf.saved_model.save(module, aside, signatures=concrete)
-        parts.merge(aside)
+        _merge(parts, durable.join(aside, "variables"))
         if deltas == _beside(path):
             durable.remove_folder(deltas)  # they belong to the SavedModel that is replaced
         _move(aside, path)
@@ -212,7 +215,15 @@ def _write(path, module, concrete, parts, deltas):
         ) from error
 
 
-def _refreshable(concrete, module, followed, folder):
+def _merge(parts, folder):
+    """Adds the parts to the variables of a SavedModel."""
+    if parts:
+        for name in durable.names(folder):
+            tf.io.gfile.rename(durable.join(folder, name), durable.join(parts.folder, name))
+        parts.merge(durable.join(folder, "variables"), durable.join(parts.folder, "variables"))
+
+
+def _refreshable(concrete, module, followed, folder, spread):
     """The same functions with answers of one version, and `refresh`."""
     if REFRESH in concrete:
         raise ValueError(
@@ -222,7 +233,7 @@ def _refreshable(concrete, module, followed, folder):
     state = module.served = ServedState(followed.version)
     of_tables = {id(v) for table in module.tables for v in table.variables}
     dense = [v for v in module.captured if id(v) not in of_tables]
-    updates = followed.updates(module.tables, dense, module.whole)
+    updates = followed.updates(module.tables, dense, spread)
     refresh = state.refresh(folder, updates).get_concrete_function()
     made = {}
     for name, function in concrete.items():

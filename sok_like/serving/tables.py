@@ -10,7 +10,7 @@ while it places them. Rows take a few times `contents.CHUNK_BYTES` in transit.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
 from sok_like.saving import streams
 from sok_like.serving import contents
-from sok_like.serving.parts import Parts, Slice
+from sok_like.serving.parts import Parts, Rows, Slice, key_of
 from sok_like.table import ownership
 from sok_like.table.variable import EmbeddingVariable
 
@@ -45,15 +45,6 @@ class Written(NamedTuple):
     stock: StockTable
     placement: Placement | None
     now: int
-
-
-class _Piece(NamedTuple):
-    """What a rank writes at once: the rows of some keys, and then rows of zeros."""
-
-    keys: np.ndarray = _NO_KEYS
-    first_row: int = 0
-    zeros: int = 0
-    items: Sequence[tuple[str, int, np.ndarray]] = ()  # of the index: variable, number, items
 
 
 def large(tables: Sequence[StockTable]) -> dict[str, tf.Variable]:
@@ -94,93 +85,120 @@ def write(variable: EmbeddingVariable, number: int, parts: Parts, wanted: Wanted
     Raises:
         ValueError: a rank cannot read or write, or int8 rows are not finite; on all ranks.
     """
-    communicator, headroom = comm.current(), wanted.headroom
-    rank, world_size, follows = communicator.rank, communicator.world_size, headroom is not None
-    name = f"export of table '{variable.table_name}'"
+    communicator, follows = comm.current(), wanted.headroom is not None
+    name = _call(variable)
     found: list[Any] = []
 
     def read():
         handed = int(variable.hand_over(with_slots=False))
         with contextlib.closing(streams.Stream(handed, 0 if follows else None)) as stream:
-            found.extend([_NO_KEYS if variable.key_limit else stream.keys(), stream.instant])
-        return len(found[0])
+            found.extend([stream.instant, _NO_KEYS if variable.key_limit else stream.keys()])
+        return len(found[1])
 
     counts = agreed(read, communicator, name, ValueError)
-    room = sum(counts) if headroom is None else _LEAST_ROOM + int(sum(counts) * (1 + headroom))
-    placed = None
-    sizes: np.ndarray  # keys by rank, and rows by rank
-    capacities: np.ndarray
     if variable.key_limit:
-        bounds = [variable.key_limit * each // world_size for each in range(world_size + 1)]
-        sizes = capacities = np.diff(bounds)
+        share = _without_index(variable.key_limit)
     else:
-        placed = _placed(found.pop(0), room, name, max(counts))
-        sizes = np.array(agreed(lambda: placed.num_keys, communicator, name))
-        ends = [placed.layout.range_of(each, world_size)[1] for each in range(world_size)]
-        spare = (room - sum(counts)) * np.array([0, *ends]) // placed.layout.num_buckets
-        capacities = sizes + np.diff(spare)
-    num_rows = int(capacities.sum())
-    if not num_rows:  # a gather needs a row
-        capacities, num_rows = np.arange(world_size) == 0, 1
-    begin, kind = int(capacities[:rank].sum()), number_dtype(num_rows)
-    made: list[Any] = []
+        share = _with_index(found.pop(), counts, wanted.headroom, name)
 
     def prepare():
         layout = placement = None
-        if placed is not None:
-            layout = placed.layout
+        if share.placed is not None:
+            layout = share.placed.layout
             if follows:
-                placement = Placement(placed, begin, int(capacities[rank]), kind)
+                kind = number_dtype(share.num_rows)
+                placement = Placement(share.placed, share.begin, share.capacity, kind)
         missing = MissingRows(variable, wanted.initial, follows)
-        stock = StockTable(variable, layout, num_rows, wanted.row_dtype, missing, follows)
-        made.extend([stock, placement])
+        dtype = wanted.row_dtype
+        stock = StockTable(variable, layout, share.num_rows, dtype, missing, follows)
+        found.append(Written(stock, placement, found[0]))
 
     agreed(prepare, communicator, name, ValueError)
-    stock, placement = made
-    step = max(SLOTS, contents.CHUNK_BYTES // (8 + 4 * variable.dim))
-    if variable.home is not None:  # which all ask at once
-        step = max(SLOTS, step // world_size)
-
-    def pieces():
-        end = begin + int(sizes[rank])
-        if placed is not None:
-            yield from _of_buckets(placed, placement, begin, step, kind)
-        else:
-            for at in range(begin, end, step):
-                yield _Piece(np.arange(at, min(end, at + step)), at)
-        last = begin + int(capacities[rank])
-        for at in range(end, last, step):
-            yield _Piece(_NO_KEYS, at, min(step, last - at))
-
-    left, piece = pieces(), [_Piece()]
-
-    def advance():
-        following = next(left, None)
-        piece[0] = following or _Piece()
-        return following is not None
-
-    while any(agreed(advance, communicator, name, ValueError)):
-        _write(stock, number, parts, piece[0], _rows(variable, piece[0].keys, name))
-    return Written(stock, placement, found[-1])
+    _write(variable, number, parts, share, found[-1])
+    return found[-1]
 
 
-def _write(stock, number, parts, piece, rows):
+def _call(variable):
+    return f"export of table '{variable.table_name}'"
+
+
+class _Share(NamedTuple):
+    """The rows that this rank writes: some with keys, and then rows of zeros."""
+
+    num_rows: int  # of all ranks
+    begin: int
+    size: int  # with keys
+    capacity: int
+    placed: Buckets | None = None
+
+
+def _share(sizes, capacities, placed=None):
+    """This rank's, of what the ranks have."""
+    rank = comm.current().rank
+    if not capacities.any():  # a gather needs a row
+        capacities = (np.arange(len(capacities)) == 0).astype(np.int64)
+    begin, capacity = int(capacities[:rank].sum()), int(capacities[rank])
+    return _Share(int(capacities.sum()), begin, int(sizes[rank]), capacity, placed)
+
+
+def _without_index(key_limit):
+    world_size = comm.current().world_size
+    sizes = np.diff([key_limit * each // world_size for each in range(world_size + 1)])
+    return _share(sizes, sizes)
+
+
+def _with_index(keys, counts, headroom, name):
+    communicator, total = comm.current(), sum(counts)
+    room = total if headroom is None else _LEAST_ROOM + int(total * (1 + headroom))
+    placed = _placed(keys, room, name, max(counts))
+    del keys
+    sizes = np.array(agreed(lambda: placed.num_keys, communicator, name))
+    ends = [placed.layout.range_of(each, len(sizes))[1] for each in range(len(sizes))]
+    spare = (room - total) * np.array([0, *ends]) // placed.layout.num_buckets
+    return _share(sizes, sizes + np.diff(spare), placed)
+
+
+def _write(variable, number, parts, share, written):
+    """Writes this rank's share: rows with keys, the index, and rows of zeros."""
+    name = _call(variable)
+    (stock, placement, _), placed, begin = written, share.placed, share.begin
     shapes = {part: each.shape for part, each in stock.large().items()}
 
-    def slices():
-        if piece.zeros:
-            yield from of_rows(np.zeros([piece.zeros, stock.dim], np.float32))
-        if len(rows):
-            yield from of_rows(rows)
-        for part, at, items in piece.items:
-            yield Slice(_name(number, part), shapes[part], at, items)
+    def slice_of(part, at, value):
+        return Slice(key_of(_name(number, part)), shapes[part], [at], value)
 
-    def of_rows(values):
-        coded = encoded(values, stock.rows.dtype, stock.table_name)
+    def rows_at(at, rows):
+        coded = encoded(rows, stock.rows.dtype, stock.table_name)
         for part, value in zip(("rows", "scales"), coded, strict=False):
-            yield Slice(_name(number, part), shapes[part], piece.first_row, value)
+            yield slice_of(part, at, value)
 
-    parts.write(slices)
+    def zeros(at, end):
+        return rows_at(begin + share.size + at, np.zeros([end - at, stock.dim], np.float32))
+
+    def index(at, end):
+        yield slice_of("keys", placed.begin + at, placed.keys[at:end])
+        if placement is None:
+            numbers = (begin + starts[at:end]).astype(number_dtype(share.num_rows))
+            yield slice_of("starts", placed.begin + at, numbers)
+        else:
+            numbers = placement.numbers(at, end)
+            yield slice_of("numbers", (placed.begin + at) * SLOTS, numbers)
+
+    def keys_at(at, end):
+        if placed is None:
+            return np.arange(begin + at, begin + min(end, share.size))
+        return placed.keys[at:end][np.arange(SLOTS) < placed.counts[at:end, np.newaxis]]
+
+    step = contents.CHUNK_BYTES // (8 + 4 * stock.dim)
+    if variable.home is not None:  # which all ask at once
+        step //= comm.current().world_size
+    step = max(1, step if placed is None else step // SLOTS)
+    starts: Any = range(share.size) if placed is None else placed.starts()
+    for at in range(0, max(agreed(lambda: len(starts), comm.current(), name)), step):
+        rows = _rows(variable, keys_at(at, at + step), name)
+        parts.write(lambda: rows_at(begin + int(starts[at]), rows) if len(rows) else ())  # noqa: B023
+    spare = Rows(share.capacity - share.size, 4 * stock.dim, zeros)
+    parts.write_rows([spare] if placed is None else [Rows(len(starts), 12 * SLOTS, index), spare])
 
 
 def _placed(keys, room, name, most) -> Buckets:
@@ -211,19 +229,6 @@ def _placed(keys, room, name, most) -> Buckets:
         f"{room} keys found no place in {layout.num_buckets} buckets of {SLOTS}, with any of "
         f"{buckets.TRIES} salts."
     )
-
-
-def _of_buckets(placed, placement, first_row, step, kind) -> Iterator[_Piece]:
-    starts = first_row + placed.starts()
-    for at in range(0, len(starts), step // SLOTS):
-        part = slice(at, at + step // SLOTS)
-        keys, begin = placed.keys[part], placed.begin + at
-        if placement is None:
-            rows = "starts", begin, starts[part].astype(kind)
-        else:
-            rows = "numbers", begin * SLOTS, placement.numbers(part.start, part.stop)
-        mine = keys[placed.is_taken[part]]
-        yield _Piece(mine, int(starts[at]), 0, [("keys", begin, keys), rows])
 
 
 def _rows(variable, keys, name):

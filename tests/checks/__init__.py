@@ -18,7 +18,7 @@ from collections.abc import Callable
 MODULES = {
     **{"parity": 4, "hashed": 4, "dmp": 4, "distribution": 4},
     **{"shards": 3, "groups": 3, "columns": 3, "policies": 3, "failures": 3},
-    **{"steps": 3, "programs": 3, "serving_parts": 3},
+    **{"steps": 3, "programs": 3, "serving_parts": 3, "serving_dense": 4},
     **{"distribution_use": 2, "fit": 2, "drift": 2, "by_key": 2, "sok1": 2, "saving": 2},
     **{"optimizers": 2, "distribution_steps": 4, "distribution_optimizers": 4},
     **{"distribution_batches": 4, "distribution_ops": 2},

@@ -108,7 +108,6 @@ def in_parts(world_size):
 def peak(world_size):
     """Bytes of a table, those that this rank writes, and by how much an export raises its peak."""
     import sok_like as sok
-    from sok_like.serving import contents, parts
 
     base = pathlib.Path(tempfile.gettempdir()) / f"sok_peak_{os.getppid()}_{world_size}"
     model, dim, count = Rows(sok, 1, 128), 128, 300_000
@@ -116,23 +115,31 @@ def peak(world_size):
     for at in range(0, count, 20_000):
         keys = np.arange(at, at + 20_000)
         sok.assign(model.tables[0], keys, np.full([len(keys), dim], 0.5, np.float32))
+    found = peak_of(lambda: sok.export_saved_model(model, base, missing="zeros"))
+    return {"table": 4 * dim * count, **found}
+
+
+def peak_of(call):
+    """Bytes of rows that this rank writes in parts, and by how much the call raises its peak."""
+    from sok_like.serving import contents, parts
+
     contents.CHUNK_BYTES //= 32
     save, written = parts._save, []
 
     def counted(prefix, slices):
-        written.extend(each.value.shape[0] * 4 * dim for each in slices if "_rows" in each.name)
+        rows = [each.value for each in slices if list(each.shape[1:]) == [128]]
+        written.extend(4 * np.prod(v.shape) for v in rows if v.dtype == np.float32)
         return save(prefix, slices)
 
     parts._save = counted
     try:
         pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         before = _status("VmRSS")
-        sok.export_saved_model(model, base, missing="zeros")
+        call()
     finally:
         contents.CHUNK_BYTES *= 32
         parts._save = save
-    peak = _status("VmHWM") - before
-    return {"table": 4 * dim * count, "peak": peak, "written": sum(written)}
+    return {"peak": _status("VmHWM") - before, "written": int(sum(written))}
 
 
 def _status(name):

@@ -212,8 +212,7 @@ def collectives_out_of_order():
     import sok_like as sok
     from sok_like.distribution import collectives
     from sok_like.lookup import replicas
-    from sok_like.runtime import comm
-    from sok_like.serving.contents import whole_array
+    from sok_like.runtime import agreement, comm
 
     line, own = comm.current(), 1.0 + _rank()
     variables = [tf.Variable([own, own]) for _ in range(2)]
@@ -221,6 +220,7 @@ def collectives_out_of_order():
     option = sok.EmbeddingVariableOption(record_statistics=True)
     counted = sok.get_embedding_variable("counted", 2, ev_option=option)
     exports = [f"export of table '{name}'" for name in ("served", "kept")]
+    whole = np.zeros([1], np.int64), line, False
 
     def summed(name):
         return lambda: collectives.summed(tf.constant([own, own]), line, name)
@@ -231,7 +231,7 @@ def collectives_out_of_order():
         (lambda: replicas.broadcast(variables[:1], 0, "first"), summed("dense_d")),
         (lambda: layer(_keys(1)), summed("dense_e")),
         (lambda: counted.get_frequency([1]), lambda: counted.get_version([1])),
-        tuple(functools.partial(whole_array, np.zeros([1], np.int64), name) for name in exports),
+        tuple(functools.partial(agreement.send, *whole, name) for name in exports),
     ]
     seen = [[_tried(call) for call in (pair if _rank() == 0 else pair[::-1])] for pair in pairs]
     return {"seen": seen, "after": _tried(summed("dense_a")), "kept": variables[0].numpy()}
