@@ -9,6 +9,7 @@ part in the calibration. See docs/scaling.md.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -41,23 +42,28 @@ def main() -> None:
     if args.machine:
         with open(args.machine, "w") as file:
             json.dump(vars(machine), file, indent=1)
-    print("| ranks | tables | batch per rank | dim | predicted ms | measured ms | error |")
-    print("|---|---|---|---|---|---|---|")
+    print("| tables | batch per rank | dim | 1 rank | 2 ranks | 4 ranks |")
+    print("|---|---|---|---|---|---|")
     errors = []
-    for workload, ranks, seconds in checked:
-        predicted = predict.predict(workload, machine, ranks).total
-        errors.append(predicted / seconds - 1)
-        print(
-            f"| {ranks} | {workload.tables} | {workload.batch:,} | {workload.dim} "
-            f"| {1e3 * predicted:.2f} | {1e3 * seconds:.2f} | {100 * errors[-1]:+.0f} % |"
-        )
+    for workload in PREDICTED:
+        cells = [f"{workload.tables}", f"{workload.batch:,}", f"{workload.dim}"]
+        for _, ranks, seconds in (step for step in checked if step.workload == workload):
+            predicted = predict.predict(workload, machine, ranks).total
+            errors.append(predicted / seconds - 1)
+            times = f"{1e3 * predicted:.2f} / {1e3 * seconds:.2f}"
+            cells.append(f"{times} ({100 * errors[-1]:+.0f} %)")
+        print(f"| {' | '.join(cells)} |")
     sizes = sorted(map(abs, errors))
-    print(f"\nwithin 25 %: {sum(size <= 0.25 for size in sizes)} of {len(sizes)}, median error")
+    print(
+        f"\nwithin 25 %: {sum(size <= 0.25 for size in sizes)} of {len(sizes)}, median error",
+        end=" ",
+    )
     print(f"{100 * statistics.median(sizes):.0f} %, largest {100 * sizes[-1]:.0f} %")
-    print(f"load average before {load[0]:.1f}, {time.monotonic() - begun:.0f} s\n{machine}\n")
-    for workload in PREDICTED[-3:]:
-        print(workload)
-        print(predict.format_prediction(workload, machine, [1, 2, 4, 16, 128, 1024], 2), "\n")
+    print(f"load average before {load[0]:.1f}, {time.monotonic() - begun:.0f} s\n{machine}")
+    hosts = dataclasses.replace(machine, cores=16)
+    for workload in [w for w in PREDICTED if w.tables > 1 and w.dim == 16]:
+        print(f"\n{workload}, hosts with 16 cores and 8 ranks:")
+        print(predict.format_prediction(workload, hosts, [16, 128, 1024], 8))
 
 
 if __name__ == "__main__":
