@@ -29,6 +29,14 @@ HELPS = {
     "messages": "an exchange in two stages, fewer ranks with more threads, larger batches",
     "network": "16 bits on the wire, fewer columns, more bandwidth per host",
 }
+_WORKLOAD = {
+    "tables": (26, "tables, looked up in one group"),
+    "batch": (8192, "samples per rank"),
+    "dim": (16, "columns of a row"),
+    "hotness": (1, "keys per sample and table"),
+    "distinct": (1.0, "different keys of a rank's batch, as a part of its keys"),
+    "slots": (1, "slot rows: 0 for SGD, 1 for Adagrad, 2 for LazyAdam"),
+}
 # Each differs from the first by what one or two constants cost; 1 and 2 ranks take all of them.
 CALIBRATION = (
     Workload(tables=1, batch=256, dim=16),
@@ -130,14 +138,14 @@ def load_machine(path: str) -> Machine:
 
 
 def format_prediction(
-    workload: Workload, machine: Machine, ranks: Sequence[int], ranks_per_host: int | None
+    workload: Workload, machine: Machine, ranks: Sequence[int], ranks_per_host: int
 ) -> str:
     """One line per number of ranks: hosts, milliseconds in all and by term, the largest term."""
     rows = [["ranks", "hosts", "ms/step", *TERMS, "largest term"]]
     largest = []
     for number in ranks:
         time = predict(workload, machine, number, ranks_per_host)
-        hosts = -(-number // (ranks_per_host or number))
+        hosts = -(-number // ranks_per_host)
         cells = [f"{1e3 * seconds:.2f}" for seconds in (time.total, *time)]
         rows.append([f"{number:,}", f"{hosts:,}", *cells, time.largest])
         largest.append(time.largest)
@@ -155,20 +163,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--measure", action="store_true", help="measures them on 1 and 2 ranks, writes --machine"
     )
-    for field in dataclasses.fields(Workload):
-        kind = float if field.name == "distinct" else int
-        default = {"tables": 26, "batch": 8192, "dim": 16}.get(field.name, field.default)
-        parser.add_argument(f"--{field.name}", type=kind, default=default, help=f"{default}")
+    for name, (default, meaning) in _WORKLOAD.items():
+        text = f"{meaning}; default {default}"
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=text)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 16, 128, 1024])
-    parser.add_argument("--ranks-per-host", type=int, help="default: all ranks on one host")
+    parser.add_argument("--ranks-per-host", type=int, help="default: one per core")
     parser.add_argument("--cores", type=int, help="per host; default: of the measured host")
     parser.add_argument("--latency-us", type=float, help="between hosts, per message; default 20")
     parser.add_argument("--gbit", type=float, help="network of a host, Gbit/s; default 25")
     args = parser.parse_args(argv)
     try:
         machine = _machine(args)
-        named = {f.name: getattr(args, f.name) for f in dataclasses.fields(Workload)}
-        print(format_prediction(Workload(**named), machine, args.ranks, args.ranks_per_host))
+        workload = Workload(**{name: getattr(args, name) for name in _WORKLOAD})
+        together = machine.cores if args.ranks_per_host is None else args.ranks_per_host
+        print(format_prediction(workload, machine, args.ranks, together))
     except (ValueError, OSError, RuntimeError) as error:
         raise SystemExit(f"sok_like.planner.predict: {error}") from None
 
