@@ -1,0 +1,92 @@
+"""The model of a step, against numbers computed by hand."""
+
+import dataclasses
+
+import pytest
+
+from sok_like.planner.step_time import Machine, Workload, counts, predict
+
+# One unit of each constant is one second, so that a prediction shows what was counted.
+ONES = Machine(4, **dict.fromkeys([f.name for f in dataclasses.fields(Machine)][1:], 1.0))
+WORKLOAD = Workload(tables=2, batch=4096, dim=8, hotness=2, distinct=0.5)
+
+
+def test_one_rank_exchanges_nothing():
+    # 16,384 keys of which 8,192 differ, on 4 threads. A row of 8 floats is copied to the batch, has
+    # a gradient, and is updated with 8 more of Adagrad: 4 * 8 floats.
+    found = predict(WORKLOAD, ONES, 1)
+    assert found == (1 + 2, (16_384 + 8_192 + 8_192 * 32) / 4, 0, 0, 0, 0)
+    assert found.total == sum(found)
+    assert found.largest == "tables"
+
+
+def test_two_hosts():
+    # 8 ranks, 4 per host with 4 cores: one thread per rank. A rank's messages hold 8,192 keys of 8
+    # bytes, and twice as many rows of 32 bytes; 4 of 8 ranks are on the other host.
+    sent = 8_192 * (8 + 2 * 32)
+    found = predict(WORKLOAD, ONES, 8, ranks_per_host=4)
+    tables = 16_384 + 8_192 + 8_192 * 32
+    assert found == (3, tables, 3, 8_192 + sent, 3 * 4, 4 * sent * 4 / 8)
+
+
+def test_more_ranks_than_cores_take_turns():
+    two, four = (predict(WORKLOAD, dataclasses.replace(ONES, cores=2), n) for n in (2, 4))
+    assert four == tuple(2 * seconds for seconds in two)
+
+
+@pytest.mark.parametrize("batch, threads", [(100, 1), (1536, 3), (100_000, 4)])
+def test_a_thread_gets_1024_keys_at_least(batch, threads):
+    workload = Workload(tables=2, batch=batch, dim=8)
+    assert counts(workload, 4, 1)["key"] == pytest.approx(2 * batch / threads)
+
+
+@pytest.mark.parametrize("batch, buffers", [(131_072, 0), (131_073, 4)])
+def test_a_message_above_32_mib_is_new_memory(batch, buffers):
+    found = counts(Workload(tables=1, batch=batch, dim=64), 2, 2)["page"]
+    assert found == buffers * batch * 64 * 4
+    assert counts(Workload(tables=1, batch=batch, dim=64), 2, 1)["page"] == 0
+
+
+def test_optimizers_differ_by_their_slot_rows():
+    moved = [counts(dataclasses.replace(WORKLOAD, slots=n), 1, 1)["moved"] for n in (0, 1, 2)]
+    assert moved == [8_192 * 8 * n for n in (3, 4, 5)]
+
+
+@pytest.mark.parametrize("field", ["tables", "batch", "dim", "hotness", "slots"])
+def test_more_work_takes_longer(field):
+    more = dataclasses.replace(WORKLOAD, **{field: 2 * getattr(WORKLOAD, field)})
+    assert predict(more, ONES, 8, 4).total > predict(WORKLOAD, ONES, 8, 4).total
+
+
+def test_more_hosts_take_longer_and_more_cores_do_not():
+    times = [predict(WORKLOAD, ONES, n, 4).total for n in (1, 2, 4, 8, 16, 1024)]
+    assert times == sorted(set(times))
+    assert predict(WORKLOAD, dataclasses.replace(ONES, cores=8), 8, 4).total < times[3]
+
+
+def test_many_ranks_wait_for_messages():
+    machine = Machine(4, **{**dict.fromkeys(ONES.constants(), 1e-9), "message": 20e-6})
+    few, many = (predict(WORKLOAD, machine, n, 8) for n in (16, 1024))
+    assert few.largest != "messages" and many.largest == "messages"
+    assert many.messages == pytest.approx(3 * (1024 - 8) * 20e-6)
+
+
+@pytest.mark.parametrize(
+    "call, error",
+    [
+        (lambda: Workload(0, 1, 1), "`tables` must be a positive integer. Received: tables=0"),
+        (lambda: Workload(1, 2.5, 1), "`batch` must be a positive integer. Received: batch=2.5"),
+        (lambda: Workload(1, 1, 1, slots=-1), "`slots` must be an integer >= 0"),
+        (lambda: Workload(1, 1, 1, distinct=0), r"`distinct` must be in \(0, 1\]"),
+        (lambda: Workload(1, 1, 1, distinct=float("nan")), "Received: distinct=nan"),
+        (lambda: dataclasses.replace(ONES, cores=0), "`cores` must be a positive integer"),
+        (lambda: dataclasses.replace(ONES, key=-1e-9), "`key` must be a finite number"),
+        (lambda: dataclasses.replace(ONES, key="fast"), "Received: key='fast'"),
+        (lambda: dataclasses.replace(ONES, network=float("inf")), "Received: network=inf"),
+        (lambda: predict(WORKLOAD, ONES, 0), "`ranks` must be a positive integer"),
+        (lambda: predict(WORKLOAD, ONES, 2, 0), "`ranks_per_host` must be a positive integer"),
+    ],
+)
+def test_errors(call, error):
+    with pytest.raises(ValueError, match=error):
+        call()
