@@ -69,7 +69,7 @@ def _first_call(how):
 
 def freezes(rank, how, inside, wakes):
     """`rank` stops inside an exchange, or before it; the others look up."""
-    from sok_like.runtime import comm
+    from sok_like.runtime import comm, stalls
 
     call = _call(how)
     if comm.current().rank == rank:
@@ -80,7 +80,14 @@ def freezes(rank, how, inside, wakes):
             subprocess.Popen(["sh", "-c", wake], start_new_session=True)
             os.kill(launcher, signal.SIGSTOP)
         if inside:
-            threading.Timer(1.0, os.kill, (me, signal.SIGSTOP)).start()
+
+            def freeze():
+                while not stalls._watch._longest_wait()[0]:
+                    time.sleep(0.05)
+                time.sleep(0.6)  # two reports
+                os.kill(me, signal.SIGSTOP)
+
+            threading.Thread(target=freeze).start()
         else:
             time.sleep(0.6)  # two reports
             os.kill(me, signal.SIGSTOP)
