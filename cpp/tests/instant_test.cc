@@ -147,7 +147,9 @@ TableSnapshot ReadAll(TableReader* reader, bool records, const std::function<voi
 }
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  // memcmp takes no null pointer, not even for no bytes.
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 void CheckSame(const TableSnapshot& a, const TableSnapshot& b) {
