@@ -367,3 +367,11 @@ def test_import_does_no_work():
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_no_kernel_is_final():
+    """The thread sanitizer's build derives from each (cpp/tf/tsan_edges.h)."""
+    final = re.compile(r"class (\w+) final : public OpKernel")
+    sources = [*(ROOT / "cpp" / "tf").rglob("*.h"), *(ROOT / "cpp" / "tf").rglob("*.cc")]
+    assert len(sources) > 40
+    assert not [name for file in sources for name in final.findall(file.read_text())]

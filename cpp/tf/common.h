@@ -163,7 +163,7 @@ absl::Status ReadFields(OpKernelConstruction* ctx, Options* options,
 
 // A kernel without attributes: a function of its inputs.
 template <absl::Status (*kCompute)(OpKernelContext*)>
-class FunctionOp final : public OpKernel {
+class FunctionOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* ctx) override { OP_REQUIRES_OK(ctx, kCompute(ctx)); }

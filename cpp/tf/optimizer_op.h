@@ -13,7 +13,7 @@ namespace sok {
 // `Gradients`: the core's struct of a table and its gradients. `Step::Apply(ctx, tables, batches,
 // options, learning_rate, step, keys_are_unique)` returns a Status.
 template <typename Resource, typename Gradients, typename Step>
-class OptimizerOp final : public OpKernel {
+class OptimizerOp : public OpKernel {
  public:
   explicit OptimizerOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::string rule;

@@ -9,7 +9,8 @@
 //     op on thread 3:       begin ----- end                                at once with 1: reported
 //
 // Ops that run at the same time stay unordered, so a table that is used without its lock is found.
-// Only a build with the thread sanitizer includes this file, before each source (CMakeLists.txt).
+// Only a build with the thread sanitizer includes this file, before each source (CMakeLists.txt). So
+// no kernel is `final`.
 #ifndef SOK_TF_TSAN_EDGES_H_
 #define SOK_TF_TSAN_EDGES_H_
 
