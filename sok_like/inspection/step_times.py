@@ -58,7 +58,7 @@ class Tables:
         @tf.function(reduce_retracing=True)
         def step(keys, row_splits):
             with tf.GradientTape() as tape:
-                rows = self._lookup(keys, row_splits, training=True)
+                rows = self._lookup(keys, row_splits)
             ones = [tf.ones_like(each) for each in rows]
             gradients = tape.gradient(rows, self.tables, output_gradients=ones)
             optimizer.apply_gradients(zip(gradients, self.tables, strict=True))
@@ -69,16 +69,10 @@ class Tables:
             keys = tf.constant(np.tile(part * _ODD, [number, 1]))
             step(keys, tf.range(len(part) + 1, dtype=tf.int64))
 
-    def look(self, keys: tf.Tensor) -> list[tf.Tensor]:
-        """Rows `[num_keys, dim]` of each table."""
-        return self._lookup(keys, tf.range(keys.shape[1] + 1, dtype=tf.int64), training=False)
-
-    def _lookup(self, keys, row_splits, training):
+    def _lookup(self, keys, row_splits):
         each = zip(self.tables, tf.unstack(keys, num=len(self.tables)), strict=True)
         features = [hash_lookup.HashFeature(t, k, "sum", row_splits) for t, k in each]
-        return hash_lookup.lookup(
-            features, training=training, gradient_scale="sum", name=self._name
-        )
+        return hash_lookup.lookup(features, training=True, gradient_scale="sum", name=self._name)
 
 
 def batches(workload: Workload, num_rows: int, rank: int) -> Iterator[tf.Tensor]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -106,7 +107,7 @@ def measure(ranks: int, workloads: Sequence[Workload]) -> tuple[list[Measured], 
     line += ["-m", "sok_like.inspection.step_times", json.dumps([vars(w) for w in workloads])]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{ranks} ranks could not be measured: {done.stderr[-2000:]}")
+        raise RuntimeError(f"{ranks} rank(s) could not be measured: {done.stderr[-2000:]}")
     told = json.loads(done.stdout.splitlines()[-1])
     pairs = zip(workloads, told["seconds"], strict=True)
     return (
@@ -173,8 +174,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--gbit", type=float, help="network of a host, Gbit/s; default 25")
     args = parser.parse_args(argv)
     try:
-        machine = _machine(args)
         workload = Workload(**{name: getattr(args, name) for name in _WORKLOAD})
+        machine = _machine(args)
         together = machine.cores if args.ranks_per_host is None else args.ranks_per_host
         print(format_prediction(workload, machine, args.ranks, together))
     except (ValueError, OSError, RuntimeError) as error:
@@ -185,6 +186,8 @@ def _machine(args):
     if not args.machine and not args.measure:
         raise ValueError("--machine FILE or --measure is required. Received: neither")
     if args.measure:
+        folder = os.path.dirname(args.machine or "") or "."
+        require(os.path.isdir(folder), "--machine", "in a folder that exists", args.machine)
         machine = measured_machine()
         if args.machine:
             with open(args.machine, "w") as file:

@@ -9,6 +9,7 @@ written. So after an error the next call writes what this one should have writte
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import warnings
@@ -303,8 +304,8 @@ class _Writing:
                 Rows(int(not self._communicator.rank), 0, self._rest),
             ]
             parts.write_rows(rows)
-            move = lambda: _move(parts, path)  # noqa: E731
-            all_or_none(None if self._communicator.rank else move, self._communicator)
+            move = None if self._communicator.rank else functools.partial(_move, parts, path)
+            all_or_none(move, self._communicator)
         finally:
             parts.remove()
 

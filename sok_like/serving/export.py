@@ -11,6 +11,7 @@ have.
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -127,7 +128,7 @@ def export_saved_model(
             used = agreed(trace, communicator, raises=ValueError)[0]
             followed.spread = spread, used
             parts.write_rows(spread.rows(parts, used))
-            write = lambda: _write(path, module, traced, parts, deltas)  # noqa: E731
+            write = functools.partial(_write, path, module, traced, parts, deltas)
             all_or_none(None if communicator.rank else write, communicator)
     finally:
         parts.remove()

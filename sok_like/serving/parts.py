@@ -136,7 +136,7 @@ class Parts:
         self._prefixes += filter(None, self._agreed(begin))
         for source in self._sent_by:
             sent = self._sent(source, slices)
-            save = lambda: self._save(prefix.format(source), sent)  # noqa: B023, E731
+            save = functools.partial(self._save, prefix.format(source), sent)
             self._prefixes += filter(None, self._agreed(save))
 
     def gather(self, rows: Iterable[Rows], take: Callable[[Slice], None]) -> None:

@@ -251,15 +251,21 @@ def sharded(sok):
     return model, inputs, inputs, lambda inputs: model.predict(inputs, verbose=0)
 
 
-def parallel(sok):
-    """Keras' ModelParallel: a table by rows, a kernel by columns."""
+def model_parallel(sok, layouts, shape=None):
+    """`ModelParallel` with layouts by path, on a mesh of all ranks; by default a row of them."""
     distribution = sok.distribution
     devices = distribution.list_devices()
-    mesh = distribution.DeviceMesh((1, len(devices)), ("batch", "model"), devices)
-    layouts = distribution.LayoutMap(mesh)
-    layouts["served_items/embeddings"] = ("model", None)
-    layouts["served_dense.*kernel"] = (None, "model")
-    with distribution.ModelParallel(mesh, layouts).scope():
+    mesh = distribution.DeviceMesh(shape or (1, len(devices)), ("batch", "model"), devices)
+    by_path = distribution.LayoutMap(mesh)
+    for path, layout in layouts.items():
+        by_path[path] = layout
+    return distribution.ModelParallel(mesh, by_path)
+
+
+def parallel(sok):
+    """Keras' ModelParallel: a table by rows, a kernel by columns."""
+    layouts = {"served_items/embeddings": ("model", None), "served_dense.*kernel": (None, "model")}
+    with model_parallel(sok, layouts).scope():
         items = tf.keras.Input([3], dtype="int64", name="items")
         rows = tf.keras.layers.Embedding(50, 8, name="served_items")(items)
         hidden = tf.keras.layers.Dense(6, "relu", name="served_dense")

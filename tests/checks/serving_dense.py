@@ -7,7 +7,7 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
-from tests.checks.serving import message
+from tests.checks.serving import message, model_parallel
 from tests.checks.serving_parts import peak_of
 
 ROWS, DIM = 300_000, 128  # of the table whose export is measured
@@ -124,13 +124,7 @@ def tables(world_size):
 
 def _parallel(sok, shape, layouts, dtype="float32"):
     """A model with a table, a convolution, a product and a bias under a mesh."""
-    distribution = sok.distribution
-    devices = distribution.list_devices()
-    mesh = distribution.DeviceMesh(shape, ("batch", "model"), devices)
-    by_path = distribution.LayoutMap(mesh)
-    for path, layout in layouts.items():
-        by_path[path] = layout
-    with distribution.ModelParallel(mesh, by_path).scope():
+    with model_parallel(sok, layouts, shape).scope():
         ids = tf.keras.Input([5], dtype="int64", name="ids")
         rows = tf.keras.layers.Embedding(50, 7, name="dense_items", dtype=dtype)(ids)
         hidden = tf.keras.layers.Conv1D(6, 3, name="dense_conv")(rows)
@@ -233,12 +227,7 @@ def _one_table(sok, **options):
 
 
 def _one_parallel(sok):
-    distribution = sok.distribution
-    devices = distribution.list_devices()
-    mesh = distribution.DeviceMesh((1, len(devices)), ("batch", "model"), devices)
-    layouts = distribution.LayoutMap(mesh)
-    layouts["dense_large/embeddings"] = ("model", None)
-    with distribution.ModelParallel(mesh, layouts).scope():
+    with model_parallel(sok, {"dense_large/embeddings": ("model", None)}).scope():
         ids = tf.keras.Input([2], dtype="int64", name="ids")
         return tf.keras.Model(ids, tf.keras.layers.Embedding(ROWS, DIM, name="dense_large")(ids))
 

@@ -100,7 +100,7 @@ def test_measures_steps_on_two_ranks():
 
 
 def test_ranks_that_fail_are_said():
-    with pytest.raises(RuntimeError, match="(?s)1 ranks could not be measured: .*slots"):
+    with pytest.raises(RuntimeError, match=r"(?s)1 rank\(s\) could not be measured: .*slots"):
         program.measure(1, [Workload(1, 8, 4, slots=3)])
 
 
@@ -109,6 +109,7 @@ def test_ranks_that_fail_are_said():
     [
         ([], "--machine FILE or --measure is required"),
         (["--machine", "no_such_file"], "No such file"),
+        (["--measure", "--machine", "no_such_folder/file"], "must be in a folder that exists"),
         (["--machine", "FILE", "--batch", "0"], "`batch` must be a positive integer"),
         (["--machine", "FILE", "--ranks", "2", "-1"], "`ranks` must be a positive integer"),
         (["--machine", "FILE", "--ranks-per-host", "0"], "`ranks_per_host` must be"),
