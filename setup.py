@@ -49,7 +49,7 @@ class CMakeBuild(build_ext):
         configure = ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja"]
         configure += [f"-DPython_EXECUTABLE={sys.executable}"]
         if not self.editable_mode:
-            configure += ["-DSOK_PRECOMPILE=ON"]
+            configure += ["-DSOK_UNITY=ON"]
         configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
         build = ["cmake", "--build", folder]
         install = ["cmake", "--install", folder, "--prefix", prefix]

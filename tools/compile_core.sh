@@ -9,6 +9,6 @@ export PATH=$venv/bin:$PATH
 if [ -f "$build/CMakeCache.txt" ] && ! grep -qF "$venv/bin/python" "$build/CMakeCache.txt"; then
   rm -rf "$build"
 fi
-cmake -S . -B "$build" -G Ninja -DSOK_WITH_TF=OFF -DPython_EXECUTABLE="$venv/bin/python" \
-  ${CMAKE_ARGS:-}
+cmake -S . -B "$build" -G Ninja -DSOK_WITH_TF=OFF -DSOK_UNITY=ON \
+  -DPython_EXECUTABLE="$venv/bin/python" ${CMAKE_ARGS:-}
 cmake --build "$build"

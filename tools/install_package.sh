@@ -6,6 +6,6 @@ cd "$(dirname "$0")/.."
 venv=${VENV:-.venv}
 
 phase "Compiling the core" tools/compile_core.sh
-export CMAKE_ARGS="-DSOK_WITH_TF=ON -DSOK_PRECOMPILE=ON -DSOK_OPS_SUFFIX=${OPS_SUFFIX:-} ${CMAKE_ARGS:-}"
+export CMAKE_ARGS="-DSOK_WITH_TF=ON -DSOK_UNITY=ON -DSOK_OPS_SUFFIX=${OPS_SUFFIX:-} ${CMAKE_ARGS:-}"
 phase "Compiling the TensorFlow ops, installing sok_like into $venv" "$venv/bin/python" -m pip \
   --disable-pip-version-check install --verbose --no-build-isolation --no-deps --editable .

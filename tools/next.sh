@@ -24,7 +24,7 @@ phase "Installing tf-nightly and keras-nightly" \
   pip install --upgrade --pre tf-nightly keras-nightly -r requirements/test.txt h5py pandas
 phase "Installing Horovod" env PATH="$PWD/$venv/bin:$PATH" \
   "$python" -W ignore -m sok_like.install_horovod
-CMAKE_ARGS=-DSOK_PRECOMPILE=ON \
+CMAKE_ARGS=-DSOK_UNITY=ON \
   phase "Installing sok_like" pip install --no-build-isolation --no-deps --editable .
 
 versions=$("$python" - <<'PYTHON'

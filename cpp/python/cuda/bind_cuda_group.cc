@@ -52,8 +52,8 @@ struct TableArrays {
   }
 };
 
-py::list Lookup(const Tables& tables, const py::list& keys, const py::object& rows, bool insert,
-                uint64_t stream_address) {
+py::list GroupLookup(const Tables& tables, const py::list& keys, const py::object& rows,
+                     bool insert, uint64_t stream_address) {
   const Stream stream = StreamOf(stream_address);
   py::list out;
   if (rows.is_none()) {
@@ -82,9 +82,9 @@ py::list Lookup(const Tables& tables, const py::list& keys, const py::object& ro
   return out;
 }
 
-void Apply(const Tables& tables, const std::string& rule, float learning_rate, int64_t step,
-           const py::list& keys, const py::list& grads, bool keys_are_unique,
-           uint64_t stream_address, const py::kwargs& keywords) {
+void GroupApply(const Tables& tables, const std::string& rule, float learning_rate, int64_t step,
+                const py::list& keys, const py::list& grads, bool keys_are_unique,
+                uint64_t stream_address, const py::kwargs& keywords) {
   const Stream stream = StreamOf(stream_address);
   const OptimizerOptions options = OptionsFromKeywords(rule, keywords);
   const TableArrays arrays(tables, keys, "grads", grads, stream);
@@ -101,10 +101,10 @@ void Apply(const Tables& tables, const std::string& rule, float learning_rate, i
 }  // namespace
 
 void BindCudaGroup(py::module_& m) {
-  m.def("cuda_group_lookup", &Lookup, py::arg("tables"), py::arg("keys"),
+  m.def("cuda_group_lookup", &GroupLookup, py::arg("tables"), py::arg("keys"),
         py::arg("rows") = py::none(), py::kw_only(), py::arg("insert") = true,
         py::arg("stream") = 0, "Rows of the keys of each table; missing keys are inserted.");
-  m.def("cuda_group_apply_gradients", &Apply, py::arg("tables"), py::arg("rule"),
+  m.def("cuda_group_apply_gradients", &GroupApply, py::arg("tables"), py::arg("rule"),
         py::arg("learning_rate"), py::arg("step"), py::arg("keys"), py::arg("grads"), py::kw_only(),
         py::arg("keys_are_unique") = false, py::arg("stream") = 0,
         "The same optimizer step on different tables: all make it or none does.");

@@ -19,9 +19,9 @@ cuda::Workspace& SharedWorkspace() {
   return *workspace;
 }
 
-void Apply(CudaTable& table, const std::string& rule, float learning_rate, int64_t step,
-           const py::object& keys, const py::object& grads, bool keys_are_unique,
-           uint64_t stream_address, const py::kwargs& keywords) {
+void CudaApply(CudaTable& table, const std::string& rule, float learning_rate, int64_t step,
+               const py::object& keys, const py::object& grads, bool keys_are_unique,
+               uint64_t stream_address, const py::kwargs& keywords) {
   const Stream stream = StreamOf(stream_address);
   const OptimizerOptions options = OptionsFromKeywords(rule, keywords);
   const DeviceView key_view = DeviceKeys(table, keys, stream);
@@ -32,9 +32,9 @@ void Apply(CudaTable& table, const std::string& rule, float learning_rate, int64
       options, learning_rate, step, keys_are_unique);
 }
 
-void ApplyToRows(CudaTable& table, const std::string& rule, float learning_rate, int64_t step,
-                 const py::object& row_numbers, const py::object& grads, uint64_t stream_address,
-                 const py::kwargs& keywords) {
+void CudaApplyToRows(CudaTable& table, const std::string& rule, float learning_rate, int64_t step,
+                     const py::object& row_numbers, const py::object& grads,
+                     uint64_t stream_address, const py::kwargs& keywords) {
   const Stream stream = StreamOf(stream_address);
   const OptimizerOptions options = OptionsFromKeywords(rule, keywords);
   const DeviceView rows(row_numbers, "row_numbers", {"<u4"}, {-1}, stream);
@@ -44,7 +44,7 @@ void ApplyToRows(CudaTable& table, const std::string& rule, float learning_rate,
                              grad_view.as<float>(), rows.length());
 }
 
-py::tuple UniqueWithInverse(const py::object& keys, int64_t world_size, uint64_t stream_address) {
+py::tuple CudaUnique(const py::object& keys, int64_t world_size, uint64_t stream_address) {
   const Stream stream = StreamOf(stream_address);
   const DeviceView key_view(keys, "keys", {"<i8", "<u8"}, {-1}, stream);
   const int64_t num_keys = key_view.length();
@@ -97,9 +97,9 @@ struct SampleViews {
   }
 };
 
-std::unique_ptr<CudaArray> Combine(const py::object& rows, const py::object& inverse,
-                                   const py::object& row_splits, const std::string& combiner,
-                                   const py::object& weights, uint64_t stream_address) {
+std::unique_ptr<CudaArray> CudaCombine(const py::object& rows, const py::object& inverse,
+                                       const py::object& row_splits, const std::string& combiner,
+                                       const py::object& weights, uint64_t stream_address) {
   const Stream stream = StreamOf(stream_address);
   const SampleViews views(inverse, row_splits, combiner, weights, stream);
   const DeviceView row_view(rows, "rows", {"<f4"}, {-1, -1}, stream);
@@ -109,10 +109,11 @@ std::unique_ptr<CudaArray> Combine(const py::object& rows, const py::object& inv
   return out;
 }
 
-std::unique_ptr<CudaArray> CombineOfTable(CudaTable& table, const py::object& row_numbers,
-                                          const py::object& inverse, const py::object& row_splits,
-                                          const std::string& combiner, const py::object& weights,
-                                          uint64_t stream_address) {
+std::unique_ptr<CudaArray> CudaCombineOfTable(CudaTable& table, const py::object& row_numbers,
+                                              const py::object& inverse,
+                                              const py::object& row_splits,
+                                              const std::string& combiner,
+                                              const py::object& weights, uint64_t stream_address) {
   const Stream stream = StreamOf(stream_address);
   const SampleViews views(inverse, row_splits, combiner, weights, stream);
   const DeviceView numbers(row_numbers, "row_numbers", {"<u4"}, {-1}, stream);
@@ -131,10 +132,10 @@ std::unique_ptr<CudaArray> CombineOfTable(CudaTable& table, const py::object& ro
   return out;
 }
 
-std::unique_ptr<CudaArray> CombineGradient(const py::object& grad, const py::object& inverse,
-                                           const py::object& row_splits, int64_t num_unique,
-                                           const std::string& combiner, const py::object& weights,
-                                           uint64_t stream_address) {
+std::unique_ptr<CudaArray> CudaCombineGradient(const py::object& grad, const py::object& inverse,
+                                               const py::object& row_splits, int64_t num_unique,
+                                               const std::string& combiner,
+                                               const py::object& weights, uint64_t stream_address) {
   const Stream stream = StreamOf(stream_address);
   const SampleViews views(inverse, row_splits, combiner, weights, stream);
   const DeviceView grad_view(grad, "grad", {"<f4"}, {views.samples.num_samples(), -1}, stream);
@@ -149,25 +150,25 @@ std::unique_ptr<CudaArray> CombineGradient(const py::object& grad, const py::obj
 }  // namespace
 
 void BindCudaOps(py::module_& m) {
-  m.def("cuda_apply_gradients", &Apply, py::arg("table"), py::arg("rule"), py::arg("learning_rate"),
-        py::arg("step"), py::arg("keys"), py::arg("grads"), py::kw_only(),
+  m.def("cuda_apply_gradients", &CudaApply, py::arg("table"), py::arg("rule"),
+        py::arg("learning_rate"), py::arg("step"), py::arg("keys"), py::arg("grads"), py::kw_only(),
         py::arg("keys_are_unique") = false, py::arg("stream") = 0,
         "One optimizer step on the rows of `keys`; keywords are the fields of OptimizerOptions.");
-  m.def("cuda_apply_gradients_to_rows", &ApplyToRows, py::arg("table"), py::arg("rule"),
+  m.def("cuda_apply_gradients_to_rows", &CudaApplyToRows, py::arg("table"), py::arg("rule"),
         py::arg("learning_rate"), py::arg("step"), py::arg("row_numbers"), py::arg("grads"),
         py::kw_only(), py::arg("stream") = 0,
         "The same by row number. Row numbers must not repeat.");
-  m.def("cuda_unique_with_inverse", &UniqueWithInverse, py::arg("keys"), py::arg("world_size") = 1,
+  m.def("cuda_unique_with_inverse", &CudaUnique, py::arg("keys"), py::arg("world_size") = 1,
         py::kw_only(), py::arg("stream") = 0,
         "Unique keys by owner, then by first occurrence; inverse; owner_offsets. Waits.");
-  m.def("cuda_combine", &Combine, py::arg("rows"), py::arg("inverse"), py::arg("row_splits"),
+  m.def("cuda_combine", &CudaCombine, py::arg("rows"), py::arg("inverse"), py::arg("row_splits"),
         py::arg("combiner") = "sum", py::arg("weights") = py::none(), py::kw_only(),
         py::arg("stream") = 0, "Rows of each sample reduced to one.");
-  m.def("cuda_combine_of_table", &CombineOfTable, py::arg("table"), py::arg("row_numbers"),
+  m.def("cuda_combine_of_table", &CudaCombineOfTable, py::arg("table"), py::arg("row_numbers"),
         py::arg("inverse"), py::arg("row_splits"), py::arg("combiner") = "sum",
         py::arg("weights") = py::none(), py::kw_only(), py::arg("stream") = 0,
         "The same straight from a table, by row number.");
-  m.def("cuda_combine_gradient", &CombineGradient, py::arg("grad"), py::arg("inverse"),
+  m.def("cuda_combine_gradient", &CudaCombineGradient, py::arg("grad"), py::arg("inverse"),
         py::arg("row_splits"), py::arg("num_unique"), py::arg("combiner") = "sum",
         py::arg("weights") = py::none(), py::kw_only(), py::arg("stream") = 0,
         "Gradient of `cuda_combine` by unique row: [num_unique, dim].");
