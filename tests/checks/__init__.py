@@ -42,7 +42,10 @@ SLOW = {
         *("distribution_steps.2x1", *_IN_GRAPHS),
         *("masks.hash-lstm", "masks.group-attention", "masks.strings"),
     ),
-    3: ("parity.sgd", "parity.adam", "columns", "sok2.dense", "sok2_dense.clipped", "programs"),
+    3: (
+        *("parity.sgd", "parity.adam", "columns", "sok2.dense", "sok2_dense.clipped", "programs"),
+        *("serving_dense.parallel", "serving_dense.peak"),
+    ),
     4: ("parity.lazy_adam", "parity.adagrad", "dmp.columns", "hashed", "distribution.2x2"),
 }
 SLOW_UNDER_TF_KERAS = (

@@ -99,20 +99,17 @@ def tables(world_size):
     for case, place in places.items():
         model = Tables(sok)
         kinds = {int(kind) for kind in model.layer.strategy.plan.kinds}
-        contents.CHUNK_BYTES = 1000  # so that there are several parts
-        differs, deltas = [], []
+        contents.CHUNK_BYTES = 2500  # so that there are several parts
+        differs = []
         try:
             for number in range(3):
                 expected = _set(sok, model, 7 * number)
-                if number in (0, 2):  # a second export replaces the first
-                    sok.export_saved_model(model, place, "zeros", refreshable=True)
-                    deltas, plain = [], expected
-                else:
-                    deltas.append("1")
+                if number == 1:
                     sok.export_delta(model, f"{place}.deltas/1")
+                else:  # the second export replaces the first
+                    sok.export_saved_model(model, place, "zeros", refreshable=True)
                 if rank == 0:
-                    differs.append(_equal(place, [], plain))
-                    differs.append(_equal(place, deltas, expected))
+                    differs.append(_equal(place, ["1"] * (number == 1), expected))
         finally:
             contents.CHUNK_BYTES = chunk
         if rank == 0:
@@ -130,9 +127,12 @@ def _parallel(sok, shape, layouts, dtype="float32"):
         hidden = tf.keras.layers.Conv1D(6, 3, name="dense_conv")(rows)
         hidden = tf.keras.layers.Flatten()(hidden)
         model = tf.keras.Model(ids, tf.keras.layers.Dense(4, name="dense_top")(hidden))
-        model.compile(tf.keras.optimizers.Adam(0.1), "mse")
-        data = np.random.default_rng(0).integers(0, 50, [12, 5])
-        model.fit(data, np.ones([12, 4]), batch_size=12, verbose=0)
+        if layouts is LAYOUTS["rows"] and dtype == "float32":
+            model.compile(tf.keras.optimizers.Adam(0.1), "mse", run_eagerly=True)
+            data = np.random.default_rng(0).integers(0, 50, [12, 5])
+            model.fit(data, np.ones([12, 4]), batch_size=12, verbose=0)
+        for variable in model.trainable_variables:  # biases are not 0
+            variable.assign(tf.cast(variable + 0.5, variable.dtype))
     return model
 
 
