@@ -197,6 +197,7 @@ int main() {
   sok::UniqueIsInOrderOfFirstOccurrence(700, 5, 1);
   sok::UniqueIsInOrderOfFirstOccurrence(700, 300, 4);
   sok::UniqueIsInOrderOfFirstOccurrence(1500, 100000, 7);
+  sok::UniqueIsInOrderOfFirstOccurrence(1500, 900, 300);  // more owners than positions in a tile
   for (Combiner combiner : {Combiner::kNone, Combiner::kSum, Combiner::kMean, Combiner::kSqrtn}) {
     for (bool weighted : {false, true}) {
       for (int64_t dim : {3, 8}) sok::CombineHasTheBitsOfTheCpu(combiner, weighted, dim);

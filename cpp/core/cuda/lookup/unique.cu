@@ -70,26 +70,43 @@ struct Routed {
   }
 };
 
+// A thread compares its owner with all others of the tile: two instructions for each that comes
+// before, one for each behind. By estimate, 1.7 million keys take 30 us, as the passes of a sort do,
+// and a small batch saves a sort's launches.
 struct CountByOwnerJob : Routed {
   int64_t NumThreads() const { return batch.num_keys; }
   SOK_DEVICE void Run(int64_t i) const {
-    SOK_SHARED(uint32_t, owners, kThreads);
+    SOK_SHARED(uint4, of_tile, kThreads / 4);  // the owners: four are read at a time
+    uint32_t* const owners = reinterpret_cast<uint32_t*>(of_tile);
     const bool is_first =
         i < batch.num_keys && ChosenPosition(meeting, i) == static_cast<uint32_t>(i);
     const uint32_t owner = is_first ? static_cast<uint32_t>(OwnerOf(i)) : kEmptySlot;
     owners[threadIdx.x] = owner;
     __syncthreads();
     if (!is_first) return;
-    uint32_t before = 0, all = 0;
-#pragma unroll 8
-    for (uint32_t j = 0; j < kThreads; ++j) {
-      const uint32_t same = owners[j] == owner ? 1 : 0;
-      all += same;
-      before += j < threadIdx.x ? same : 0;
+    const uint32_t warp = threadIdx.x / kWarp * kWarp;
+    uint32_t before = 0;
+    bool is_behind = false;  // another one
+#pragma unroll 4
+    for (uint32_t j = 0; j < warp / 4; ++j) {
+      const uint4 four = of_tile[j];
+      before += four.x == owner ? 1 : 0;
+      before += four.y == owner ? 1 : 0;
+      before += four.z == owner ? 1 : 0;
+      before += four.w == owner ? 1 : 0;
+    }
+    for (uint32_t j = warp; j < warp + kWarp; ++j) {
+      if (owners[j] != owner) continue;
+      before += j < threadIdx.x ? 1 : 0;
+      is_behind |= j > threadIdx.x;
+    }
+#pragma unroll 4
+    for (uint32_t j = warp / 4 + kWarp / 4; j < kThreads / 4; ++j) {
+      const uint4 four = of_tile[j];
+      is_behind |= four.x == owner || four.y == owner || four.z == owner || four.w == owner;
     }
     ranks[i] = static_cast<uint8_t>(before);
-    if (all == before + 1)
-      counts[owner * num_tiles + i / kTile] = before;  // the last says how many
+    if (!is_behind) counts[owner * num_tiles + i / kTile] = before;
   }
 };
 
