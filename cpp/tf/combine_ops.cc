@@ -30,6 +30,7 @@ REGISTER_OP("SokCombine")
     .Input("row_splits: N * int64")
     .Input("weights: N * float")
     .Input("call: int64")
+    .Input("starts: int64")
     .Output("embeddings: N * float")
     .Attr("N: int >= 1")
     .Attr("dims: list(int)")
@@ -37,8 +38,8 @@ REGISTER_OP("SokCombine")
     .SetShapeFn([](InferenceContext* c) { return SetEmbeddingShapes(c, "inverse", "row_splits"); })
     .Doc(
         "A received row message to embeddings [batch, dim] or [num_keys, dim] for each table. call "
-        "is "
-        "what SokCheckMessage gives for the message, so that one with a failure is not read.");
+        "is what SokCheckMessage gives for the message, so that one with a failure is not read. "
+        "starts is that of SokRoute.");
 
 class CombineOp : public FeatureOp {
  public:
@@ -76,6 +77,7 @@ REGISTER_OP("SokCombineGrad")
     .Input("row_splits: N * int64")
     .Input("weights: N * float")
     .Input("call: int64")
+    .Input("starts: int64")
     .Output("row_grads: float")
     .Attr("N: int >= 1")
     .Attr("dims: list(int)")

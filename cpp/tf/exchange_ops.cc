@@ -27,6 +27,7 @@ REGISTER_OP("SokRoute")
     .Output("splits: int32")
     .Output("counts: int64")
     .Output("inverse: N * uint32")
+    .Output("starts: int64")
     .Attr("N: int >= 1")
     .Attr("M: int >= 0")
     .Attr("world_size: int >= 1")
@@ -47,12 +48,15 @@ REGISTER_OP("SokRoute")
       c->set_output(1, c->Vector(world_size));
       c->set_output(2, c->Matrix(world_size, n));
       for (int i = 0; i < n; ++i) c->set_output(3 + i, c->input(i));
+      c->set_output(3 + n, c->Vector(InferenceContext::kUnknownDim));
       return absl::OkStatus();
     })
     .Doc(
         "Groups the unique keys of N tables by owner, in one key message. counts [world_size, N] "
         "is the number of unique keys sent to each rank; inverse [num_keys] is each key's position "
-        "among its table's unique keys, which are ordered by owner. owners is empty if all tables "
+        "among its table's unique keys, which are ordered by owner. starts is empty, or in device "
+        "memory where each unique key's row will begin in the row message. owners is empty if all "
+        "tables "
         "are hash tables; else it has one item per table: the rank that holds all rows of a dense "
         "table, -1 if its rows are distributed over all ranks, or -2 for a hash table. Keys of a "
         "dense table are row numbers below key_limits and are sent as positions of rows; keys of a "
@@ -170,8 +174,8 @@ REGISTER_OP("SokGatherRows")
     .Doc(
         "Rows of the keys that all ranks asked this one for, as one row message, and what "
         "SokMergeGrads needs: the heads of the key messages, in host memory, and of each table the "
-        "unique keys of all ranks and the place of each key among them. Without `insert` and in "
-        "device memory, unique_keys and inverse are empty.");
+        "unique keys of all ranks and the place of each key among them. Without `insert` these are "
+        "empty. In device memory, unique_keys and inverse hold what its SokMergeGrads needs.");
 
 // One table's keys in the messages of all ranks, in rank order.
 struct RankKeys {

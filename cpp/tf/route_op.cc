@@ -49,6 +49,8 @@ void RouteOp::Compute(OpKernelContext* ctx) {
   }
   absl::Status status = FirstProblem(ctx);
   if (status.ok()) status = Group(ctx, batch);
+  const int starts = kInverse + static_cast<int>(n);
+  if (ctx->mutable_output(starts) == nullptr) OP_REQUIRES_OK(ctx, SetEmpty(ctx, starts, 1));
   if (status.ok()) return;
   batch.counts->flat<int64_t>().setZero();
   OP_REQUIRES_OK(ctx, Fail(ctx, status, batch));

@@ -23,12 +23,13 @@ class RouteOp : public FeatureOp {
 
     int64_t num_tables() const { return inverse.size(); }
   };
-  // Sets the message, `counts` and `inverse`, or says why that is impossible.
+  // Sets the message, `counts` and `inverse`, or says why that is impossible. May set `starts`.
   virtual absl::Status Group(OpKernelContext* ctx, const Batch& batch) const = 0;
   // Sets the message to this failure and `inverse` to zeros.
   virtual absl::Status Fail(OpKernelContext* ctx, const absl::Status& status,
                             const Batch& batch) const = 0;
 
+  static constexpr int kInverse = 3;  // the first of these outputs; `starts` is behind them
   bool is_placed(int64_t i) const { return !placements_.empty() && placements_[i].owner != kByKey; }
 
   int64_t world_size_;

@@ -56,6 +56,12 @@ int64_t RowLayout::num_rows(int i) const {
   return num_rows;
 }
 
+int64_t RowLayout::num_rows() const {
+  int64_t num_rows = 0;
+  for (int i = 0; i < num_tables(); ++i) num_rows += this->num_rows(i);
+  return num_rows;
+}
+
 bool RowLayout::IsAligned(int i) const {
   return dims_[i] % 4 == 0 && std::all_of(starts_.begin(), starts_.end(),
                                           [i](const auto& starts) { return starts[i] % 4 == 0; });

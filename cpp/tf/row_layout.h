@@ -27,6 +27,7 @@ class RowLayout {
   int64_t start(int64_t r, int i) const { return starts_[r][i]; }  // of table i's rows from rank r
   int64_t count(int64_t r, int i) const { return counts_[r][i]; }  // how many rows there are
   int64_t num_rows(int i) const;                                   // of all ranks
+  int64_t num_rows() const;                                        // of all tables, too
   bool IsAligned(int i) const;  // whether all rows of table i begin at a multiple of 16 bytes
   // Checks that the message has num_words() words.
   absl::Status Check(const Tensor& message) const;

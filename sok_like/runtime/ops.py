@@ -182,6 +182,7 @@ def combine(
             counts=routed.counts,
             inverse=routed.inverse,
             call=call,
+            starts=routed.starts,
             name="combine",
             **{name: batch[name] for name in ("row_splits", "weights", "dims", "combiners")},
         )
@@ -194,7 +195,7 @@ def _combine_grad(op, *grads):
     inputs = list(op.inputs)
     inverse, row_splits, weights = (inputs[3 + k * n : 3 + (k + 1) * n] for k in range(3))
     # Passed on by the check of the rows: where the lookup failed, no gradient travels.
-    call = inputs[3 + 3 * n]
+    call, starts = inputs[3 + 3 * n :]
     # Every table sends its gradients back, even if all are zero: the other ranks wait for them.
     grads = [
         tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
@@ -208,6 +209,7 @@ def _combine_grad(op, *grads):
             row_splits=row_splits,
             weights=weights,
             call=call,
+            starts=starts,
             dims=op.get_attr("dims"),
             combiners=op.get_attr("combiners"),
         )

@@ -139,6 +139,20 @@ MUTANTS = [
         ("cuda_combine_test",),
     ),
     Mutant(
+        "merged keys counted before the device has",
+        f"{CORE}/lookup/merge_keys.cu",
+        "  Synchronize(stream);\n",
+        "",
+        ("cuda_merge_keys_test",),
+    ),
+    Mutant(
+        "missing barrier before ranks in a tile",
+        f"{CORE}/lookup/unique.cu",
+        "    __syncthreads();\n",
+        "",
+        ("cuda_combine_test",),
+    ),
+    Mutant(
         "missing barrier before counting",
         f"{CORE}/policies/select_lowest.cu",
         "  of_block[threadIdx.x] = 0;\n  __syncthreads();",

@@ -125,14 +125,11 @@ def test_a_step_waits_for_the_device_where_it_must(rank_results, world_size):
         assert waits == [6 if world_size > 1 else 1] * 3
 
 
-def test_launches_of_a_step_do_not_grow_with_ranks(rank_results):
-    """Nor much with tables; on one rank there are at most 40."""
+def test_a_step_makes_at_most_40_launches(rank_results):
+    """With one table and with 26, whatever the number of ranks."""
     for counts in rank_results(2, "launches"):
-        assert sum(counts[26, 1].values()) <= 40
-        for part, most in {"lookup": 31, "gradient": 28, "update": 6}.items():
-            assert counts[26, 8][part] <= min(most, counts[1, 8][part] + 5)
-            # A longer list of segments is one copy in place of a kernel's argument.
-            assert counts[26, 64][part] == counts[26, 200][part] <= counts[26, 8][part] + 2
+        assert max(sum(parts.values()) for parts in counts.values()) <= 40
+        assert counts[26, 8] == counts[26, 64] == counts[26, 200]
 
 
 # ---- faults ----

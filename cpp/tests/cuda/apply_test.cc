@@ -189,12 +189,12 @@ void AWarmStepHasFewLaunches(const OptimizerOptions& optimizer, int lookup_launc
 void WarmSteps() {
   OptimizerOptions options;
   options.kind = OptimizerKind::kAdagrad;
-  // Insert, count, copy; of the update 4 are CUB's sort, 2 its scan.
-  AWarmStepHasFewLaunches(options, 3, 16);
+  // Insert, count, copy; of the update 2 are CUB's scan.
+  AWarmStepHasFewLaunches(options, 3, 13);
   options.kind = OptimizerKind::kAdam;
-  AWarmStepHasFewLaunches(options, 3, 17);  // one more adds the step to the history
+  AWarmStepHasFewLaunches(options, 3, 14);  // one more adds the step to the history
   options.beta_2 = 0.5f;                    // and one each walks the steps that rows have missed
-  AWarmStepHasFewLaunches(options, 4, 18);
+  AWarmStepHasFewLaunches(options, 4, 15);
 }
 
 void AnotherOptimizerIsRefused() {

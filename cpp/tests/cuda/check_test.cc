@@ -54,6 +54,7 @@ std::string OnTheDevice(const Batch& b) {
     input.batch = static_cast<int64_t>(b.row_splits.size()) - 1;
   }
   cuda::BatchFinding finding;
+  cuda::FillWithOnes(kStream, &finding, sizeof(finding));
   cuda::CheckBatches(kStream, {input}, &finding);
   try {
     cuda::RefuseFound(kStream, input, finding);

@@ -76,10 +76,9 @@ void KeptWordsGoUpWithTheList() {
 }
 
 void HeadsOfShortBlocksAreFilledUp() {
-  cuda::Workspace workspace;
   const std::vector<int64_t> message = {1, 2, 3, 4, 5, 6, 7};
   const std::vector<int32_t> lengths = {4, 0, 1, 2};
-  const auto heads = cuda::Heads(kStream, workspace, message.data(), lengths.data(), 4, 3);
+  const auto heads = cuda::Heads(kStream, message.data(), lengths.data(), 4, 3);
   const std::vector<int64_t> expected = {1, 2, 3, 0, 0, 0, 5, 0, 0, 6, 7, 0};
   CHECK(heads == expected);
 }
@@ -100,27 +99,29 @@ void OnlyHeadsAreWaitedFor(int64_t n) {
     list.Run(kStream, workspace);
     CHECK_EQ(emulator::num_host_waits, waits);
     CHECK_EQ(emulator::num_launches, launches + 2);  // the list, and what it is for
-    cuda::Heads(kStream, workspace, words.data(), lengths.data(), n / 2, 2);
+    cuda::Heads(kStream, words.data(), lengths.data(), n / 2, 2);
     CHECK_EQ(emulator::num_host_waits, waits + 1);
-    CHECK_EQ(emulator::num_launches, launches + 3 + (n / 2 + 446) / 447);
+    CHECK_EQ(emulator::num_launches, launches + 2 + (n / 2 + 446) / 447);
     if (warm) CHECK_EQ(emulator::num_allocations, allocations);
   }
   CHECK(to == words);
   for (int64_t i = 0; i < n; ++i) CHECK_EQ(offsets[i], 3 * i);
 }
 
-void WordsAreStoredInBlocks(int64_t num_blocks) {
-  const std::vector<int64_t> words = {7, -8, 9};
-  std::vector<uint64_t> message(num_blocks * 5, 1), expected(message);
+template <typename T>
+void WordsAreStoredInBlocks(int64_t num_blocks, int64_t blocks_per_launch) {
+  const std::vector<T> words = {T(7), T(8), T(9)};
+  std::vector<T> message(num_blocks * 5, T(1)), expected(message);
   std::vector<int64_t> targets;
   for (int64_t b = 0; b < num_blocks; ++b) {
     targets.push_back(b * 5 + b % 3);
-    for (int64_t w = 0; w < 3; ++w) expected[targets[b] + w] = static_cast<uint64_t>(words[w]);
+    std::copy(words.begin(), words.end(), expected.begin() + targets[b]);
   }
   const int64_t launches = emulator::num_launches;
   cuda::StoreInBlocks(kStream, words.data(), 3, targets, message.data());
   CHECK(message == expected);
-  CHECK_EQ(emulator::num_launches, launches + (num_blocks + 444) / 445);
+  CHECK_EQ(emulator::num_launches,
+           launches + (num_blocks + blocks_per_launch - 1) / blocks_per_launch);
 }
 
 // Streams run late, and the host goes on to write over what it has uploaded.
@@ -220,24 +221,34 @@ void ScatteredRowsAreCombinedAsDenseOnes(Combiner combiner, bool weighted, int64
 
 void ScatteredRowsAreSummed(int64_t num_rows, float scale, int64_t dim, int64_t head) {
   const int64_t num_unique = std::min<int64_t>(7, num_rows);
+  const uint32_t first_row = 5;  // rows count over all batches
   std::mt19937 random(static_cast<unsigned>(num_rows));
   std::vector<float> rows(num_rows * dim);
-  std::vector<int32_t> inverse(num_rows);
+  std::vector<std::vector<uint32_t>> positions_of(num_unique);
   std::vector<double> expected(num_unique * dim, 0.0);
   for (int64_t k = 0; k < num_rows; ++k) {
-    inverse[k] = static_cast<int32_t>(k < num_unique ? k : random() % num_unique);
+    const int64_t u = k < num_unique ? k : random() % num_unique;
+    positions_of[u].push_back(static_cast<uint32_t>(k));
     for (int64_t d = 0; d < dim; ++d) {
       rows[k * dim + d] = static_cast<float>(static_cast<int>(random() % 100) - 50);
-      expected[inverse[k] * dim + d] += rows[k * dim + d] * scale;
+      expected[u * dim + d] += rows[k * dim + d] * scale;
+    }
+  }
+  std::vector<uint32_t> sorted_rows, positions;
+  for (int64_t u = 0; u < num_unique; ++u) {
+    for (const uint32_t k : positions_of[u]) {
+      sorted_rows.push_back(first_row + static_cast<uint32_t>(u));
+      positions.push_back(k);
     }
   }
   cuda::Workspace workspace;
   const Message message = Scatter(rows, num_rows, dim, head);
   std::vector<float> out(num_unique * dim, -1.0f);
-  cuda::SumScatteredRows(kStream, workspace,
-                         {{inverse.data(), num_rows, message.words.data(), message.offsets.data(),
-                           num_unique, dim, out.data(), dim % 4 == 0 && head % 4 == 0}},
-                         scale);
+  cuda::SumScatteredRows(
+      kStream, workspace,
+      {{sorted_rows.data(), positions.data(), num_rows, first_row, message.words.data(),
+        message.offsets.data(), dim, out.data(), dim % 4 == 0 && head % 4 == 0}},
+      scale);
   for (int64_t i = 0; i < num_unique * dim; ++i) {
     CHECK_EQ(out[i], static_cast<float>(expected[i]));  // whole numbers: exact
   }
@@ -259,8 +270,10 @@ int main() {
   sok::KeptWordsGoUpWithTheList();
   sok::HeadsOfShortBlocksAreFilledUp();
   for (int64_t n : {10, 500, 5000}) sok::OnlyHeadsAreWaitedFor(n);
-  sok::WordsAreStoredInBlocks(3);
-  sok::WordsAreStoredInBlocks(1000);
+  for (int64_t n : {3, 1000}) {
+    sok::WordsAreStoredInBlocks<uint64_t>(n, 445);
+    sok::WordsAreStoredInBlocks<float>(n, 446);
+  }
   sok::PlacesAreThoseOfTheCpu();
   using sok::Combiner;
   for (Combiner combiner : {Combiner::kNone, Combiner::kSum, Combiner::kMean, Combiner::kSqrtn}) {

@@ -14,6 +14,7 @@
 #include "cpp/tests/emulator/fibers.h"
 #include "cpp/tests/emulator/streams.h"
 
+#define CUDART_VERSION 12010
 #define __global__
 #define __device__
 #define __host__
@@ -65,6 +66,7 @@ inline int64_t num_host_waits = 0;            // for tests: a warm step makes no
 inline int64_t num_stream_waits = 0;          // for tests: streams that were put behind another
 inline int64_t num_event_calls = 0;           // records and queries
 inline int64_t num_launches = 0;              // kernels, fills and copies, those of CUB included
+inline int driver_version = 12010;            // for tests: older ones take fewer arguments
 inline int64_t allocations_left = INT64_MAX;  // for tests: memory runs out after so many
 
 using Lock = std::lock_guard<std::recursive_mutex>;
@@ -129,7 +131,9 @@ inline cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* bytes) {
   *free_bytes = *bytes = size_t{1} << 32;
   return cudaSuccess;
 }
-inline cudaError_t cudaDriverGetVersion(int* version) { return *version = 0, cudaSuccess; }
+inline cudaError_t cudaDriverGetVersion(int* version) {
+  return *version = emulator::driver_version, cudaSuccess;
+}
 inline cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 0, cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize() {
   emulator::MakeContext();

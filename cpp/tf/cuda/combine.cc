@@ -22,9 +22,8 @@ class DeviceCombineOp : public FeatureOp {
     OP_REQUIRES_OK(ctx, layout.Check(message));
     OP_REQUIRES_OK(ctx, features_.MakeEmbeddings(ctx, samples, &out));
     OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
-                     cuda::SegmentList list;
-                     const auto starts = RowStarts(ws, layout, &list);
-                     list.Run(stream, ws);
+                     const auto starts =
+                         RowStarts(ws, stream, layout, ctx->input(ctx->num_inputs() - 1));
                      std::vector<cuda::ScatteredCombineBatch> batches;
                      for (int i = 0; i < features_.size(); ++i) {
                        batches.push_back({samples[i], message.flat<float>().data(), starts[i],
@@ -55,10 +54,8 @@ class DeviceCombineGradOp : public FeatureOp {
     call = call.At(Stage::kGradients);
     OP_REQUIRES_OK(
         ctx, WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
-          cuda::SegmentList list;
-          WriteHeads(call, layout, words, &list);
-          const auto starts = RowStarts(ws, layout, &list);
-          list.Run(stream, ws);
+          WriteHeads(call, layout, words, stream);
+          const auto starts = RowStarts(ws, stream, layout, ctx->input(ctx->num_inputs() - 1));
           std::vector<cuda::ScatteredGradientBatch> batches;
           for (int i = 0; i < features_.size(); ++i) {
             batches.push_back({samples[i], grads[i].flat<float>().data(), layout.num_rows(i),

@@ -33,13 +33,18 @@ bool AllGood(const std::vector<T>& heads, const int32_t* lengths, int64_t world_
   return true;
 }
 
-// Where the rows of each table will begin in a message once `list` has run, as words counted from
-// its begin: those of all ranks, one rank after the other. In memory of the workspace.
-std::vector<const int64_t*> RowStarts(cuda::Workspace& workspace, const RowLayout& layout,
-                                      cuda::SegmentList* list);
+// Where the rows of table i will begin in a message once `list` has run, as words counted from its
+// begin: those of all ranks, one rank after the other. `starts` [layout.num_rows(i)].
+void WriteRowStarts(const RowLayout& layout, int i, int64_t* starts, cuda::SegmentList* list);
 
-// WriteHead for all blocks of a row message in device memory, once `list` has run.
+// The same of each table, from the output `starts` of SokRoute. Where SokRoute ran on the host, from
+// a launch, in memory of the workspace.
+std::vector<const int64_t*> RowStarts(cuda::Workspace& workspace, cuda::Stream stream,
+                                      const RowLayout& layout, const Tensor& starts);
+
+// WriteHead for all blocks of a row message in device memory: once `list` has run, or in a launch.
 void WriteHeads(const Call& call, const RowLayout& layout, float* message, cuda::SegmentList* list);
+void WriteHeads(const Call& call, const RowLayout& layout, float* message, cuda::Stream stream);
 
 // FailAll (messages.h) for a message in device memory.
 template <typename T>

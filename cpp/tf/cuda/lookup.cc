@@ -67,10 +67,14 @@ class DeviceLookupOp : public FeatureOp {
   void MakeUnique(cuda::Workspace& workspace, cuda::Stream stream, const FeatureInputs& in,
                   OpOutputList& inverse, std::vector<Tensor>* uniques, uint32_t* num_unique) const {
     const size_t n = in.keys.size();
-    // What the host learns, in one piece for one copy: [n] findings, then [n] numbers.
-    auto* const findings = static_cast<cuda::BatchFinding*>(
-        static_cast<void*>(workspace.Take<char>(n * (sizeof(cuda::BatchFinding) + 4))));
+    // What the host learns, in one piece for one copy: [n] findings, then [n] numbers. With the
+    // slots behind them, one fill for all.
+    size_t num_slots = 0;
+    for (const Tensor& keys : in.keys) num_slots += cuda::NumSlots(keys.NumElements());
+    auto* const findings = static_cast<cuda::BatchFinding*>(static_cast<void*>(
+        workspace.Take<char>(n * (sizeof(cuda::BatchFinding) + 4) + num_slots * 4)));
     auto* const numbers = reinterpret_cast<uint32_t*>(findings + n);
+    cuda::FillWithOnes(stream, findings, n * (sizeof(cuda::BatchFinding) + 4) + num_slots * 4);
     std::vector<cuda::BatchInput> inputs;
     std::vector<cuda::UniqueBatch> batches;
     for (size_t i = 0; i < n; ++i) {
@@ -79,7 +83,7 @@ class DeviceLookupOp : public FeatureOp {
                          Places(inverse[i]), numbers + i});
     }
     cuda::CheckBatches(stream, inputs, findings);
-    cuda::Unique(stream, workspace, batches);
+    cuda::Unique(stream, workspace, batches, numbers + n);
     std::vector<char> learned(n * (sizeof(cuda::BatchFinding) + 4));
     cuda::CopyToHost(stream, learned.data(), findings, learned.size());
     for (size_t i = 0; i < n; ++i) {

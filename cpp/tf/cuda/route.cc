@@ -43,11 +43,17 @@ class DeviceRouteOp : public RouteOp {
     for (int64_t i = 0; i < n; ++i) {
       batches.push_back(BatchInputOf(features_, i, in));
     }
-    // Both in one piece, for one copy: [n, world_size + 1] offsets, then [n] findings.
+    // One piece, for one copy of the first two parts and one fill of the last two:
+    // [n, world_size + 1] offsets, [n] findings, and what UniqueByOwner needs.
     const int64_t num_offsets = n * (world_size_ + 1);
     constexpr int64_t kWords = sizeof(cuda::BatchFinding) / sizeof(int64_t);
-    int64_t* const learned = workspace.Take<int64_t>(num_offsets + n * kWords);
+    int64_t num_ones = 0;
+    for (const cuda::BatchInput& input : batches) {
+      num_ones += cuda::NumOnesByOwner(input.num_keys, world_size_);
+    }
+    int64_t* const learned = workspace.Take<int64_t>(num_offsets + n * kWords + (num_ones + 1) / 2);
     auto* const findings = reinterpret_cast<cuda::BatchFinding*>(learned + num_offsets);
+    auto* const ones = reinterpret_cast<uint32_t*>(findings + n);
     std::vector<uint64_t*> unique;
     std::vector<cuda::UniqueByOwnerBatch> routed;
     std::vector<cuda::PlaceBatch> placing;
@@ -64,8 +70,9 @@ class DeviceRouteOp : public RouteOp {
           {keys, num_keys, unique[i], Places(batch.inverse[i]), learned + i * (world_size_ + 1)});
     }
     cuda::PlaceRows(stream, world_size_, placing);
+    cuda::FillWithOnes(stream, findings, n * sizeof(cuda::BatchFinding) + num_ones * 4);
     cuda::CheckBatches(stream, batches, findings);
-    cuda::UniqueByOwner(stream, workspace, routed, world_size_);
+    cuda::UniqueByOwner(stream, workspace, routed, world_size_, ones);
     std::vector<int64_t> host(num_offsets + n * kWords);
     cuda::CopyToHost(stream, host.data(), learned, host.size() * sizeof(int64_t));
     for (int64_t i = 0; i < n; ++i) {
@@ -107,8 +114,19 @@ class DeviceRouteOp : public RouteOp {
         out += count(r, i);
       }
     }
+    // Where the rows will be: SokCombine and its gradient need it.
+    const RowLayout layout(*counts, features_.dims());
+    Tensor starts;
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({layout.num_rows()}), &starts));
+    int64_t* to = starts.flat<int64_t>().data();
+    for (int i = 0; i < n; ++i) {
+      WriteRowStarts(layout, i, to, &list);
+      to += layout.num_rows(i);
+    }
     list.Run(stream, workspace);
     made.Set(ctx);
+    ctx->set_output(kInverse + n, starts);
     return absl::OkStatus();
   }
 };

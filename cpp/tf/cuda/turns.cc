@@ -21,8 +21,9 @@ class DeviceStampCallOp : public StampOp {
                        targets.push_back(block + 1);
                        block += splits.flat<int32_t>()(r);
                      }
-                     cuda::StoreInBlocks(StreamOf(ctx), call.words.data() + 1, Call::kNumWords - 1,
-                                         targets, words);
+                     const auto* const stamp =
+                         reinterpret_cast<const uint64_t*>(call.words.data() + 1);
+                     cuda::StoreInBlocks(StreamOf(ctx), stamp, Call::kNumWords - 1, targets, words);
                    }));
   }
 };
@@ -39,8 +40,8 @@ class DeviceCheckMessageOp : public RankOp {
     const int32_t* const lengths = splits.flat<int32_t>().data();
     constexpr int64_t kHead = kHeadWords<float>;
     std::vector<float> heads;
-    OP_REQUIRES_OK(ctx, WithWorkspace(ctx, [&](cuda::Workspace& ws, cuda::Stream stream) {
-                     heads = cuda::Heads(stream, ws, words, lengths, world_size_, kHead);
+    OP_REQUIRES_OK(ctx, Guard([&] {
+                     heads = cuda::Heads(StreamOf(ctx), words, lengths, world_size_, kHead);
                    }));
     if (AllGood(heads, lengths, world_size_)) {
       const std::vector<int32_t> of_heads(world_size_, kHead);

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "cpp/core/cuda/device/device.h"
+#include "cpp/core/cuda/device/host_buffer.cuh"
 
 namespace sok {
 namespace cuda {
@@ -80,43 +81,7 @@ void* CurrentContext() {
   return Contexts().get(&context) == 0 ? context : nullptr;  // fails before the first call
 }
 
-// Pinned host memory for one small copy, kept for the next. A copy to memory that is not pinned
-// goes through the driver's pinned memory, in a call that blocks.
-class PinnedPiece {
- public:
-  explicit PinnedPiece(size_t bytes) {
-    if (bytes > kBytes) return;
-    {
-      const std::lock_guard<std::mutex> lock(Mutex());
-      if (!Free().empty()) {
-        data_ = Free().back();
-        Free().pop_back();
-        return;
-      }
-    }
-    CudaCheck(cudaMallocHost(&data_, kBytes), "cudaMallocHost");
-  }
-  ~PinnedPiece() {
-    if (data_ == nullptr) return;
-    const std::lock_guard<std::mutex> lock(Mutex());
-    Free().push_back(data_);
-  }
-  PinnedPiece(const PinnedPiece&) = delete;
-  void* data() const { return data_; }  // null for a copy that is not small
-
- private:
-  static constexpr size_t kBytes = size_t{64} << 10;
-  static std::mutex& Mutex() {
-    static std::mutex mutex;
-    return mutex;
-  }
-  static std::vector<void*>& Free() {  // at most one per thread that copies at the same time
-    static auto* const pieces = new std::vector<void*>;
-    return *pieces;
-  }
-
-  void* data_ = nullptr;
-};
+constexpr size_t kMostInPinned = size_t{64} << 10;  // bytes of a copy
 
 }  // namespace
 
@@ -184,8 +149,8 @@ void CopyToDevice(Stream stream, void* to, const void* from, size_t bytes) {
 
 void CopyToHost(Stream stream, void* to, const void* from, size_t bytes) {
   if (bytes == 0) return Synchronize(stream);
-  const PinnedPiece piece(bytes);
-  void* const target = piece.data() != nullptr ? piece.data() : to;
+  const PinnedPiece piece(bytes <= kMostInPinned ? bytes : 0);
+  void* const target = bytes <= kMostInPinned ? piece.as<void>() : to;
   CudaCheck(cudaMemcpyAsync(target, from, bytes, cudaMemcpyDeviceToHost, stream),
             "cudaMemcpyAsync");
   Synchronize(stream);
@@ -198,6 +163,10 @@ void CopyOnDevice(Stream stream, void* to, const void* from, size_t bytes) {
 
 void FillWithZeros(Stream stream, void* to, size_t bytes) {
   if (bytes > 0) CudaCheck(cudaMemsetAsync(to, 0, bytes, stream), "cudaMemsetAsync");
+}
+
+void FillWithOnes(Stream stream, void* to, size_t bytes) {
+  if (bytes > 0) CudaCheck(cudaMemsetAsync(to, 0xFF, bytes, stream), "cudaMemsetAsync");
 }
 
 void OrderAfter(Stream later, Stream earlier) {

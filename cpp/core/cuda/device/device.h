@@ -59,6 +59,7 @@ void CopyToDevice(Stream stream, void* to, const void* from,
 void CopyToHost(Stream stream, void* to, const void* from, size_t bytes);    // waits
 void CopyOnDevice(Stream stream, void* to, const void* from, size_t bytes);  // async
 void FillWithZeros(Stream stream, void* to, size_t bytes);                   // async
+void FillWithOnes(Stream stream, void* to, size_t bytes);                    // async: all bits
 void OrderAfter(Stream later, Stream earlier);  // what follows on `later` waits for `earlier`
 
 // Makes a device current while it exists, for calls from threads with another current device or

@@ -45,8 +45,6 @@ struct CheckJob {
 }  // namespace
 
 void CheckBatches(Stream stream, const std::vector<BatchInput>& inputs, BatchFinding* findings) {
-  CudaCheck(cudaMemsetAsync(findings, 0xFF, inputs.size() * sizeof(BatchFinding), stream),
-            "cudaMemsetAsync");
   std::vector<CheckJob> jobs;
   for (const BatchInput& input : inputs) {
     jobs.push_back({input.limits, input.keys, input.num_keys, input.row_splits, input.batch,

@@ -34,7 +34,7 @@ struct BatchFinding {
   int64_t first_split, last_split;
 };
 
-// Async. Writes `findings` [number of inputs], in device memory.
+// Async. Writes `findings` [number of inputs], in device memory, of which all bits must be set.
 void CheckBatches(Stream stream, const std::vector<BatchInput>& inputs, BatchFinding* findings);
 
 // If `finding`, now on the host, says that the batch is bad: waits, and throws

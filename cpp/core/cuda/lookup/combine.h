@@ -93,15 +93,16 @@ struct ScatteredGradientBatch {
 void CombineGradient(Stream stream, Workspace& workspace,
                      const std::vector<ScatteredGradientBatch>& batches);
 
-// out[u] = scale * sum of the rows at words[offsets[k]] with inverse[k] == u. Each u must occur.
+// out[u] = scale * sum of the rows at words[offsets[k]], over the positions k of row u in order.
 struct ScatteredSumBatch {
-  const int32_t* inverse;  // [num_rows]
+  const uint32_t* rows;       // [num_rows] ascending: the row of each position below
+  const uint32_t* positions;  // [num_rows]
   int64_t num_rows;
+  uint32_t first_row;  // row 0 of `out`; each that follows occurs, too
   const float* words;
   const int64_t* offsets;  // [num_rows]
-  int64_t num_unique;
   int64_t dim;
-  float* out;  // [num_unique, dim]
+  float* out;  // [number of different rows, dim]
   bool aligned = false;
 };
 void SumScatteredRows(Stream stream, Workspace& workspace,

@@ -34,6 +34,8 @@ struct SumTilesJob {
   static constexpr bool kScattered = !std::is_same_v<Rows, DenseRows<float>>;
   static constexpr int kAhead = kWidth == 1 || kScattered ? 4 : 8;
   static constexpr int kMinBlocks = kWidth == 1 ? 4 : 0;
+  // Sums of scattered rows are scaled; the others have no register for it.
+  static constexpr bool kScales = std::is_same_v<Grads, ScatteredRows<const float>>;
 
   SortedPositions sorted;
   Shares shares;
@@ -41,6 +43,7 @@ struct SumTilesJob {
   Pieces<kWidth> pieces;
   Rows out;
   float* partials;
+  float scale;
 
   int64_t NumThreads() const { return sorted.num_tiles() * pieces.per_row; }
   SOK_DEVICE void Run(int64_t thread) const {
@@ -53,9 +56,18 @@ struct SumTilesJob {
         begin + sorted.tile < sorted.num_keys ? begin + sorted.tile : sorted.num_keys;
     uint32_t row = sorted.rows[begin];
     Piece<kWidth>* target = PieceIn<kWidth>(out, row - sorted.first_row, column);
+    float factor = scale;                              // of what goes to the target
     if (begin > 0 && sorted.rows[begin - 1] == row) {  // it began in an earlier tile
       target = Partial<kWidth>(partials, per_row, t, 0, column);
+      factor = 1.0f;
     }
+    const auto store = [&](const Piece<kWidth>& sum) {
+      Piece<kWidth> scaled = sum;
+      if constexpr (kScales) {
+        for (int i = 0; i < kWidth; ++i) scaled.x[i] *= factor;
+      }
+      *target = scaled;
+    };
     Piece<kWidth> sum = {};
     for (int64_t j = begin; j < end; j += kAhead) {
       Piece<kWidth> values[kAhead];
@@ -73,9 +85,10 @@ struct SumTilesJob {
         if (j + u >= end) continue;
         const uint32_t next = sorted.rows[j + u];
         if (next != row) {
-          *target = sum;
+          store(sum);
           row = next;
           target = PieceIn<kWidth>(out, row - sorted.first_row, column);
+          factor = scale;
           sum = Piece<kWidth>{};
         }
         if (factors[u] == 0.0f && sorted.skips_zeros) continue;
@@ -85,7 +98,8 @@ struct SumTilesJob {
     const bool goes_on = end < sorted.num_keys && sorted.rows[end] == row;
     const bool began_before = begin > 0 && sorted.rows[begin - 1] == row;
     if (goes_on && !began_before) target = Partial<kWidth>(partials, per_row, t, 1, column);
-    *target = sum;
+    if (goes_on) factor = 1.0f;
+    store(sum);
   }
 };
 
@@ -151,6 +165,7 @@ struct JoinTilesJob {
   Pieces<kWidth> pieces;
   float* partials;
   Rows out;
+  float scale;
 
   int64_t NumThreads() const { return sorted.num_tiles() * pieces.per_row; }
   SOK_DEVICE void Run(int64_t thread) const {
@@ -169,6 +184,7 @@ struct JoinTilesJob {
     Piece<kWidth> sum = *Partial<kWidth>(partials, per_row, t, 1, column);
     AddPartials(partials, per_row, column, t + 1, last, 1, &sum);
     AddPartials(partials, per_row, column, next_group, last_tile, kGroup, &sum);
+    for (int i = 0; i < kWidth; ++i) sum.x[i] *= scale;
     *PieceIn<kWidth>(out, row - sorted.first_row, column) = sum;
   }
 };
@@ -183,17 +199,6 @@ struct ZeroJob {
   }
 };
 
-struct ScaleJob {
-  float* values;
-  int64_t count;
-  float scale;
-
-  int64_t NumThreads() const { return count; }
-  SOK_DEVICE void Run(int64_t i) const {
-    if (i < count) values[i] *= scale;
-  }
-};
-
 // The sums of all batches: those of wide rows in one launch, of narrow ones in another.
 template <typename Grads, typename Rows>
 class Sums {
@@ -204,17 +209,25 @@ class Sums {
     batches_.push_back({&samples, num_unique, dim});
     targets_.push_back({grads, out, wide});
   }
-  void Launch(Stream stream, Workspace& workspace) const {
+  // Positions that are sorted already, with their shares.
+  void AddSorted(const SortedBatch& sorted, int64_t dim, bool wide, const Grads& grads,
+                 const Rows& out) {
+    if (sorted.positions.num_keys == 0) return;
+    sorted_.push_back(sorted);
+    batches_.push_back({nullptr, 0, dim});
+    targets_.push_back({grads, out, wide});
+  }
+  void Launch(Stream stream, Workspace& workspace, float scale = 1.0f) {
     if (batches_.empty()) return;
     const Workspace::Scope scope(workspace, stream);
-    const std::vector<SortedBatch> sorted = SortPositions(stream, workspace, batches_);
+    if (sorted_.empty()) sorted_ = SortPositions(stream, workspace, batches_);
     std::vector<float*> partials;
-    for (size_t b = 0; b < sorted.size(); ++b) {
+    for (size_t b = 0; b < sorted_.size(); ++b) {
       partials.push_back(
-          workspace.Take<float>(2 * sorted[b].positions.num_tiles() * batches_[b].dim));
+          workspace.Take<float>(2 * sorted_[b].positions.num_tiles() * batches_[b].dim));
     }
-    LaunchWidth<1>(stream, sorted, partials);
-    LaunchWidth<4>(stream, sorted, partials);
+    LaunchWidth<1>(stream, partials, scale);
+    LaunchWidth<4>(stream, partials, scale);
   }
 
  private:
@@ -225,22 +238,22 @@ class Sums {
   };
 
   template <int kWidth>
-  void LaunchWidth(Stream stream, const std::vector<SortedBatch>& sorted,
-                   const std::vector<float*>& partials) const {
+  void LaunchWidth(Stream stream, const std::vector<float*>& partials, float scale) const {
     std::vector<SumTilesJob<kWidth, Grads, Rows>> sums;
     std::vector<JoinGroupsJob<kWidth>> groups;
     std::vector<JoinTilesJob<kWidth, Rows>> joins;
-    for (size_t b = 0; b < sorted.size(); ++b) {
+    for (size_t b = 0; b < sorted_.size(); ++b) {
       const Target& target = targets_[b];
       if (target.wide != (kWidth == 4)) continue;
+      const SortedBatch& sorted = sorted_[b];
       const Pieces<kWidth> pieces(batches_[b].dim);
       sums.push_back(
-          {sorted[b].positions, sorted[b].shares, target.grads, pieces, target.out, partials[b]});
-      if (sorted[b].positions.num_tiles() > kGroup) {
-        groups.push_back({sorted[b].positions, pieces, partials[b]});
+          {sorted.positions, sorted.shares, target.grads, pieces, target.out, partials[b], scale});
+      if (sorted.positions.num_tiles() > kGroup) {
+        groups.push_back({sorted.positions, pieces, partials[b]});
       }
-      if (sorted[b].positions.num_tiles() > 1) {
-        joins.push_back({sorted[b].positions, pieces, partials[b], target.out});
+      if (sorted.positions.num_tiles() > 1) {
+        joins.push_back({sorted.positions, pieces, partials[b], target.out, scale});
       }
     }
     LaunchJobs(stream, sums);
@@ -248,6 +261,7 @@ class Sums {
     LaunchJobs(stream, joins);
   }
 
+  std::vector<SortedBatch> sorted_;
   std::vector<PositionBatch> batches_;
   std::vector<Target> targets_;
 };
@@ -282,23 +296,20 @@ void CombineGradient(Stream stream, Workspace& workspace,
 
 void SumScatteredRows(Stream stream, Workspace& workspace,
                       const std::vector<ScatteredSumBatch>& batches, float scale) {
-  std::vector<ScaleJob> scales;
-  std::vector<Samples> samples;
-  samples.reserve(batches.size());  // Sums keeps their addresses
   Sums<ScatteredRows<const float>, DenseRows<float>> sums;
   for (const ScatteredSumBatch& batch : batches) {
-    if (scale != 1.0f) scales.push_back({batch.out, batch.num_unique * batch.dim, scale});
-    samples.emplace_back();
-    samples.back().inverse = batch.inverse;
-    samples.back().num_keys = batch.num_rows;
-    samples.back().combiner = Combiner::kNone;
+    SortedBatch sorted;
+    sorted.positions = {batch.rows,
+                        batch.positions,
+                        batch.num_rows,
+                        batch.first_row,
+                        TileOf(batch.num_rows, batch.dim),
+                        false};
     const bool wide =
         batch.aligned && batch.dim % 4 == 0 && Aligned16(batch.words) && Aligned16(batch.out);
-    sums.Add(samples.back(), batch.num_unique, batch.dim, wide, {batch.words, batch.offsets},
-             {batch.out, batch.dim});
+    sums.AddSorted(sorted, batch.dim, wide, {batch.words, batch.offsets}, {batch.out, batch.dim});
   }
-  sums.Launch(stream, workspace);
-  LaunchJobs(stream, scales);
+  sums.Launch(stream, workspace, scale);
 }
 
 }  // namespace cuda

@@ -27,14 +27,22 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count) to[i] = values.words[i];
 }
 
+// Words of T that begin the argument, as words of 8 bytes.
+template <typename T>
+SOK_HD size_t InArgument(size_t num_words) {
+  return (num_words * sizeof(T) + 7) / 8;
+}
+
 // Of the values, `num_words` words, then the targets they go to.
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
     StoreInBlocksKernel(const __grid_constant__ ArgumentWords values, int64_t num_words,
-                        int64_t num_targets, uint64_t* message) {
+                        int64_t num_targets, T* message) {
   const int64_t i = GlobalThread();
   if (i >= num_words * num_targets) return;
   const int64_t block = i / num_words, word = i - block * num_words;
-  message[static_cast<int64_t>(values.words[num_words + block]) + word] = values.words[word];
+  const uint64_t target = values.words[InArgument<T>(num_words) + block];
+  message[target + word] = reinterpret_cast<const T*>(values.words)[word];
 }
 
 // Pinned memory that words leave for the device from. A piece is used again once its stream has
@@ -87,7 +95,7 @@ struct BlockBegins {
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     HeadsKernel(const __grid_constant__ BlockBegins blocks, int64_t num_blocks, int64_t num_words,
-                const T* message, T* heads) {
+                const T* message, T* heads) {  // in pinned memory
   const int64_t i = GlobalThread();
   if (i >= num_blocks * num_words) return;
   const int64_t block = i / num_words;
@@ -150,18 +158,23 @@ void UploadWords(Stream stream, const void* words, size_t num_words, uint64_t* t
   Launch(StoreKernel, count, stream, values, count, to);
 }
 
-void StoreInBlocks(Stream stream, const void* words, size_t num_words,
-                   const std::vector<int64_t>& targets, uint64_t* message) {
-  const size_t most = ArgumentWords::kMost - num_words;
+template <typename T>
+void StoreInBlocks(Stream stream, const T* words, size_t num_words,
+                   const std::vector<int64_t>& targets, T* message) {
+  const size_t first_target = InArgument<T>(num_words), most = ArgumentWords::kMost - first_target;
   for (size_t first = 0; first < targets.size(); first += most) {
     const size_t count = std::min(most, targets.size() - first);
     ArgumentWords values = {};
-    std::memcpy(values.words, words, num_words * sizeof(uint64_t));
-    std::memcpy(values.words + num_words, targets.data() + first, count * sizeof(uint64_t));
-    Launch(StoreInBlocksKernel, static_cast<int64_t>(num_words * count), stream, values,
+    std::memcpy(values.words, words, num_words * sizeof(T));
+    std::memcpy(values.words + first_target, targets.data() + first, count * sizeof(uint64_t));
+    Launch(StoreInBlocksKernel<T>, static_cast<int64_t>(num_words * count), stream, values,
            static_cast<int64_t>(num_words), static_cast<int64_t>(count), message);
   }
 }
+template void StoreInBlocks<float>(Stream, const float*, size_t, const std::vector<int64_t>&,
+                                   float*);
+template void StoreInBlocks<uint64_t>(Stream, const uint64_t*, size_t, const std::vector<int64_t>&,
+                                      uint64_t*);
 
 void SegmentList::Add(int64_t count, uint64_t from, void* to, int64_t kind) {
   if (count == 0) return;
@@ -193,11 +206,11 @@ void SegmentList::Run(Stream stream, Workspace& workspace) {
 }
 
 template <typename T>
-std::vector<T> Heads(Stream stream, Workspace& workspace, const T* message, const int32_t* lengths,
-                     int64_t num_blocks, int64_t num_words) {
-  const Workspace::Scope scope(workspace, stream);
-  std::vector<T> heads(num_blocks * num_words);
-  T* const there = workspace.Take<T>(num_blocks * num_words);
+std::vector<T> Heads(Stream stream, const T* message, const int32_t* lengths, int64_t num_blocks,
+                     int64_t num_words) {
+  const size_t num_heads = static_cast<size_t>(num_blocks * num_words);
+  const PinnedPiece piece(num_heads * sizeof(T));
+  T* const there = piece.as<T>();
   int64_t end = 0;
   for (int64_t first = 0; first < num_blocks; first += BlockBegins::kMost - 1) {
     const int64_t count = std::min(num_blocks - first, BlockBegins::kMost - 1);
@@ -207,14 +220,13 @@ std::vector<T> Heads(Stream stream, Workspace& workspace, const T* message, cons
     Launch(HeadsKernel<T>, count * num_words, stream, blocks, count, num_words, message,
            there + first * num_words);
   }
-  CopyToHost(stream, heads.data(), there, heads.size() * sizeof(T));
-  return heads;
+  Synchronize(stream);
+  return std::vector<T>(there, there + num_heads);
 }
 
-template std::vector<int64_t> Heads<int64_t>(Stream, Workspace&, const int64_t*, const int32_t*,
-                                             int64_t, int64_t);
-template std::vector<float> Heads<float>(Stream, Workspace&, const float*, const int32_t*, int64_t,
-                                         int64_t);
+template std::vector<int64_t> Heads<int64_t>(Stream, const int64_t*, const int32_t*, int64_t,
+                                             int64_t);
+template std::vector<float> Heads<float>(Stream, const float*, const int32_t*, int64_t, int64_t);
 
 }  // namespace cuda
 }  // namespace sok

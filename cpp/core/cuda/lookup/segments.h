@@ -25,9 +25,11 @@ namespace cuda {
 // a few words go as a kernel's argument, more by way of pinned memory.
 void UploadWords(Stream stream, const void* words, size_t num_words, uint64_t* to);
 
-// Writes the same few words to message[target ..] of each target. One launch for some 400 targets.
-void StoreInBlocks(Stream stream, const void* words, size_t num_words,
-                   const std::vector<int64_t>& targets, uint64_t* message);
+// Writes the same few words, of 4 or 8 bytes, to message[target ..] of each target. One launch for
+// some 400 targets.
+template <typename T>
+void StoreInBlocks(Stream stream, const T* words, size_t num_words,
+                   const std::vector<int64_t>& targets, T* message);
 
 // Work on segments, all of it in one kernel, with one list that goes to the device before.
 class SegmentList {
@@ -69,10 +71,10 @@ class SegmentList {
 };
 
 // The first `num_words` words of each block of a message, on the host; blocks with fewer are
-// padded with zeros. `lengths` [num_blocks] on the host. Waits.
+// padded with zeros. `lengths` [num_blocks] on the host. One launch for some 400 blocks. Waits.
 template <typename T>
-std::vector<T> Heads(Stream stream, Workspace& workspace, const T* message, const int32_t* lengths,
-                     int64_t num_blocks, int64_t num_words);
+std::vector<T> Heads(Stream stream, const T* message, const int32_t* lengths, int64_t num_blocks,
+                     int64_t num_words);
 
 }  // namespace cuda
 }  // namespace sok

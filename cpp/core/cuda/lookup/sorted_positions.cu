@@ -42,16 +42,14 @@ struct NumberJob {
   }
 };
 
-// Long enough that few partial sums are left, short enough that there are tiles for all threads of
-// a device: a thread takes 16 bytes of a tile's rows. Depends only on the shape of the batch.
+}  // namespace
+
 int64_t TileOf(int64_t num_keys, int64_t dim) {
   const int64_t pieces = (dim + 3) / 4;
   int64_t tile = 32;
   while (tile < 256 && num_keys / tile * pieces > int64_t{1} << 17) tile *= 2;
   return tile;
 }
-
-}  // namespace
 
 std::vector<SortedBatch> SortPositions(Stream stream, Workspace& workspace,
                                        const std::vector<PositionBatch>& sources) {

@@ -46,6 +46,11 @@ struct SortedBatch {
   Shares shares;
 };
 
+// Positions in a tile. Long enough that few partial sums are left, short enough that there are tiles
+// for all threads of a device: a thread takes 16 bytes of a tile's rows. Depends only on the shape
+// of the batch.
+int64_t TileOf(int64_t num_keys, int64_t dim);
+
 // Async. Scratch comes from the workspace.
 std::vector<SortedBatch> SortPositions(Stream stream, Workspace& workspace,
                                        const std::vector<PositionBatch>& sources);

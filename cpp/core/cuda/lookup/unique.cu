@@ -6,62 +6,16 @@
 #include "cpp/core/cuda/device/jobs.cuh"
 #include "cpp/core/cuda/device/launch.cuh"
 #include "cpp/core/cuda/device/primitives.h"
+#include "cpp/core/cuda/lookup/meet.cuh"
 #include "cpp/core/cuda/lookup/unique.h"
-#include "cpp/core/hash.h"
 
 namespace sok {
 namespace cuda {
 namespace {
 
-constexpr uint32_t kEmptySlot = 0xFFFFFFFFu;
-
-// How positions are coded in the slots: the least code wins.
-struct Positions {
-  uint32_t last;  // num_keys - 1 if the last occurrence is wanted, else 0
-
-  SOK_HD uint32_t Code(uint32_t position) const { return last == 0 ? position : last - position; }
-};
-
-struct Places {
-  uint32_t* slots;    // [mask + 1] codes
-  uint32_t* slot_of;  // [num_keys]
-  uint64_t mask;
-  ProbeHome home;
-  Positions positions;
-};
-
-struct MeetJob {
-  const uint64_t* keys;
-  int64_t num_keys;
-  Places places;
-
-  int64_t NumThreads() const { return num_keys; }
-  SOK_DEVICE void Run(int64_t i) const {
-    if (i >= num_keys) return;
-    const uint64_t key = keys[i];
-    const uint32_t code = places.positions.Code(static_cast<uint32_t>(i));
-    for (uint64_t slot = places.home(HashKey(key));; slot = (slot + 1) & places.mask) {
-      uint32_t there = __ldcg(&places.slots[slot]);
-      if (there == kEmptySlot) {
-        there = atomicCAS(&places.slots[slot], kEmptySlot, code);
-        if (there == kEmptySlot) there = code;
-      }
-      // Whatever code the slot holds by now, it is a position of the same key.
-      if (there != code && keys[places.positions.Code(there)] != key) continue;
-      if (there > code) atomicMin(&places.slots[slot], code);
-      places.slot_of[i] = static_cast<uint32_t>(slot);
-      return;
-    }
-  }
-};
-
-SOK_DEVICE uint32_t ChosenPosition(const Places& places, int64_t i) {
-  return places.positions.Code(places.slots[places.slot_of[i]]);
-}
-
 template <typename Flag>
 struct FlagJob {
-  Places places;
+  Meeting places;
   int64_t num_keys;
   Flag* flags;  // [num_keys]
 
@@ -74,7 +28,7 @@ struct FlagJob {
 // Ranks count over all batches: those of a batch begin at the rank of its first key.
 struct WriteUniqueJob {
   UniqueBatch batch;
-  Places places;
+  Meeting places;
   const uint32_t* ranks;  // [num_keys]
 
   int64_t NumThreads() const { return std::max<int64_t>(1, batch.num_keys); }
@@ -96,71 +50,80 @@ struct WriteUniqueJob {
 
 // ---- by owner ----
 
-// A batch whose unique keys are sorted by owner. Owners count over all batches, so that one sort
-// handles all.
+// Positions are counted by owner in tiles, the positions of a block. A key's place among the unique
+// keys is what comes before its tile, plus its rank within the tile.
+constexpr int64_t kTile = kThreads;
+
+int64_t NumTiles(int64_t num_keys) { return std::max<int64_t>(1, (num_keys + kTile - 1) / kTile); }
+
 struct Routed {
   UniqueByOwnerBatch batch;
-  Places places;
+  Meeting meeting;
   int64_t world_size;
-  uint32_t first_owner;     // the number of this batch's rank 0
-  uint32_t* owners;         // [num_keys]
-  uint32_t* positions;      // [num_keys]
-  uint32_t* sorted_owners;  // the same, sorted
-  uint32_t* sorted_positions;
-  uint32_t* place_of;  // [num_keys] of a key's first position: its place among the unique keys
-};
+  int64_t num_tiles;
+  uint8_t* ranks;    // [num_keys] of a first position: those of its owner before it in its tile
+  uint32_t* counts;  // [world_size, num_tiles] first positions minus 1: all bits are set for none
+  const uint32_t* starts;  // the same: sum of what comes before, over all batches
 
-// The owner of each key at its first position. The other positions get the highest owner, so that
-// they go to the batch's end.
-struct OwnersJob : Routed {
-  int64_t NumThreads() const { return batch.num_keys; }
-  SOK_DEVICE void Run(int64_t i) const {
-    if (i >= batch.num_keys) return;
-    const uint64_t world = static_cast<uint64_t>(world_size);
-    const bool is_first = ChosenPosition(places, i) == static_cast<uint32_t>(i);
-    owners[i] = first_owner + static_cast<uint32_t>(is_first ? batch.keys[i] % world : world);
-    positions[i] = static_cast<uint32_t>(i);
+  SOK_DEVICE int64_t OwnerOf(int64_t i) const {
+    return static_cast<int64_t>(batch.keys[i] % static_cast<uint64_t>(world_size));
   }
 };
 
-// Owners ascend; owner_offsets[o] = first place with an owner of at least o.
+// A thread compares its owner with all others of the tile: two instructions for each that comes
+// before, one for each behind. By estimate, 1.7 million keys take 30 us, as the passes of a sort do,
+// and a small batch saves a sort's launches.
+struct CountByOwnerJob : Routed {
+  int64_t NumThreads() const { return batch.num_keys; }
+  SOK_DEVICE void Run(int64_t i) const {
+    SOK_SHARED(uint4, of_tile, kThreads / 4);  // the owners: four are read at a time
+    uint32_t* const owners = reinterpret_cast<uint32_t*>(of_tile);
+    const bool is_first =
+        i < batch.num_keys && ChosenPosition(meeting, i) == static_cast<uint32_t>(i);
+    const uint32_t owner = is_first ? static_cast<uint32_t>(OwnerOf(i)) : kEmptySlot;
+    owners[threadIdx.x] = owner;
+    __syncthreads();
+    if (!is_first) return;
+    const uint32_t warp = threadIdx.x / kWarp * kWarp;
+    uint32_t before = 0;
+    bool is_behind = false;  // another one
+#pragma unroll 4
+    for (uint32_t j = 0; j < warp / 4; ++j) {
+      const uint4 four = of_tile[j];
+      before += four.x == owner ? 1 : 0;
+      before += four.y == owner ? 1 : 0;
+      before += four.z == owner ? 1 : 0;
+      before += four.w == owner ? 1 : 0;
+    }
+    for (uint32_t j = warp; j < warp + kWarp; ++j) {
+      if (owners[j] != owner) continue;
+      before += j < threadIdx.x ? 1 : 0;
+      is_behind |= j > threadIdx.x;
+    }
+#pragma unroll 4
+    for (uint32_t j = warp / 4 + kWarp / 4; j < kThreads / 4; ++j) {
+      const uint4 four = of_tile[j];
+      is_behind |= four.x == owner || four.y == owner || four.z == owner || four.w == owner;
+    }
+    ranks[i] = static_cast<uint8_t>(before);
+    if (!is_behind) counts[owner * num_tiles + i / kTile] = before;
+  }
+};
+
 struct WriteByOwnerJob : Routed {
-  int64_t NumThreads() const { return batch.num_keys + 1; }
+  int64_t NumThreads() const { return std::max(batch.num_keys, world_size + 1); }
   SOK_DEVICE void Run(int64_t i) const {
-    if (i > batch.num_keys) return;
-    const int64_t before = i == 0 ? -1 : int64_t{sorted_owners[i - 1]} - first_owner;
-    const int64_t here = i == batch.num_keys ? world_size : int64_t{sorted_owners[i]} - first_owner;
-    for (int64_t owner = before + 1; owner <= here; ++owner) batch.owner_offsets[owner] = i;
-    if (here == world_size) return;
-    batch.unique[i] = batch.keys[sorted_positions[i]];
-    place_of[sorted_positions[i]] = static_cast<uint32_t>(i);
-  }
-};
-
-struct InverseByOwnerJob : Routed {
-  int64_t NumThreads() const { return batch.num_keys; }
-  SOK_DEVICE void Run(int64_t i) const {
+    if (i <= world_size) {
+      const int64_t last = world_size * num_tiles - 1;
+      const uint32_t end = i < world_size ? starts[i * num_tiles] : starts[last] + counts[last] + 1;
+      batch.owner_offsets[i] = end - starts[0];
+    }
     if (i >= batch.num_keys) return;
-    batch.inverse[i] = static_cast<int32_t>(place_of[ChosenPosition(places, i)]);
-  }
-};
-
-template <typename Job>
-std::vector<Job> JobsOf(const std::vector<Routed>& batches) {
-  std::vector<Job> jobs;
-  for (const Routed& batch : batches) jobs.push_back({batch});
-  return jobs;
-}
-
-struct OneOwnerJob {
-  const uint32_t* num_unique;
-  int64_t* offsets;
-
-  int64_t NumThreads() const { return 1; }
-  SOK_DEVICE void Run(int64_t i) const {
-    if (i != 0) return;
-    offsets[0] = 0;
-    offsets[1] = *num_unique;
+    const uint32_t first = ChosenPosition(meeting, i);
+    const uint32_t place =
+        starts[OwnerOf(i) * num_tiles + first / kTile] - starts[0] + ranks[first];
+    batch.inverse[i] = static_cast<int32_t>(place);
+    if (first == static_cast<uint32_t>(i)) batch.unique[place] = batch.keys[i];
   }
 };
 
@@ -174,17 +137,7 @@ struct PlaceJob {
   }
 };
 
-// ---- all batches ----
-
-// Where each batch begins in an array that holds size_of(num_keys) elements per batch.
-template <typename Batch, typename F>
-std::vector<int64_t> Starts(const std::vector<Batch>& batches, const F& size_of) {
-  std::vector<int64_t> starts = {0};
-  for (const Batch& batch : batches) starts.push_back(starts.back() + size_of(batch.num_keys));
-  return starts;
-}
-
-int64_t NumKeys(int64_t num_keys) { return num_keys; }
+}  // namespace
 
 int64_t NumSlots(int64_t num_keys) {
   int64_t num_slots = 64;
@@ -192,45 +145,11 @@ int64_t NumSlots(int64_t num_keys) {
   return num_slots;
 }
 
-// Gives equal keys of each batch one slot.
-template <typename Batch>
-std::vector<Places> Meet(Stream stream, Workspace& workspace, const std::vector<Batch>& batches,
-                         Occurrence occurrence) {
-  for (const Batch& batch : batches) {
-    if (batch.num_keys >= 0 && batch.num_keys < int64_t{1} << 30) continue;
-    throw std::invalid_argument("A batch must have between 0 and 2^30 - 1 keys. Received: " +
-                                std::to_string(batch.num_keys));
-  }
-  const std::vector<int64_t> first_slot = Starts(batches, NumSlots);
-  const std::vector<int64_t> first_key = Starts(batches, NumKeys);
-  uint32_t* const slots = workspace.Take<uint32_t>(first_slot.back());
-  uint32_t* const slot_of = workspace.Take<uint32_t>(first_key.back());
-  CudaCheck(cudaMemsetAsync(slots, 0xFF, first_slot.back() * sizeof(uint32_t), stream),
-            "cudaMemsetAsync");
-  std::vector<Places> places;
-  std::vector<MeetJob> jobs;
-  for (size_t b = 0; b < batches.size(); ++b) {
-    const int64_t num_keys = batches[b].num_keys;
-    Places place;
-    place.slots = slots + first_slot[b];
-    place.slot_of = slot_of + first_key[b];
-    place.mask = static_cast<uint64_t>(first_slot[b + 1] - first_slot[b]) - 1;
-    place.home = ProbeHome::Of(place.mask + 1);
-    const bool last = occurrence == Occurrence::kLast && num_keys > 0;
-    place.positions.last = last ? static_cast<uint32_t>(num_keys - 1) : 0;
-    places.push_back(place);
-    jobs.push_back({batches[b].keys, num_keys, place});
-  }
-  LaunchJobs(stream, jobs);
-  return places;
-}
-
-}  // namespace
-
-void Unique(Stream stream, Workspace& workspace, const std::vector<UniqueBatch>& batches) {
+void Unique(Stream stream, Workspace& workspace, const std::vector<UniqueBatch>& batches,
+            uint32_t* slots) {
   if (batches.empty()) return;
   const Workspace::Scope scope(workspace, stream);
-  const std::vector<Places> places = Meet(stream, workspace, batches, Occurrence::kFirst);
+  const std::vector<Meeting> places = Meet(stream, workspace, batches, Occurrence::kFirst, slots);
   const std::vector<int64_t> first_key = Starts(batches, NumKeys);
   uint32_t* const ranks = workspace.Take<uint32_t>(first_key.back());
   std::vector<FlagJob<uint32_t>> flags;
@@ -244,51 +163,54 @@ void Unique(Stream stream, Workspace& workspace, const std::vector<UniqueBatch>&
   LaunchJobs(stream, writes);
 }
 
+int64_t NumOnesByOwner(int64_t num_keys, int64_t world_size) {
+  return NumSlots(num_keys) + world_size * NumTiles(num_keys);
+}
+
 void UniqueByOwner(Stream stream, Workspace& workspace,
-                   const std::vector<UniqueByOwnerBatch>& batches, int64_t world_size) {
+                   const std::vector<UniqueByOwnerBatch>& batches, int64_t world_size,
+                   uint32_t* ones) {
   if (world_size < 1 || world_size > int64_t{1} << 24) {
     throw std::invalid_argument("`world_size` must be between 1 and 2^24. Received: " +
                                 std::to_string(world_size));
   }
-  const int64_t num_batches = batches.size();
-  const int64_t num_owners = num_batches * (world_size + 1);
-  if (num_owners > UINT32_MAX) {
-    throw std::invalid_argument(
-        "The number of tables times (world_size + 1) must be below 2^32. Received: " +
-        std::to_string(num_batches) + " tables, world_size=" + std::to_string(world_size));
-  }
-  const Workspace::Scope scope(workspace, stream);
-  if (world_size == 1) {  // order of occurrence is order by owner
-    uint32_t* const num_unique = workspace.Take<uint32_t>(num_batches);
-    std::vector<UniqueBatch> uniques;
-    std::vector<OneOwnerJob> jobs;
-    for (int64_t b = 0; b < num_batches; ++b) {
-      const UniqueByOwnerBatch& batch = batches[b];
-      uniques.push_back({batch.keys, batch.num_keys, batch.unique, batch.inverse, num_unique + b});
-      jobs.push_back({num_unique + b, batch.owner_offsets});
-    }
-    Unique(stream, workspace, uniques);
-    return LaunchJobs(stream, jobs);
-  }
   if (batches.empty()) return;
-  const std::vector<Places> places = Meet(stream, workspace, batches, Occurrence::kFirst);
+  CheckNumKeys(batches);
+  const Workspace::Scope scope(workspace, stream);
   const std::vector<int64_t> first_key = Starts(batches, NumKeys);
-  const int64_t total = first_key.back();
-  uint32_t* scratch[5];
-  for (uint32_t*& array : scratch) array = workspace.Take<uint32_t>(total);
-  const auto [owners, positions, sorted_owners, sorted_positions, place_of] = scratch;
-  std::vector<Routed> routed;
-  for (int64_t b = 0; b < num_batches; ++b) {
-    const int64_t at = first_key[b];
-    routed.push_back({batches[b], places[b], world_size,
-                      static_cast<uint32_t>(b * (world_size + 1)), owners + at, positions + at,
-                      sorted_owners + at, sorted_positions + at, place_of + at});
+  const std::vector<int64_t> first_count =
+      Starts(batches, [&](int64_t num_keys) { return world_size * NumTiles(num_keys); });
+  const int64_t num_counts = first_count.back(), num_slots = Starts(batches, NumSlots).back();
+  if (num_counts > INT32_MAX) {
+    throw std::invalid_argument(
+        "world_size times the tiles of 256 keys must be below 2^31. Received: " +
+        std::to_string(num_counts / world_size) +
+        " tiles, world_size=" + std::to_string(world_size));
   }
-  LaunchJobs(stream, JobsOf<OwnersJob>(routed));
-  SortPairs(stream, workspace, owners, sorted_owners, positions, sorted_positions, total,
-            BitsBelow(num_owners));
-  LaunchJobs(stream, JobsOf<WriteByOwnerJob>(routed));
-  LaunchJobs(stream, JobsOf<InverseByOwnerJob>(routed));
+  if (ones == nullptr) {
+    ones = workspace.Take<uint32_t>(num_slots + num_counts);
+    FillWithOnes(stream, ones, (num_slots + num_counts) * sizeof(uint32_t));
+  }
+  const std::vector<Meeting> meetings = Meet(stream, workspace, batches, Occurrence::kFirst, ones);
+  uint32_t* const counts = ones + num_slots;
+  uint32_t* const starts = workspace.Take<uint32_t>(num_counts);
+  uint8_t* const ranks = workspace.Take<uint8_t>(first_key.back());
+  std::vector<CountByOwnerJob> count;
+  std::vector<WriteByOwnerJob> write;
+  for (size_t b = 0; b < batches.size(); ++b) {
+    const Routed routed = {batches[b],
+                           meetings[b],
+                           world_size,
+                           NumTiles(batches[b].num_keys),
+                           ranks + first_key[b],
+                           counts + first_count[b],
+                           starts + first_count[b]};
+    count.push_back({routed});
+    write.push_back({routed});
+  }
+  LaunchJobs(stream, count);
+  SumCounts(stream, workspace, counts, starts, num_counts);
+  LaunchJobs(stream, write);
 }
 
 void ChooseOccurrence(Stream stream, Workspace& workspace, const uint64_t* keys, int64_t num_keys,
@@ -299,7 +221,7 @@ void ChooseOccurrence(Stream stream, Workspace& workspace, const uint64_t* keys,
     int64_t num_keys;
   };
   const std::vector<Batch> one = {{keys, num_keys}};
-  const Places places = Meet(stream, workspace, one, occurrence)[0];
+  const Meeting places = Meet(stream, workspace, one, occurrence, nullptr)[0];
   LaunchJobs<FlagJob<uint8_t>>(stream, {{places, num_keys, chosen}});
 }
 

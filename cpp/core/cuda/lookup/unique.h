@@ -9,10 +9,11 @@
 //     inverse   0  1  2  1  0
 //
 // Invariant: unique keys are in the order of their first occurrence, whatever order the threads ran
-// in. (The CPU's order differs: by owner, then hash.) With owners: by owner, then that order.
+// in. (The CPU's order differs: by owner, then hash.) With owners: by owner, then that order. A scan
+// gives it as well: of how many first positions each owner has in each block of positions.
 //
-// Batches of many tables share their launches (jobs.cuh), and one scan or, by owner, one sort; each
-// has the result that it would have alone.
+// Batches of many tables share their launches (jobs.cuh) and one scan; each has the result that it
+// would have alone.
 //
 // All async: the number of unique keys stays on the device.
 #ifndef SOK_CORE_CUDA_LOOKUP_UNIQUE_H_
@@ -27,6 +28,9 @@
 namespace sok {
 namespace cuda {
 
+// Slots of a batch.
+int64_t NumSlots(int64_t num_keys);
+
 // One table's keys. Pointers are to device memory.
 struct UniqueBatch {
   const uint64_t* keys;
@@ -35,8 +39,11 @@ struct UniqueBatch {
   int32_t* inverse;      // [num_keys]
   uint32_t* num_unique;  // a scalar
 };
+// `slots`: as many as NumSlots of all batches together, of which all bits have been set by a launch
+// that sets others too. Null: they are taken and set here.
 // Throws std::invalid_argument for 2^30 keys or more in a batch, or 2^31 in all.
-void Unique(Stream stream, Workspace& workspace, const std::vector<UniqueBatch>& batches);
+void Unique(Stream stream, Workspace& workspace, const std::vector<UniqueBatch>& batches,
+            uint32_t* slots = nullptr);
 
 // Owner-major. owner_offsets [world_size + 1] into the unique keys; the last is their number.
 struct UniqueByOwnerBatch {
@@ -46,9 +53,14 @@ struct UniqueByOwnerBatch {
   int32_t* inverse;        // [num_keys]
   int64_t* owner_offsets;  // [world_size + 1]
 };
-// Throws as Unique does, and for a world_size that is not in [1, 2^24].
+// Words that must be ones before: as `slots` of Unique.
+int64_t NumOnesByOwner(int64_t num_keys, int64_t world_size);
+
+// Throws as Unique does, and for a world_size that is not in [1, 2^24], or if world_size times the
+// batches' blocks of 256 keys is 2^31 or more.
 void UniqueByOwner(Stream stream, Workspace& workspace,
-                   const std::vector<UniqueByOwnerBatch>& batches, int64_t world_size);
+                   const std::vector<UniqueByOwnerBatch>& batches, int64_t world_size,
+                   uint32_t* ones = nullptr);
 
 // chosen[i] = 1 at the first (or last) position of each key, else 0.
 enum class Occurrence { kFirst, kLast };

@@ -18,7 +18,10 @@ struct DeviceRadixSort {
       return cudaSuccess;
     }
     const emulator::Lock lock(emulator::device_mutex);
-    emulator::num_launches += 1 + (end_bit - begin_bit + 7) / 8;  // of a large batch, and one more
+    // CUB 3.0 on sm_80 and later: one kernel for as many pairs as a block sorts; else two fills, a
+    // histogram, a scan, and a fill and a kernel per 8 bits. One of them is counted below.
+    const int in_one_block = 256 * (sizeof(Key) == 4 ? 19 : 9);
+    if (n > in_one_block) emulator::num_launches += 3 + (end_bit - begin_bit + 7) / 8 * 2;
     const size_t given = bytes;
     const auto check = [=](bool now) {
       const auto& memory = emulator::DeviceMemory::Get();

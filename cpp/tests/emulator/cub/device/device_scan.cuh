@@ -18,7 +18,9 @@ struct DeviceScan {
     emulator::num_launches += 1;  // and the one below
     const auto check = [=](bool now) {
       const auto& memory = emulator::DeviceMemory::Get();
-      memory.RequireDevice(in, n * sizeof(*in), now, "ExclusiveSum");
+      if constexpr (std::is_pointer_v<In>) {
+        memory.RequireDevice(in, n * sizeof(*in), now, "ExclusiveSum");
+      }
       memory.RequireDevice(out, n * sizeof(*out), now, "ExclusiveSum");
       memory.RequireDevice(scratch, 1, now, "ExclusiveSum");
     };
