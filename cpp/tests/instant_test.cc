@@ -313,6 +313,34 @@ void TestRaces() {
   }
 }
 
+// Shards grow while their keys are listed: several times, as the reader takes few buckets at a time.
+void TestGrowsWhileKeysAreListed() {
+  constexpr uint64_t kNum = 3'000'000, kBatch = 100'000;
+  InlineExecutor ex;
+  TableOptions options;
+  options.name = "grows";
+  options.dim = 1;
+  CpuTable table(options);
+  std::vector<uint64_t> keys(kNum), found(kNum);
+  for (uint64_t i = 0; i < kNum; ++i) keys[i] = 2 * i;
+  const std::vector<float> rows(kNum, 1.0f);
+  table.Assign(ex, keys.data(), kNum, rows.data());
+  const std::unique_ptr<TableReader> reader = table.OpenChanges(ex, 0, true);
+  std::thread writer([&] {
+    InlineExecutor own;
+    std::vector<uint64_t> batch(kBatch);
+    for (uint64_t first = 0; first < 2 * kNum; first += kBatch) {
+      for (uint64_t i = 0; i < kBatch; ++i) batch[i] = 2 * (first + i) + 1;
+      table.Assign(own, batch.data(), kBatch, rows.data());
+      for (uint64_t i = 0; i < kBatch; ++i) batch[i] = 2 * ((first / 16 + i) % kNum);
+      table.Erase(own, batch.data(), kBatch / 50);
+    }
+  });
+  reader->ReadKeys(ex, kNum, found.data());
+  writer.join();
+  CHECK(found == keys);
+}
+
 // Writers wait while more copies wait for the reader than may; also writers of several tables, whose
 // readers are not read at the same time.
 void TestWritersWaitForRoom() {
@@ -396,6 +424,7 @@ void TestMemoryIsKept() {
 
 int main() {
   sok::TestRaces();
+  sok::TestGrowsWhileKeysAreListed();
   sok::TestWritersWaitForRoom();
   sok::TestMemoryIsKept();
   sok::TestEachChange();
