@@ -344,7 +344,7 @@ void TestGrowsWhileKeysAreListed() {
 // Writers wait while more copies wait for the reader than may; also writers of several tables, whose
 // readers are not read at the same time.
 void TestWritersWaitForRoom() {
-  constexpr int64_t kWide = 1024, kNum = 20'000, kBatch = 100;  // 80 MB; 20 MB may wait
+  constexpr int64_t kWide = 1024, kNum = 20'000, kBatch = 100;  // 80 MB; 40 MB may wait
   InlineExecutor ex;
   std::vector<std::unique_ptr<CpuTable>> tables;
   std::vector<uint64_t> keys(kNum);
@@ -372,9 +372,9 @@ void TestWritersWaitForRoom() {
       written = first + kBatch;
     }
   });
-  while (written < kNum / 4) std::this_thread::yield();
+  while (written < kNum / 2) std::this_thread::yield();
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  CHECK_EQ(written.load(), kNum / 4 + kBatch);
+  CHECK_EQ(written.load(), kNum / 2 + kBatch);
   for (const std::unique_ptr<TableReader>& reader : readers) {
     std::vector<uint64_t> part(1000);
     std::vector<float> read(1000 * kWide);
@@ -408,13 +408,13 @@ void TestMemoryIsKept() {
     table.Assign(ex, keys.data(), n, rows.data());
     return bytes();
   };
-  const int64_t most = kNum / 4 * 9 / 8, few = int64_t{4} << 20;  // `few`: all but rows
+  const int64_t most = kNum / 2 * 9 / 8, few = int64_t{4} << 20;  // `few`: all but rows
   const int64_t at_peak = copy_rows(kNum / 8);
   CHECK(at_peak >= before + kNum / 8 * kRowBytes);
   CHECK(bytes() >= before + kNum / 8 * kRowBytes);
   CHECK(copy_rows(kNum / 8) <= at_peak + few);
   CHECK(copy_rows(kNum) >= before + kNum * kRowBytes);
-  CHECK(bytes() >= before + kNum / 4 * kRowBytes && bytes() <= before + most * kRowBytes + few);
+  CHECK(bytes() >= before + kNum / 2 * kRowBytes && bytes() <= before + most * kRowBytes + few);
   table.Clear(ex);
   CHECK(bytes() <= before + few - kNum * kRowBytes);
 }

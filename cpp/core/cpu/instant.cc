@@ -24,7 +24,7 @@ CpuTable::Instant::Instant(Impl& impl)
       row_floats_(impl.format.embedding_floats() + impl.slot_floats()) {
   Arena copies(row_floats_, impl.options.storage, impl.options.name);
   const int64_t row_bytes = copies.stride() * static_cast<int64_t>(sizeof(float));
-  limit_ = std::max(num_rows_ / 4, kLeastLimit / row_bytes);
+  limit_ = std::max(num_rows_ / 2, kLeastLimit / row_bytes);
   if (impl.room != nullptr && impl.room->copies.stride() == copies.stride()) {
     room_ = std::move(impl.room);
   } else {
@@ -204,7 +204,7 @@ void CpuTable::Instant::Throttle() noexcept {
   waiting_ = waiting;
   if (!throttles_ && waiting > limit_) {
     impl_.mutex.SetCrowded(throttles_ = true);
-  } else if (throttles_ && (stopped_ || waiting <= limit_ - limit_ / 16)) {
+  } else if (throttles_ && (stopped_ || waiting <= limit_ - limit_ / 64)) {
     impl_.mutex.SetCrowded(throttles_ = false);
   }
 }

@@ -9,7 +9,7 @@
 // have rows that were never written; those are noted, not copied.
 //
 // Memory: 4 bytes per row, and the copies that wait for the reader. If they are more than `limit`
-// rows, calls that change the table wait until the reader has freed a sixteenth of that. One call may
+// rows, calls that change the table wait until the reader has freed a 64th of that. One call may
 // exceed it: by its own rows, or by all the rest if it changes every row (SaveRest). Copies of rows
 // on disk are on disk, too, and share the limit of the table's memory.
 //
