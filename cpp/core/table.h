@@ -118,6 +118,8 @@ class TableReader {
   // [num_keys, dim], slot_rows [num_keys, slot width], records [num_keys, 3]. Null: not wanted.
   virtual void ReadRows(CallContext context, int64_t first, const uint64_t* keys, int64_t num_keys,
                         float* rows, float* slot_rows, int64_t* records) const = 0;
+  // A reader beside writers reads as fast as it can from now on. Of any thread.
+  virtual void Hurry() {}
 };
 
 class Table {

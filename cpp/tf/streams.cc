@@ -210,6 +210,8 @@ SOK_EXPORTED const char* sok_stream_rows(Stream* stream, int64_t first, const ui
   }));
 }
 
+SOK_EXPORTED void sok_stream_hurry(Stream* stream) { stream->reader->Hurry(); }
+
 SOK_EXPORTED void sok_stream_close(Stream* stream) {
   stream->run([&](CallContext) { stream->reader.reset(); }).IgnoreError();
   delete stream;

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import sys
 import threading
 import time
@@ -30,9 +29,6 @@ from sok_like.saving.pieces import Piece
 
 _CALL = "a dump in the background"
 _POLL = 0.05  # seconds between two looks for the file of another rank
-# The priority of the thread, as `nice`. Not the lowest: it holds the table's lock for moments, and
-# training waits for it where copies fill their memory. With 10 it has a tenth of a busy core.
-_NICE = 10
 # What `agreed` raises on all ranks, once all of them have said how far they have come.
 _ON_ALL_RANKS = (RuntimeError, tf.errors.ResourceExhaustedError)
 _running: weakref.WeakSet = weakref.WeakSet()
@@ -115,11 +111,17 @@ class BegunPiece(Piece):
         head = manifest.Head(self.name, self.table.dim, key_dtype, self.id)
         manifest.write_manifest(folder, head, [each["entry"] for each in told], told[0]["step"], [])
 
+    def hurry(self) -> None:
+        """Somebody waits: the thread leaves training no more time than it needs anyway."""
+        if self._stream is not None:
+            self._stream.hurry()
+
     # ---- ending early ----
 
     def stop(self) -> None:
         """Lets the thread end soon."""
         self._stopped.set()
+        self.hurry()
 
     def close(self) -> None:
         """Frees what the table keeps for it."""
@@ -170,7 +172,6 @@ class BackgroundDump:
             piece.open()
 
     def _run(self):
-        _give_way()
         try:
             for piece in self._pieces:
                 piece.write_file()
@@ -213,6 +214,8 @@ class BackgroundDump:
         if self._failed is not None:
             raise self._failed
         if self in _running:
+            for piece in self._pieces:
+                piece.hurry()
             try:
                 # First, as nobody must wait for the file of a rank that could not write.
                 _agreed(lambda: self._settled(self._written.wait))
@@ -283,14 +286,6 @@ def publish(pieces: Sequence[BegunPiece]) -> None:
     by_piece = [list(entries) for entries in zip(*told, strict=True)]
     _agreed(see)
     _agreed(finish)
-
-
-def _give_way():
-    """Lets other threads go first where cores are short; those that this one starts do so, too."""
-    if sys.platform == "linux":  # where 0 is the calling thread, not its process
-        own = os.getpriority(os.PRIO_PROCESS, 0)
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, own + _NICE)
 
 
 def _agreed(function):

@@ -15,6 +15,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import functools
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -51,6 +52,7 @@ def _library():
         "sok_stream_about": [_POINTER, _POINTER],
         "sok_stream_keys": [_POINTER, _INT64, _POINTER],
         "sok_stream_rows": [_POINTER, _INT64, _POINTER, _INT64, *[_POINTER] * 3],
+        "sok_stream_hurry": [_POINTER],
         "sok_stream_close": [_POINTER],
         "sok_aside_open": [_INT64, _INT64, _POINTER],
         "sok_aside_import": [
@@ -65,7 +67,7 @@ def _library():
         function = getattr(library, name)
         function.argtypes = kinds
         function.restype = ctypes.c_char_p
-    for name in ("sok_stream_close", "sok_aside_drop", "sok_aside_close"):
+    for name in ("sok_stream_hurry", "sok_stream_close", "sok_aside_drop", "sok_aside_close"):
         getattr(library, name).restype = None
     library.sok_aside_keep.restype = _INT64
     return library
@@ -100,6 +102,7 @@ class Stream:
 
     def __init__(self, number: int, since: int | None = None, beside: bool = False):
         self._library, self._stream, self._since = _library(), _POINTER(), since
+        self._closing = threading.Lock()
         instant, after = _INT64(), -1 if since is None else int(since)
         opened = ctypes.byref(self._stream), ctypes.byref(instant)
         see_problem(self._library.sok_stream_open(int(number), after, beside, *opened))
@@ -119,9 +122,16 @@ class Stream:
         see_problem(self._library.sok_stream_keys(self._stream, len(found), found.ctypes.data))
         return found
 
+    def hurry(self) -> None:
+        """A stream beside training takes as much time as it can get; any thread may call it."""
+        with self._closing:
+            if self._stream:
+                self._library.sok_stream_hurry(self._stream)
+
     def close(self) -> None:
         """Lets calls that change the table go on."""
-        stream, self._stream = self._stream, _POINTER()
+        with self._closing:
+            stream, self._stream = self._stream, _POINTER()
         if stream:
             self._library.sok_stream_close(stream)
 

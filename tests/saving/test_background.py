@@ -5,15 +5,14 @@ threads whose order differs from run to run.
 """
 
 import functools
-import os
 import shutil
-import sys
+import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.saving import background, delta_saver, dump_owners
+from sok_like.saving import background, delta_saver, dump_owners, streams
 from sok_like.saving.format import durable, shard_file
 from tests import emulated
 from tests.saving.test_deltas import RULES, check_same, made, restored, state, train
@@ -200,22 +199,33 @@ def test_a_thread_that_trains_all_the_time(sok, tmp_path, rule):
     check_same(state(restored(sok, tmp_path / "live", rule)[0]), state(table))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="priorities are those of threads on Linux only")
-def test_training_goes_first_where_cores_are_short(sok, tmp_path, monkeypatch):
-    def own():
-        return os.getpriority(os.PRIO_PROCESS, 0)
-
-    seen, write, before = [], shard_file._Output._write, own()
+@pytest.mark.parametrize("end", ["finish", "cancel", "dump", "exit"])
+def test_it_rests_no_more_once_somebody_waits(sok, tmp_path, monkeypatch, end):
+    hurried, hurry = [], streams.Stream.hurry
     monkeypatch.setattr(
-        shard_file._Output, "_write", lambda *given: (seen.append(own()), write(*given))
+        streams.Stream, "hurry", lambda self: (hurried.append(bool(self._stream)), hurry(self))
     )
-    table, optimizer = made(sok, "sgd")
-    train(table, optimizer, range(100))
-    sok.Saver().begin_dump(table, tmp_path).finish()
-    assert set(seen) == {min(before + background._NICE, 19)} and own() == before
-    seen.clear()
-    sok.Saver().dump(table, tmp_path)  # on other threads
-    assert set(seen) == {before}
+    written = threading.Event()
+    write = background.BegunPiece.write_file
+    monkeypatch.setattr(
+        background.BegunPiece, "write_file", lambda piece: (written.wait(60), write(piece))
+    )
+    tables = [sok.EmbeddingVariable(2, name=f"one_of_{n}") for n in range(2)]
+    for table in tables:
+        sok.assign(table, tf.range(100, dtype=tf.int64), tf.ones([100, 2]))
+    saver = sok.Saver()
+    dump = saver.begin_dump(tables, tmp_path)
+    assert not hurried
+    threading.Timer(0.1, written.set).start()
+    {
+        "finish": dump.finish,
+        "cancel": dump.cancel,
+        "dump": lambda: saver.dump(tables[0], tmp_path),
+        "exit": background.BackgroundDump._at_exit,
+    }[end]()
+    assert dump.done and hurried[:2] == [True, True]  # before the thread had read anything
+    tables[0].clear()
+    dump._pieces[0].hurry()  # too late, which does no harm
 
 
 def test_several_tables_whose_earlier_dump_is_valid_until_the_end(sok, tmp_path):

@@ -76,6 +76,7 @@ void Index::Rehash(int64_t num_buckets) {
   array_.Swap(array);  // the old buckets go with `array`
   buckets_ = buckets;
   mask_ = mask;
+  ++layout_;
   home_ = home;
   erased_ = 0;
   limit_ = num_buckets * Bucket::kSlots * grow_at_ / kLoadParts;

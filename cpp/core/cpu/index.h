@@ -76,6 +76,9 @@ class Index {
   int64_t capacity() const { return limit_; }  // keys that fit before it grows
   int64_t bytes() const { return num_buckets() * static_cast<int64_t>(sizeof(Bucket)); }
 
+  // Changes when keys move to other buckets.
+  uint64_t layout() const { return layout_; }
+
   // Takes larger arrays from a pool shared with other shards. Before the first key.
   void UsePool(BlockPool* pool) { array_.pool = pool; }
 
@@ -118,8 +121,13 @@ class Index {
 
   // fn(key, row number), in slot order.
   template <typename Fn>
-  void ForEach(Fn fn) const {
-    for (int64_t b = 0; b < num_buckets(); ++b) {
+  void ForEach(const Fn& fn) const {
+    ForEachIn(0, num_buckets(), fn);
+  }
+  // The same of buckets [begin, end).
+  template <typename Fn>
+  void ForEachIn(int64_t begin, int64_t end, const Fn& fn) const {
+    for (int64_t b = begin; b < end; ++b) {
       const Bucket& bucket = buckets_[b];
       for (uint32_t used = bucket.used; used != 0; used &= used - 1) {
         const int slot = __builtin_ctz(used);
@@ -144,6 +152,7 @@ class Index {
 
   Bucket* buckets_ = const_cast<Bucket*>(&kNoKeys);  // never written while it is this one
   uint64_t mask_ = 0;
+  uint64_t layout_ = 0;
   ProbeHome home_;
   int64_t size_ = 0;
   int64_t erased_ = 0;

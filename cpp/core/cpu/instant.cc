@@ -24,7 +24,7 @@ CpuTable::Instant::Instant(Impl& impl)
       row_floats_(impl.format.embedding_floats() + impl.slot_floats()) {
   Arena copies(row_floats_, impl.options.storage, impl.options.name);
   const int64_t row_bytes = copies.stride() * static_cast<int64_t>(sizeof(float));
-  limit_ = std::max(num_rows_ / 4, kLeastLimit / row_bytes);
+  limit_ = std::max(num_rows_ / 2, kLeastLimit / row_bytes);
   if (impl.room != nullptr && impl.room->copies.stride() == copies.stride()) {
     room_ = std::move(impl.room);
   } else {
@@ -43,6 +43,24 @@ CpuTable::Instant::Instant(Impl& impl)
     room_->places = Memory(bytes + bytes / 8, /*huge=*/num_rows_ >> 20 > 0);
     room_->first = 1;
   }
+  const std::lock_guard<std::mutex> lock(all_mutex_);
+  all_.push_back(this);
+}
+
+CpuTable::Instant::~Instant() {
+  const std::lock_guard<std::mutex> lock(all_mutex_);
+  all_.erase(std::find(all_.begin(), all_.end(), this));
+}
+
+Demand CpuTable::Instant::OfAll() {
+  Demand demand;
+  demand.changes = changes_;
+  const std::lock_guard<std::mutex> lock(all_mutex_);
+  for (const Instant* each : all_) {
+    const double part = static_cast<double>(each->waiting_) / static_cast<double>(each->limit_);
+    demand.crowding = std::max(demand.crowding, part);
+  }
+  return demand;
 }
 
 uint32_t CpuTable::Instant::NewCopy(uint64_t key, uint32_t row) {
@@ -106,6 +124,7 @@ void CpuTable::Instant::Copy(Executor& ex, const uint64_t* keys, const uint32_t*
 void CpuTable::Instant::Save(Executor& ex, const uint64_t* keys, const uint32_t* rows,
                              int64_t num_keys) noexcept {
   if (stopped_) return;
+  ++changes_;
   try {
     Copy(ex, keys, rows, num_keys);
   } catch (const std::exception& error) {
@@ -182,9 +201,10 @@ void CpuTable::Instant::Read(const uint64_t* keys, const uint32_t* rows, int64_t
 
 void CpuTable::Instant::Throttle() noexcept {
   const int64_t waiting = static_cast<int64_t>(room_->keys.size() - room_->free.size());
+  waiting_ = waiting;
   if (!throttles_ && waiting > limit_) {
     impl_.mutex.SetCrowded(throttles_ = true);
-  } else if (throttles_ && (stopped_ || waiting <= limit_ - limit_ / 16)) {
+  } else if (throttles_ && (stopped_ || waiting <= limit_ - limit_ / 64)) {
     impl_.mutex.SetCrowded(throttles_ = false);
   }
 }

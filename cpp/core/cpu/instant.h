@@ -9,7 +9,7 @@
 // have rows that were never written; those are noted, not copied.
 //
 // Memory: 4 bytes per row, and the copies that wait for the reader. If they are more than `limit`
-// rows, calls that change the table wait until the reader has freed a sixteenth of that. One call may
+// rows, calls that change the table wait until the reader has freed a 64th of that. One call may
 // exceed it: by its own rows, or by all the rest if it changes every row (SaveRest). Copies of rows
 // on disk are on disk, too, and share the limit of the table's memory.
 //
@@ -22,13 +22,16 @@
 #define SOK_CORE_CPU_INSTANT_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "cpp/core/cpu/arena.h"
 #include "cpp/core/cpu/memory.h"
+#include "cpp/core/cpu/pace.h"
 #include "cpp/core/cpu/table.h"
 
 namespace sok {
@@ -57,6 +60,8 @@ class CpuTable::Instant {
 
   // The present instant, in the room that the table keeps. Throws std::bad_alloc.
   explicit Instant(Impl& impl);
+  ~Instant();
+  Instant(const Instant&) = delete;
 
   // If memory is short, reading fails later, not this call.
   void Save(Executor& ex, const uint64_t* keys, const uint32_t* rows, int64_t num_keys) noexcept;
@@ -89,6 +94,9 @@ class CpuTable::Instant {
 
   int64_t bytes() const { return room_->bytes(); }
 
+  // Of all instants of the process: their tables train together, and are read one after the other.
+  static Demand OfAll();
+
  private:
   // Values of places, from room_->first on; kCopies + c: copy c.
   static constexpr uint32_t kRead = 0, kInitial = 1, kCopies = 2;
@@ -113,6 +121,11 @@ class CpuTable::Instant {
   std::vector<Fresh> fresh_;  // of the present call
   std::string problem_;       // why a row could not be saved
   bool stopped_ = false, throttles_ = false;
+  std::atomic<int64_t> waiting_{0};  // copies
+
+  inline static std::atomic<int64_t> changes_{0};
+  inline static std::mutex all_mutex_;  // guards all_
+  inline static std::vector<const Instant*> all_;
 };
 
 }  // namespace sok

@@ -7,8 +7,8 @@
 //
 // So there are at most four walks beyond kListed keys, and memory is 12 bytes per key listed: 3
 // bytes per key of a large table. The reader holds the table's lock, shared, from the first part to
-// the last. Beside writers it takes it for a shard or a few rows at a time, works on its own thread
-// alone, and has an Instant, which knows the rows that have changed meanwhile.
+// the last. Beside writers it takes it for a few buckets or rows at a time, works on its own thread
+// alone and rests in between, and has an Instant, which knows the rows that have changed meanwhile.
 #include <algorithm>
 #include <limits>
 #include <memory>
@@ -27,8 +27,8 @@ namespace {
 constexpr int64_t kListed = 8 << 20, kWalks = 4;
 constexpr int64_t kRangeKeys = 1 << 19;
 constexpr int64_t kSampled = 64;  // keys per range: ranges then differ by an eighth or so in size
-// Rows read at a time beside writers. They wait for half a millisecond.
-constexpr int64_t kRowsBeside = 4096;
+// Read at a time beside writers. They wait for half a millisecond.
+constexpr int64_t kRowsBeside = 4096, kBucketsBeside = 8192;
 
 struct Range {
   std::vector<uint64_t> keys;
@@ -40,8 +40,9 @@ struct Range {
   }
 };
 
-// Radix sort, one byte at a time from the lowest; skips bytes that all keys share.
-void Sort(Range* range) {
+// Radix sort, one byte at a time from the lowest; skips bytes that all keys share. Calls between()
+// after each byte.
+void Sort(Range* range, FunctionRef<> between) {
   const int64_t n = static_cast<int64_t>(range->keys.size());
   std::vector<int64_t> counts(8 * 256);
   for (uint64_t key : range->keys) {
@@ -64,6 +65,7 @@ void Sort(Range* range) {
     }
     std::swap(keys, to_keys);
     std::swap(rows, to_rows);
+    between();
   }
   if (keys == range->keys.data()) return;
   std::copy_n(keys, n, range->keys.data());
@@ -135,6 +137,7 @@ class CpuTable::Reader final : public TableReader {
 
   const TableChanges& about() const override { return about_; }
   int64_t num_keys() const override { return num_keys_; }
+  void Hurry() override { pace_.Hurry(); }
 
   void ReadKeys(CallContext context, int64_t num_keys, uint64_t* keys) override {
     part_first_ = num_read_;
@@ -178,13 +181,19 @@ class CpuTable::Reader final : public TableReader {
                   int64_t* records) const {
     const int64_t dim = table_.dim(), width = about_.snapshot.slot_width();
     for (int64_t first = 0; first < num_keys; first += kRowsBeside) {
-      const SharedLock lock(table_.impl_->mutex);
+      SharedLock lock(table_.impl_->mutex);
       instant_->Read(keys + first, part_rows_.data() + first,
                      std::min(kRowsBeside, num_keys - first),
                      rows == nullptr ? nullptr : rows + first * dim,
                      slot_rows == nullptr ? nullptr : slot_rows + first * width,
                      records == nullptr ? nullptr : records + 3 * first);
+      lock.unlock();
+      Rest();
     }
+  }
+
+  void Rest() const {
+    pace_.Rest([] { return Instant::OfAll(); });
   }
 
   // Makes listed_ the next range; there must be some.
@@ -206,7 +215,7 @@ class CpuTable::Reader final : public TableReader {
       listed_ = std::move(ranges_.back());
       ranges_.pop_back();
       if (instant_ == nullptr) continue;
-      Sort(&listed_);
+      Sort(&listed_, [this] { Rest(); });
       DropRepeats(&listed_);
     } while (listed_.keys.empty());
   }
@@ -252,10 +261,7 @@ class CpuTable::Reader final : public TableReader {
           impl.shards[s].ForEach(add);
           continue;
         }
-        const SharedLock lock(impl.mutex);
-        impl.shards[s].ForEach([&](uint64_t key, uint32_t row) {
-          if (instant->IsHere(row)) add(key, row);
-        });
+        WalkBeside(impl.shards[s], add);
       }
       if (instant != nullptr) {  // a row that was copied since it was listed comes twice
         const SharedLock lock(impl.mutex);
@@ -267,8 +273,27 @@ class CpuTable::Reader final : public TableReader {
     num_walked_ += num;
     if (instant != nullptr) return;  // each is sorted when its turn comes: rows are read earlier
     ex.ParallelFor(num, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t range = begin; range < end; ++range) Sort(&ranges_[range]);
+      for (int64_t range = begin; range < end; ++range) Sort(&ranges_[range], [] {});
     });
+  }
+
+  // The keys of rows that have not changed; a key may come twice. If keys have moved since it has
+  // released the lock, it begins again.
+  template <typename Fn>
+  void WalkBeside(const Index& shard, const Fn& add) const {
+    uint64_t layout = 0;
+    for (int64_t begin = 0, num = 1; begin < num;) {
+      SharedLock lock(table_.impl_->mutex);
+      if (shard.layout() != std::exchange(layout, shard.layout())) begin = 0;
+      num = shard.num_buckets();
+      const int64_t end = std::min(num, begin + kBucketsBeside);
+      shard.ForEachIn(begin, end, [&](uint64_t key, uint32_t row) {
+        if (instant_->IsHere(row)) add(key, row);
+      });
+      begin = end;
+      lock.unlock();
+      Rest();
+    }
   }
 
   void ChooseBounds() {
@@ -306,6 +331,7 @@ class CpuTable::Reader final : public TableReader {
   const int64_t num_keys_;
   int64_t num_read_ = 0;
   std::unique_ptr<Instant> instant_;  // null unless it reads beside writers
+  mutable Pace pace_;                 // beside writers
 };
 
 std::unique_ptr<TableReader> CpuTable::OpenContent(CallContext context, bool with_slots,
