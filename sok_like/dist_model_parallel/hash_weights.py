@@ -36,8 +36,12 @@ def gather_by_key(variable, keys, rows, all_ranks):
         ValueError: a key does not fit the table's key dtype. On one rank InvalidArgumentError.
     """
     communicator = comm.current()
+
+    def check():
+        in_key_dtype(tf.constant(keys), variable)
+
     if variable.key_dtype.size < 8:
-        all_or_none(lambda: in_key_dtype(tf.constant(keys), variable), communicator)
+        all_or_none(check, communicator)
     if communicator.world_size > 1:
         mine = np.array([len(keys)], np.int64)
         longest = int(send(mine, communicator, True).max())
