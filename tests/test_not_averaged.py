@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 
 from tests.checks import not_averaged
@@ -22,6 +23,7 @@ def check_told(ranks, steps):
 def check_alike(ranks):
     for found in ranks:
         assert found["error"] is None and found["steps"] == not_averaged.STEPS
+        assert found["foreign"] == 0
         assert found["head"] == ranks[0]["head"]
     assert ranks[0]["head"] != [[1.0]] * len(ranks[0]["head"])
 
@@ -47,13 +49,35 @@ def test_a_program_that_averages(rank_results, mode):
 @pytest.mark.parametrize("way", not_averaged.FITS)
 def test_under_fit(rank_results, way):
     ranks = rank_results(2, f"not_averaged.{way}")
-    # Under Keras 3 Horovod's wrapper averages nothing; under tf_keras it averages tables, too.
-    if way == "fit_horovod" and os.environ.get("TF_USE_LEGACY_KERAS") == "1":
-        return
-    if way in ("fit_stock", "fit_horovod"):
+    # Under Keras 3 Horovod's wrapper averages nothing.
+    averages = os.environ.get("TF_USE_LEGACY_KERAS") == "1" and way == "fit_horovod"
+    if way in ("fit_stock", "fit_horovod") and not averages:
         check_told(ranks, steps=1)
-    else:
-        check_alike(ranks)
+        return
+    check_alike(ranks)
+    right = rank_results(2, "not_averaged.fit_dmp")
+    np.testing.assert_allclose(ranks[0]["head"], right[0]["head"], rtol=1e-5)
+
+
+@each_mode
+@pytest.mark.parametrize("door", ["dmp", "sok"])
+def test_horovods_tape_leaves_tables_alone(rank_results, door, mode):
+    ranks = rank_results(2, f"not_averaged.{door}_horovod_{mode}")
+    check_alike(ranks)
+    right = rank_results(2, f"not_averaged.{door}_by_hand_{mode}")
+    np.testing.assert_allclose(ranks[0]["head"], right[0]["head"], rtol=1e-5)
+
+
+def test_horovods_optimizer_leaves_tables_alone(rank_results):
+    ranks = rank_results(2, "not_averaged.fit_sok_in_horovod")
+    check_alike(ranks)
+    right = rank_results(2, "not_averaged.fit_sok")
+    np.testing.assert_allclose(ranks[0]["head"], right[0]["head"], rtol=1e-5)
+
+
+def test_horovods_broadcast_leaves_tables_alone(rank_results):
+    for found in rank_results(2, "not_averaged.broadcast"):
+        assert found == {"shared": [1.0], "kept": True}
 
 
 def test_norms_that_no_rank_has(rank_results):

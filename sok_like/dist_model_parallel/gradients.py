@@ -374,15 +374,16 @@ def DistributedOptimizer(
         gradients it averages them over ranks, except those of local variables.
 
     Raises:
-        TypeError: `optimizer` is not such an optimizer, or is a DistributedOptimizer already;
-            Horovod's wrapper does not have an argument.
+        TypeError: `optimizer` is not such an optimizer, or is a DistributedOptimizer already,
+            this one or Horovod's; Horovod's wrapper does not have an argument.
         ValueError: a value is not supported; on several ranks, `clipnorm` or `global_clipnorm`.
     """
     check_horovod_arguments("DistributedOptimizer", horovod_arguments)
-    if getattr(optimizer, "dmp_averages", False):
+    is_horovods = type(optimizer).__module__.startswith("horovod")
+    if is_horovods or getattr(optimizer, "dmp_averages", False):
         raise TypeError(
             "A DistributedOptimizer must not be wrapped again: it averages already. "
-            f"Received: {type(optimizer).__name__}"
+            f"Received: {type(optimizer).__module__}.{type(optimizer).__name__}"
         )
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:  # Keras' LossScaleOptimizer

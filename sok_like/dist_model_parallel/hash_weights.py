@@ -15,8 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm
-from sok_like.runtime.agreement import send
+from sok_like.runtime.agreement import all_or_none, send
 from sok_like.saving.format import durable
+from sok_like.table.keys import in_key_dtype
 from sok_like.table.ownership import owned
 from sok_like.table.variable import EmbeddingVariable
 
@@ -24,15 +25,23 @@ from sok_like.table.variable import EmbeddingVariable
 CHUNK_BYTES = 64 * 2**20
 
 
-def gather_by_key(keys, rows, key_dtype, all_ranks):
+def gather_by_key(variable, keys, rows, all_ranks):
     """Gathers keys and rows of all ranks, sorted by key, on rank 0 or all ranks; None elsewhere.
 
     Args:
         keys: int64 `[num_keys]`, this rank's.
         rows: float32 `[num_keys, width]`.
-        key_dtype: NumPy dtype of the returned keys.
+
+    Raises:
+        ValueError: a key does not fit the table's key dtype. On one rank InvalidArgumentError.
     """
     communicator = comm.current()
+
+    def check():
+        in_key_dtype(tf.constant(keys), variable)
+
+    if variable.key_dtype.size < 8:
+        all_or_none(check, communicator)
     if communicator.world_size > 1:
         mine = np.array([len(keys)], np.int64)
         longest = int(send(mine, communicator, True).max())
@@ -46,7 +55,7 @@ def gather_by_key(keys, rows, key_dtype, all_ranks):
             return None
         keys = np.concatenate([keys[:0], *(part for part, _ in parts)])
         rows = np.concatenate([rows[:0], *(part for _, part in parts)])
-    keys = keys.view(np.uint64) if key_dtype == np.uint64 else keys.astype(key_dtype)
+    keys = in_key_dtype(tf.constant(keys), variable).numpy()
     order = np.argsort(keys, kind="stable")
     return keys[order], rows[order]
 
@@ -54,8 +63,7 @@ def gather_by_key(keys, rows, key_dtype, all_ranks):
 def get_hash_table(variable: EmbeddingVariable, all_ranks: bool) -> Any:
     """The table as `(keys [num_keys], rows [num_keys, output_dim])`; see `gather_by_key`."""
     snapshot = variable.snapshot(with_slots=False)
-    dtype = variable.key_dtype.as_numpy_dtype
-    return gather_by_key(snapshot.keys.numpy(), snapshot.rows.numpy(), dtype, all_ranks)
+    return gather_by_key(variable, snapshot.keys.numpy(), snapshot.rows.numpy(), all_ranks)
 
 
 def open_pair(what: str, pair: Any, width: int) -> tuple[np.ndarray, np.ndarray]:

@@ -118,8 +118,7 @@ def _get_hash_slots(variable, all_ranks):
     keys, width = snapshot.keys.numpy(), sum(size for _, size in known)
     # A rank without keys has no slot rows, whatever slot variables other ranks have.
     rows = snapshot.slot_rows.numpy().reshape(len(keys), width)
-    dtype = variable.key_dtype.as_numpy_dtype
-    whole = hash_weights.gather_by_key(keys, rows, dtype, all_ranks)
+    whole = hash_weights.gather_by_key(variable, keys, rows, all_ranks)
     if whole is None:
         return {}
     ends = np.cumsum([size for _, size in known])[:-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ import tensorflow as tf
 
 from sok_like.planner.report import aligned
 from sok_like.runtime import comm, observed
+from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.turns import collective_in_turn
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable, unwrap
 
@@ -44,7 +44,7 @@ def report(model: Any, *, print_table: bool = True) -> list[TableReport]:
     of the index, some milliseconds per million keys.
 
     Args:
-        model: A Keras model or layer, a tf.Module, an EmbeddingVariable, or a list of variables.
+        model: A Keras model or layer, a tf.Module, a variable, or a list of these.
         print_table: False prints nothing.
 
     Returns:
@@ -54,6 +54,7 @@ def report(model: Any, *, print_table: bool = True) -> list[TableReport]:
 
     Raises:
         ValueError: ranks have different numbers of tables.
+        TypeError: `model` is something else.
     """
     tables = tables_of(model)
     found, _ = measure_ranks(tables)
@@ -64,11 +65,17 @@ def report(model: Any, *, print_table: bool = True) -> list[TableReport]:
 
 def tables_of(model: Any) -> list[EmbeddingVariable]:
     """The model's EmbeddingVariables, each once."""
-    if is_embedding_variable(model):
-        model = [model]
-    variables: Iterable[Any] = model if isinstance(model, (list, tuple)) else model.variables
-    tables = (unwrap(variable) for variable in variables if is_embedding_variable(variable))
+    tables = (unwrap(item) for item in _variables_of(model) if is_embedding_variable(item))
     return list({id(table): table for table in tables}.values())
+
+
+def _variables_of(model):
+    if isinstance(model, (list, tuple)):
+        return [variable for part in model for variable in _variables_of(part)]
+    if not hasattr(model, "variables") and not hasattr(model, "assign"):
+        required = "a Keras model or layer, a tf.Module, a variable, or a list of these"
+        raise wrong_argument("model", required, model, error=TypeError)
+    return getattr(model, "variables", [model])
 
 
 def measure_ranks(

@@ -90,7 +90,10 @@ def exchange_lookup(
     """
     ops, communicator = native.ops(), comm.current()
     world_size = communicator.world_size
-    lookup = turns.Lookup(communicator, how.name, same_weights.compare, how.wire_dtype)
+    # What ranks must agree on: otherwise rows of another table or place would be misread.
+    places = [f"{f.num_rows}x{f.dim} of {f.owner} at {f.row_offset}" for f in features]
+    said = f"{how.name}: {', '.join(places)}"
+    lookup = turns.Lookup(communicator, how.name, same_weights.compare, how.wire_dtype, said)
     scale = 1.0 / world_size if how.gradient_scale is None else how.gradient_scale
     owners, dims = [f.owner for f in features], [f.dim for f in features]
     batch = {

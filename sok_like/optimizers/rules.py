@@ -15,6 +15,7 @@ leaves them unchanged; Keras 3's dense formula would set every row to zero at th
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,18 +87,43 @@ def rule_of(optimizer: Any) -> OptimizerRule:
     """The rule that a stock optimizer stands for."""
     if hasattr(optimizer, "own_rule"):  # those in `sok_like.optimizers.deeprec`
         return optimizer.own_rule()
+    subclasses: list[type] = []  # of the stock class, before it was made aware of tables
     for cls in type(optimizer).__mro__:
-        if cls.__module__.split(".")[0] in ("keras", "tf_keras") and cls.__name__ in _KERAS:
+        package = cls.__module__.partition(".")[0]
+        if package in ("keras", "tf_keras") and cls.__name__ in _KERAS:
+            _check_same_update(subclasses, cls)
             check_keras_settings(optimizer)
             return _KERAS[cls.__name__](optimizer).replace(
                 weight_decay=optimizer.weight_decay or 0.0, clip_value=optimizer.clipvalue or 0.0
             )
         if cls.__module__.startswith("tensorflow.python.training") and cls.__name__ in _V1:
+            _check_same_update(subclasses, cls)
             return _V1[cls.__name__](optimizer)
+        subclasses = [] if package == __name__.partition(".")[0] else [*subclasses, cls]
     raise ValueError(
         f"sok.OptimizerWrapper supports Keras' {', '.join(_KERAS)} and tf.compat.v1.train's "
         f"{', '.join(_V1)}. Received: {type(optimizer).__module__}.{type(optimizer).__qualname__}"
     )
+
+
+def _check_same_update(subclasses, stock):
+    """Raises ValueError if a subclass overrides anything but the constructor and configuration."""
+    kinds = (types.FunctionType, property, classmethod, staticmethod)
+    for cls in subclasses:
+        overridden = [
+            name
+            for name, value in vars(cls).items()
+            if isinstance(value, kinds) and hasattr(stock, name) and not name.startswith("__")
+        ]
+        overridden = sorted({*overridden} - {"get_config", "from_config"})
+        if overridden:
+            raise ValueError(
+                f"Tables are trained by the formula of {stock.__name__}, not by that of a "
+                "subclass. Give tables a stock optimizer (sok.OptimizerWrapper({'table': ...}, "
+                "default=...)), without Horovod's wrapper: sok.OptimizerWrapper averages over "
+                f"ranks itself. Received: {cls.__module__}.{cls.__qualname__}, which overrides "
+                f"{', '.join(overridden)}"
+            )
 
 
 def check_keras_settings(optimizer: Any) -> None:

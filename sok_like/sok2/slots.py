@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.table.export_assign import held_here
-from sok_like.table.keys import as_keys, as_rows
+from sok_like.table.keys import as_keys, as_rows, in_key_dtype
 from sok_like.table.variable import EmbeddingVariable
 
 
@@ -28,7 +28,7 @@ class SlotRows:
         values = content.values()
         values = np.where(np.isnan(values), np.float32(self._initial), values)
         keys = tf.constant(content.keys)
-        return _of_key_dtype(keys, self.table.key_dtype), tf.constant(values)
+        return in_key_dtype(keys, self.table), tf.constant(values)
 
     def sok2_assign(self, keys: Any, values: Any) -> None:
         """Sets values by key; missing keys get a row, and keys of other ranks are ignored."""
@@ -86,7 +86,3 @@ class _Content:
             records=records,
             replace=False,
         )
-
-
-def _of_key_dtype(keys, dtype):
-    return tf.bitcast(keys, dtype) if dtype == tf.uint64 else tf.cast(keys, dtype)

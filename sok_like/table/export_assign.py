@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.runtime import comm, native
-from sok_like.table.keys import as_keys, as_rows, owner
+from sok_like.table.keys import as_keys, as_rows, in_key_dtype, owner
 from sok_like.table.variable import as_embedding_variable
 
 
@@ -23,12 +23,11 @@ def export(variable: Any) -> tuple[tf.Tensor, tf.Tensor]:
 
     Raises:
         TypeError: `variable` is not an EmbeddingVariable.
+        tf.errors.InvalidArgumentError: a key does not fit the key dtype.
     """
     variable = as_embedding_variable(variable)
     snapshot = variable.snapshot(with_slots=False)
-    if variable.key_dtype == tf.uint64:
-        return tf.bitcast(snapshot.keys, tf.uint64), snapshot.rows
-    return tf.cast(snapshot.keys, variable.key_dtype), snapshot.rows
+    return in_key_dtype(snapshot.keys, variable), snapshot.rows
 
 
 def assign(variable: Any, keys: Any, rows: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.table.policies import DEFAULT_VALUE_DIM
 
 # Modules of the initializers that are named below; those of tf.compat.v1 are in init_ops.
@@ -56,6 +56,8 @@ def row_initializer(
         ValueError: Keras does not know the name, or rows would not be finite real numbers.
     """
     instance = tf.keras.initializers.get(initializer)
+    if instance is None:
+        raise wrong_argument("initializer", "a Keras initializer or its name", None)
     if isinstance(instance, type):
         instance = instance()
     config = instance.get_config() if hasattr(instance, "get_config") else {}

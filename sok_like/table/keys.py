@@ -50,6 +50,23 @@ def as_keys(keys: Any, argument: str = "keys") -> tf.Tensor:
     return tf.cast(keys, tf.int64)
 
 
+def in_key_dtype(keys: tf.Tensor, variable: Any) -> tf.Tensor:
+    """int64 keys of a table in its key dtype.
+
+    Raises:
+        tf.errors.InvalidArgumentError: a key does not fit: it would have the number of another.
+    """
+    dtype = variable.key_dtype
+    if dtype.size == 8:
+        return keys if dtype == tf.int64 else tf.bitcast(keys, dtype)
+    named = tf.cast(keys, dtype)
+    others = tf.boolean_mask(keys, tf.not_equal(tf.cast(named, tf.int64), keys))
+    problem = f"Table '{variable.table_name}' has keys of {dtype.name}. Received: key"
+    fits = tf.debugging.Assert(tf.equal(tf.size(others), 0), [problem, others])
+    with tf.control_dependencies([] if fits is None else [fits]):  # None: eager, and it fits
+        return tf.identity(named)
+
+
 def may_be_keys(dtype: tf.DType) -> bool:
     """Whether a dtype is one of keys, or stands for keys while Keras builds a model."""
     return dtype.is_integer or (dtype.is_floating and bool(_keras_builds))

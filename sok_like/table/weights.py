@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm, native
+from sok_like.table.keys import in_key_dtype
 from sok_like.table.ownership import owned
 
 _NO_ARRAY = (
@@ -84,8 +85,7 @@ def weights_of(value: Any) -> TableWeights | None:
 def get_weights(variable: Any) -> TableWeights:
     """This rank's keys and rows. Eager only."""
     snapshot = variable.snapshot(with_slots=False)
-    keys, dtype = snapshot.keys.numpy(), variable.key_dtype.as_numpy_dtype
-    keys = keys.view(np.uint64) if dtype == np.uint64 else keys.astype(dtype)
+    keys = in_key_dtype(snapshot.keys, variable).numpy()
     return TableWeights(variable.table_name, keys, snapshot.rows.numpy())
 
 

@@ -222,6 +222,12 @@ def failures():
             seen[name] = None
         except ValueError as error:
             seen[name] = str(error)
+    narrow = dmp.DistributedEmbedding([sok.HashEmbedding(2, key_dtype="int32", name="narrow")])
+    narrow([tf.constant([2**40, 1])])  # rank 0 has the first key
+    try:
+        seen["narrow"] = narrow.get_weights()
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        seen["narrow"] = str(error)
     after = full.get_weights(all_ranks=True)
     seen["kept"] = all(
         np.array_equal(a, b)

@@ -9,9 +9,11 @@ from tests.checks.drift import raised, rank
 
 DOORS = ("dmp", "dmp_by_rank", "sok", "group")
 # A persistent tape is asked for tables and for ordinary variables one after the other; the ranks
-# start with other weights; the program averages.
-OTHERS = (("sok", "apart"), ("dmp", "start"), ("dmp", "by_hand"))
+# start with other weights; the program averages, or Horovod's tape does.
+OTHERS = (("sok", "apart"), ("dmp", "start"))
+OTHERS += tuple((door, way) for door in ("dmp", "sok") for way in ("by_hand", "horovod"))
 FITS = ("fit_stock", "fit_dmp", "fit_horovod", "fit_own_step")
+FITS_OF_TABLES = ("fit_sok", "fit_sok_in_horovod")
 STEPS, RATE = 5, 0.5
 
 
@@ -23,20 +25,22 @@ def checks(world_size):
         for mode in ("eager", "graph")
         for door, way in [*((door, "nothing") for door in DOORS), *OTHERS]
     }
-    for way in FITS:
+    for way in (*FITS, *FITS_OF_TABLES):
         every[way] = functools.partial(fit, way)
-    every["clipping"] = clipping
+    every |= {"clipping": clipping, "broadcast": broadcast}
     return every
 
 
-def make_model(door, start=1.0):
+def make_model(door, start=1.0, scale="auto"):
     """A model with one ordinary variable, `head`, that is the same on all ranks."""
     import sok_like as sok
     from sok_like import dist_model_parallel as dmp
 
     keys = tf.keras.Input([2], dtype="int64")
     if door == "sok":
-        rows = sok.DistributedEmbedding("sum", None, 2, slot_num=2, max_nnz=1)(keys)
+        rows = sok.DistributedEmbedding(
+            "sum", None, 2, slot_num=2, max_nnz=1, gradient_scale=scale, name="rows"
+        )(keys)
     elif door == "group":
         rows = sok.GroupEmbedding({"a": 2}, combiners="sum")({"a": keys})["a"]
     else:
@@ -68,7 +72,8 @@ def loop(door, way, compiled):
     import sok_like as sok
     from sok_like import dist_model_parallel as dmp
 
-    model = make_model(door, start=1.0 + rank() if way == "start" else 1.0)
+    scale = "mean" if way in ("by_hand", "horovod") else "auto"
+    model = make_model(door, start=1.0 + rank() if way == "start" else 1.0, scale=scale)
     optimizer = tf.keras.optimizers.SGD(RATE)
     if not door.startswith("dmp"):
         optimizer = sok.OptimizerWrapper(optimizer, average_dense_gradients=False)
@@ -79,7 +84,12 @@ def loop(door, way, compiled):
     def step(keys, targets):
         with tf.GradientTape(persistent=True) as tape:
             loss = tf.reduce_mean((model(keys, training=True) - targets) ** 2)
-        if way == "apart":
+        if way == "horovod":
+            tape = hvd.DistributedGradientTape(tape)
+            sources = [getattr(v, "_value", v) for v in local + ordinary]  # those of TensorFlow
+            found = tape.gradient(loss, sources)
+            gradients = found[: len(local)], found[len(local) :]
+        elif way == "apart":
             gradients = tape.gradient(loss, local), tape.gradient(loss, ordinary)
         else:
             gradients = tape.gradient(loss, (local, ordinary))
@@ -97,7 +107,17 @@ def loop(door, way, compiled):
         if error is not None:
             break
         ended += 1
-    return {"steps": ended, "error": error, "head": head_of(model)}
+    return {"steps": ended, "error": error, "head": head_of(model), "foreign": foreign(model)}
+
+
+def foreign(model):
+    """How many keys of other ranks this rank's tables hold."""
+    import sok_like as sok
+    from sok_like.table.variable import is_embedding_variable
+
+    tables = [variable for variable in model.variables if is_embedding_variable(variable)]
+    keys = np.concatenate([[], *(sok.export(table)[0] for table in tables)])
+    return int((keys % sok.size() != rank()).sum())
 
 
 def head_of(model):
@@ -108,11 +128,16 @@ def fit(way):
     """The same under `fit`."""
     import horovod.tensorflow as hvd
 
+    import sok_like as sok
     from sok_like import dist_model_parallel as dmp
 
-    model = make_model("dmp")
+    model = make_model("sok" if way in FITS_OF_TABLES else "dmp")
     optimizer = tf.keras.optimizers.SGD(RATE)
-    if way == "fit_dmp":
+    if way in FITS_OF_TABLES:
+        optimizer = sok.OptimizerWrapper(optimizer)
+        if way == "fit_sok_in_horovod":
+            optimizer = hvd.DistributedOptimizer(optimizer)
+    elif way == "fit_dmp":
         optimizer = dmp.DistributedOptimizer(optimizer)
     elif way == "fit_horovod":
         optimizer = hvd.DistributedOptimizer(optimizer)
@@ -123,8 +148,14 @@ def fit(way):
     ended = []
     seen = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: ended.append(1))
     arrays = np.concatenate(keys), np.concatenate(targets)
-    error = raised(lambda: model.fit(*arrays, batch_size=4, callbacks=[seen], verbose=0))
-    return {"steps": len(ended), "error": error, "head": head_of(model)}
+    how = {"batch_size": 4, "shuffle": False, "callbacks": [seen], "verbose": 0}
+    error = raised(lambda: model.fit(*arrays, **how))
+    return {
+        "steps": len(ended),
+        "error": error,
+        "head": head_of(model),
+        "foreign": foreign(model),
+    }
 
 
 class OwnStep(tf.keras.Model):
@@ -166,3 +197,19 @@ def clipping():
         "later": raised(set_later),
         "clipvalue": raised(lambda: given(clipvalue=1.0)),
     }
+
+
+def broadcast():
+    """Weights that differ by rank, after Horovod's broadcast; the rows, before and after."""
+    import horovod.tensorflow as hvd
+
+    from sok_like import dist_model_parallel as dmp
+
+    layer = dmp.DistributedEmbedding([tf.keras.layers.Embedding(6, 4)])
+    whole = np.arange(24, dtype=np.float32).reshape(6, 4)
+    layer.set_weights([whole])
+    shared = tf.Variable([float(rank())])
+    variables = [getattr(v, "_value", v) for v in layer.variables]
+    hvd.broadcast_variables([*variables, shared], root_rank=1)
+    (after,) = layer.get_weights(all_ranks=True)
+    return {"shared": shared.numpy().tolist(), "kept": bool((after == whole).all())}

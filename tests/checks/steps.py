@@ -20,6 +20,7 @@ def checks(world_size):
         "function_meets_eager": function_meets_eager,
         "notes_out_of_step": notes_out_of_step,
         "other_tables": other_tables,
+        "other_dense_tables": other_dense_tables,
         "collectives_out_of_order": collectives_out_of_order,
         "too_many_elements": too_many_elements,
         "constant_on_one_rank": constant_on_one_rank,
@@ -191,6 +192,23 @@ def other_tables():
     return {
         "width": (look_up([wide], "wide"), int(wide.size())),
         "order": (look_up(tables, "swapped"), sum(int(table.size()) for table in tables)),
+    }
+
+
+def other_dense_tables():
+    """Ranks look up dense tables with other numbers of rows, and spread in another way."""
+    import sok_like as sok
+
+    def look_up(name, rows, threshold=None):
+        layer = sok.dist_model_parallel.DistributedEmbedding(
+            [tf.keras.layers.Embedding(rows, 4)], row_slice_threshold=threshold, name=name
+        )
+        return _tried(layer, [_keys(1, 2)])
+
+    first = _rank() == 0
+    return {
+        "rows": look_up("rows", 6 if first else 5),
+        "thresholds": look_up("thresholds", 6, 0 if first else None),
     }
 
 

@@ -147,7 +147,7 @@ def test_arguments_of_horovods_wrappers(halving):
 
 def test_an_optimizer_averages_once(halving):
     averaging = dmp.DistributedOptimizer(tf.keras.optimizers.SGD())
-    with pytest.raises(TypeError, match="must not be wrapped again.*Received: DistributedSGD"):
+    with pytest.raises(TypeError, match="must not be wrapped again.*Received: .*DistributedSGD"):
         dmp.DistributedOptimizer(averaging)
     with pytest.raises(TypeError, match="DistributedOptimizer goes around the wrapper"):
         sok_like.OptimizerWrapper(averaging)

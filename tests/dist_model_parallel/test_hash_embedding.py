@@ -198,6 +198,8 @@ def test_what_goes_wrong_on_one_rank(rank_results, world_size):
         assert "Received: 2 keys and rows of shape (3, 2)" in seen["rows"]
         assert "must hold at most capacity=4 keys per rank" in seen["too_many"]
         assert "must be a pair (keys [n], rows [n, 2])" in seen["dense"]
+        assert "has keys of int32. Received: key" in seen["narrow"]
+        assert str(2**40) in seen["narrow"]
         assert seen["kept"]
 
 

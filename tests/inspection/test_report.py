@@ -34,6 +34,20 @@ def test_a_report_counts_all_ranks(rank_results, world_size):
     assert all(rank["printed"] == "" for rank in ranks[1:])
 
 
+def test_lists_of_models_and_what_is_no_model(sok):
+    import tensorflow as tf
+
+    first, second = (sok.HashEmbedding(2, name=name) for name in ("first", "second"))
+    model = tf.keras.Sequential([second])
+    first(tf.constant([1, 2])), model(tf.constant([1]), training=True)
+    listed = [first, (model, tf.Variable(1.0)), first.trainable_variables]
+    found = sok.report(listed, print_table=False)
+    assert [(table.name, table.keys) for table in found] == [("first", 2), ("second", 1)]
+    for wrong in (None, {"model": model}, [first, "second"]):
+        with pytest.raises(TypeError, match="`model` must be a Keras model.* Received: model="):
+            sok.report(wrong)
+
+
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_metrics_are_written_by_rank_0(rank_results, world_size):
     import tensorflow as tf

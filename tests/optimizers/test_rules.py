@@ -220,6 +220,32 @@ def test_optimizer_without_a_rule(sok, make):
         sok.OptimizerWrapper(make())
 
 
+@pytest.mark.parametrize("stock", [keras.SGD, keras.Adam, v1.AdagradOptimizer])
+def test_subclasses_with_an_update_of_their_own(sok, stock):
+    class Defaults(stock):
+        def __init__(self):
+            super().__init__(0.5)
+
+        def get_config(self):
+            return super().get_config()
+
+    class Own(Defaults):
+        def apply_gradients(self, grads_and_vars, *args, **kwargs):
+            return super().apply_gradients([(2 * g, v) for g, v in grads_and_vars])
+
+    sok.OptimizerWrapper(Defaults())
+    with pytest.raises(ValueError, match=r"formula of .*Own, which overrides apply_gradients"):
+        sok.OptimizerWrapper(Own())
+
+
+@pytest.mark.parametrize("wrapper", ["OptimizerWrapper", "DistributedOptimizer"])
+def test_horovods_optimizer(sok, wrapper):
+    hvd = pytest.importorskip("horovod.tensorflow")
+    wrap = getattr(sok if wrapper == "OptimizerWrapper" else sok.dist_model_parallel, wrapper)
+    with pytest.raises((TypeError, ValueError), match=r"averages .*Received: horovod\..*SGD"):
+        wrap(hvd.DistributedOptimizer(keras.SGD(0.1)))
+
+
 def test_setting_of_v1_that_is_no_number(sok):
     with pytest.raises(ValueError, match="`beta1` must be a number, fixed for the whole training"):
         sok.OptimizerWrapper(v1.AdamOptimizer(0.1, beta1=tf.constant(0.9)))

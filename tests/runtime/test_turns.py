@@ -100,6 +100,15 @@ def test_tables_that_differ_over_ranks_raise_on_all(rank_results, world_size, wh
 
 
 @each_world
+def test_dense_tables_that_differ_over_ranks_raise_on_all(rank_results, world_size):
+    for result in rank_results(world_size, "steps.other_dense_tables"):
+        for name, seen in result.items():
+            assert seen.startswith("FailedPreconditionError")
+            assert f"rank 0: keys of call 1 of '{name}: 6x" in seen
+        assert "; rank 1: keys of call 1 of 'rows: 5x" in result["rows"]
+
+
+@each_world
 def test_a_lookup_that_meets_something_else_names_both(rank_results, world_size):
     for result in rank_results(world_size, "steps.notes_out_of_step"):
         assert result.startswith("FailedPreconditionError")

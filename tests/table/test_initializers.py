@@ -135,6 +135,16 @@ def test_an_initializer_that_returns_another_shape(sok):
         rows_of(sok, lambda shape, dtype=None: tf.zeros([3, 4]), dim=4)
 
 
+def test_no_initializer(sok):
+    for make in (
+        lambda: sok.EmbeddingVariable(2, name="t", initializer=None),
+        lambda: sok.HashEmbedding(2, embeddings_initializer=None).build(),
+        lambda: sok.GroupEmbedding({"t": 2}, table_options={"t": {"initializer": None}}),
+    ):
+        with pytest.raises(ValueError, match="`initializer` must be a Keras .*initializer=None"):
+            make()
+
+
 def test_an_initializer_that_keras_does_not_know(sok):
     with pytest.raises(ValueError, match="no_such"):
         rows_of(sok, "no_such")

@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from sok_like.optimizers.rules import OptimizerRule
 from sok_like.saving.saver import Saver
+from sok_like.sok2.slots import SlotRows
+from sok_like.table.variable import unwrap
 
 pytestmark = pytest.mark.keras
 
@@ -152,6 +154,26 @@ def test_dtypes_of_keys(sok, dtype):
     ):
         with pytest.raises(ValueError, match="`key_dtype` must be int64, .*Received: key_dtype="):
             make()
+
+
+@pytest.mark.parametrize("dtype, wide", [("int32", 2**40), ("int32", 2**31), ("uint32", -1)])
+def test_keys_that_the_key_dtype_cannot_hold_are_not_returned_as_others(sok, dtype, wide):
+    # As int32, 2**40 is 0: weights that are read and set would give key 0 the row of 2**40.
+    layer = sok.HashEmbedding(2, key_dtype=dtype, name="narrow")
+    whole = sok.dist_model_parallel.DistributedEmbedding([layer])
+    whole([tf.constant([0, 7], tf.int64)])
+    table = whole.trainable_variables[0]
+    assert sok.export(table)[0].numpy().tolist() == [0, 7]
+    whole([tf.constant([wide], tf.int64)])
+    graph_export = tf.function(lambda: sok.export(table))
+    slot = SlotRows(unwrap(table), "m", 0.0)
+    for read in (lambda: sok.export(table), graph_export, table.numpy, slot.sok2_export):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"narrow.*has keys of {dtype}"):
+            read()
+    with pytest.raises(
+        (ValueError, tf.errors.InvalidArgumentError), match=f"(?s)Received: key.*{wide}"
+    ):
+        whole.get_weights()
 
 
 def test_integers_of_numpy(sok):
