@@ -193,6 +193,9 @@ def knows_tables(optimizer: Any) -> bool:
     return isinstance(optimizer if inner is None else inner, EmbeddingAware)
 
 
+_STOCK = ("keras", "tf_keras", "tensorflow")  # packages of stock optimizers
+
+
 @functools.cache
 def embedding_aware(cls: type) -> type:
     """A subclass of the stock optimizer class `cls` that also trains embedding variables."""
@@ -208,6 +211,9 @@ def embedding_aware(cls: type) -> type:
     members = {"__module__": __name__, "__init__": _checked_init(cls)}
     # The legacy Adam and Adam have the same name; files must distinguish their subclasses.
     kind = "Legacy" if ".legacy." in cls.__module__ else ""
+    if cls.__module__.partition(".")[0] not in _STOCK and hasattr(keras_optimizers(), cls.__name__):
+        # Files of the stock class must not find a subclass of the same name, as Horovod's are.
+        kind = cls.__module__.replace(".", "_") + "_"
     aware = type(f"EmbeddingAware{kind}{cls.__name__}", (family, cls), members)
     if family is not _V1:  # clones and saved models find the class by its name
         tf.keras.utils.register_keras_serializable("sok_like")(aware)

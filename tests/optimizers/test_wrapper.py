@@ -284,3 +284,11 @@ def test_optimizers_by_name(sok, layer, given):
         sok.OptimizerWrapper("nosuch")
     with pytest.raises(TypeError, match="positional"):
         sok.callbacks.TableMetrics("logs")  # Keras' TensorBoard takes its folder first
+
+
+def test_a_subclass_with_the_name_of_a_stock_class_leaves_files_of_that_alone(sok):
+    own = type("SGD", (keras.SGD,), {"__module__": __name__})
+    wrapped = [sok.OptimizerWrapper(cls(0.1)) for cls in (keras.SGD, own, keras.SGD)]
+    for optimizer in wrapped:
+        again = keras.deserialize(keras.serialize(optimizer))
+        assert type(again) is type(optimizer)
