@@ -61,7 +61,8 @@ def export_saved_model(
             existing SavedModel is replaced when the new one is complete.
         missing: What a key without a row reads: "initial", the row that training would give it, as
             in `predict`; or "zeros".
-        row_dtype: "float32", "bfloat16", or "int8" with one scale per row.
+        row_dtype: Of rows of hash tables: "float32", "bfloat16", or "int8" with one scale per row.
+            Dense tables keep their dtype.
         signatures: What to export; it is called "serving_default" unless it has names:
             None: a Keras model with `inputs`, or the tf.functions of a tf.Module that have an
             `input_signature`, `__call__` as "serving_default";
@@ -87,11 +88,13 @@ def export_saved_model(
     """
     communicator = comm.current()
     path = os.fspath(path)
-    _check_arguments(model, missing, row_dtype, headroom)
+    _check_arguments(model, missing, row_dtype, refreshable, headroom)
     functions: dict[str, signature.Signature] = {}
     all_or_none(lambda: functions.update(signature.find(model, signatures)), communicator)
     variables = contents.variables_of(model)
     held = [variable for variable in variables if isinstance(variable, EmbeddingVariable)]
+    if not held and row_dtype != "float32":
+        raise wrong_argument("row_dtype", "'float32' for a model without hash tables", row_dtype)
     names = [table.table_name for table in held]
     deltas = _folder_of_deltas(path, refreshable)
     said = f"{path} missing={missing} row_dtype={row_dtype} {sorted(functions)} tables={names}"
@@ -152,7 +155,7 @@ def _beside(path):
     return f"{path}.deltas"
 
 
-def _check_arguments(model, missing, row_dtype, headroom):
+def _check_arguments(model, missing, row_dtype, refreshable, headroom):
     if not tf.executing_eagerly():
         raise RuntimeError("sok.export_saved_model must be called eagerly, not in a graph.")
     if not isinstance(model, tf.Module | tf.keras.layers.Layer):
@@ -167,6 +170,8 @@ def _check_arguments(model, missing, row_dtype, headroom):
             raise ValueError(f"`{argument}` must be one of {legal}. Received: {argument}={value!r}")
     if not isinstance(headroom, (int, float)) or not 0 <= headroom < float("inf"):
         raise wrong_argument("headroom", "a number >= 0", headroom)
+    if not refreshable and headroom != 0.25:
+        raise wrong_argument("headroom", "given with `refreshable` only", headroom)
     if isinstance(model, tf.keras.layers.Layer) and not model.built:
         raise ValueError(
             f"`model` must be built: call it once. Received: {model!r}, which is not built"

@@ -316,6 +316,11 @@ def test_what_cannot_follow_says_so(sok, exported, tmp_path):
     for wrong in (-0.1, float("nan"), "much", None):
         with pytest.raises(ValueError, match="`headroom` must be a number >= 0"):
             sok.export_saved_model(model, tmp_path / "x", refreshable=True, headroom=wrong)
+    with pytest.raises(ValueError, match="`headroom` must be given with `refreshable` only"):
+        sok.export_saved_model(model, tmp_path / "x", headroom=1.0)
+    dense = tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match="'float32' for a model without hash tables"):
+        sok.export_saved_model(dense, tmp_path / "x", row_dtype="int8")
     with pytest.raises(ValueError, match="`refreshable` must be True, False or a folder"):
         sok.export_saved_model(model, tmp_path / "x", refreshable=3)
     with pytest.raises(ValueError, match="may be called 'refresh'"):
