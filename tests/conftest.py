@@ -35,6 +35,12 @@ def pytest_unconfigure(config):
         shutil.rmtree(cores.folder(), ignore_errors=True)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # a test's time limit begins behind it
+def pytest_runtest_protocol():
+    with cores.shared():
+        return (yield)
+
+
 def pytest_ignore_collect(collection_path, config):
     """With `-m keras`, files without that marker need not be imported."""
     is_file = config.option.markexpr == "keras" and collection_path.match("test_*.py")
@@ -60,7 +66,9 @@ def pytest_collection_modifyitems(config, items):
     if not os.environ.get("SLOW"):  # `make test-all` sets it
         config.hook.pytest_deselected(items=[i for i in items if "slow" in i.keywords])
         items[:] = [i for i in items if "slow" not in i.keywords]
-    _launches_first(items)
+    # First the files whose ranks have the cores to themselves: a launch would wait for the others.
+    alone = {i.path for i in items if "ranks" in i.keywords and "beside" not in i.keywords}
+    items.sort(key=lambda item: item.path not in alone)
     # Where a device is required (tools/check_gpu.sh), a test that finds none fails.
     if may_have_device() or os.environ.get("SOK_TEST_GPU") == "required":
         return
@@ -68,21 +76,6 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
-
-
-def _launches_first(items):
-    """In the order of files in which workers wait least for the ranks of `rank_results`.
-
-    First a file that needs them all, so that one worker launches them while another runs tests that
-    need none. Ranks leave half of their time to others, because they wait for each other.
-    """
-    launches = {}  # by file
-    for item in items:
-        if "rank_results" in item.fixturenames and "ranks" in item.keywords:
-            parameters = item.callspec.params if hasattr(item, "callspec") else {}
-            launches.setdefault(item.path, set()).add(parameters.get("world_size"))
-    first = max(launches, key=lambda path: len(launches[path]), default=None)
-    items.sort(key=lambda item: (item.path != first) + (item.path in launches))
 
 
 @pytest.fixture

@@ -1,5 +1,15 @@
-"""What keeps tests that share a few cores quick."""
+"""Several ranks have the cores to themselves, while xdist's other workers wait.
 
+Ranks wait for each other some ten times a step. Beside another busy process each of these waits
+lasts a slice of the scheduler, and all together several times as long as the ranks need alone.
+
+    a test               shares the cores with the tests of other workers
+    a launch of ranks    alone(), but where they hardly exchange
+    waiting for a launch that another worker makes    lent()
+"""
+
+import contextlib
+import fcntl
 import gc
 import itertools
 import os
@@ -7,6 +17,7 @@ import pathlib
 import tempfile
 
 _cleared = itertools.count(1)
+_held = None  # the file, locked, of the test that runs
 
 
 def collect_seldom():
@@ -63,3 +74,59 @@ def new_folder():
 def folder():
     """Where the workers of a test run leave what more than one of them wants."""
     return pathlib.Path(tempfile.gettempdir())
+
+
+@contextlib.contextmanager
+def shared():
+    """For the time of a test; does nothing where there is one worker."""
+    global _held
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    with _locked(fcntl.LOCK_SH) as _held:
+        try:
+            yield
+        finally:
+            _held = None
+
+
+@contextlib.contextmanager
+def lent():
+    """Gives the test's share away for a time; within such a time it does nothing."""
+    global _held
+    if _held is None:
+        yield
+        return
+    # Forgotten while it is away: who takes it back twice waits for the gate with a share in hand,
+    # and whoever has the gate waits for that share.
+    file, _held = _held, None
+    fcntl.flock(file, fcntl.LOCK_UN)
+    try:
+        yield
+    finally:
+        _take(file, fcntl.LOCK_SH)
+        _held = file
+
+
+@contextlib.contextmanager
+def alone():
+    """Until all other tests have paused, then for the time of a launch."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    with lent(), _locked(fcntl.LOCK_EX):
+        yield
+
+
+@contextlib.contextmanager
+def _locked(kind):
+    with open(folder() / "cores.lock", "w") as file:
+        _take(file, kind)
+        yield file
+
+
+def _take(file, kind):
+    # Through a gate, so that tests that follow each other do not keep a launch from its turn.
+    with open(folder() / "gate.lock", "w") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        fcntl.flock(file, kind)

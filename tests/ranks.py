@@ -9,6 +9,7 @@ return a dictionary with one result per check.
 The function runs in `tests/rank_main.py`, after nothing but the standard library was imported.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -26,7 +27,7 @@ from tests import cores
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Seconds. Nothing takes so long that does not hang, on a machine ten times slower either.
-HANG_LIMIT = 3000
+HANG_LIMIT = 1200
 # A rank that waits for another one sleeps (a time in ns); by default Open MPI keeps a core from the
 # rank that it waits for. Horovod's cycles are in ms. Ranks spend most of a test tracing functions:
 # waking up more often slows this down by more than it speeds up the exchanges.
@@ -68,6 +69,7 @@ def run_ranks(
     args=None,
     env=None,
     timeout=HANG_LIMIT,
+    alone=True,
 ):
     """Runs `target` on `num_ranks` processes of this host; returns a list, a result per rank.
 
@@ -81,11 +83,14 @@ def run_ranks(
             command line words.
         env: dictionary of environment variables to set beside the inherited ones.
         timeout: seconds until every process is killed.
+        alone: whether tests of other workers wait meanwhile (tests/cores.py). False where the ranks
+            hardly exchange: they start, sleep or fail.
 
     Raises:
         RanksFailed: a rank raised, ended with an error or was still running after `timeout`.
     """
-    with tempfile.TemporaryDirectory(prefix="sok_ranks_") as folder:
+    launch = cores.alone if alone else contextlib.nullcontext
+    with launch(), tempfile.TemporaryDirectory(prefix="sok_ranks_") as folder:
         folder = pathlib.Path(folder)
         main = [sys.executable, "-m", "tests.rank_main", str(target), str(folder), json.dumps(args)]
         line = launch_line(num_ranks, launcher) if isinstance(launcher, str) else launcher
@@ -128,7 +133,7 @@ def ending_with_this_process(command):
 def once_per_run(name, target, num_ranks, args=None, env=None):
     """`run_ranks`, launched by the first worker of a test run that asks; or what it raised."""
     results = cores.folder() / f"{name}.pickle"
-    with open(cores.folder() / f"{name}.lock", "w") as lock:
+    with cores.lent(), open(cores.folder() / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not results.exists():
             try:

@@ -108,7 +108,7 @@ def exception_outside_sok():
 def test_a_job_ends_with_the_message(target, message):
     start = time.monotonic()
     with pytest.raises(RanksFailed, match=message):
-        run_ranks(f"tests.test_failures:{target}", 2)
+        run_ranks(f"tests.test_failures:{target}", 2, alone=False)
     assert time.monotonic() - start < LIMIT
 
 

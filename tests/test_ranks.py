@@ -1,5 +1,6 @@
 """The launcher of multi-rank tests itself: results, failures and time limits."""
 
+import functools
 import json
 import os
 import pathlib
@@ -12,8 +13,8 @@ import pytest
 from tests import ranks
 from tests.ranks import RanksFailed
 
-pytestmark = [pytest.mark.ranks]
-run_ranks = ranks.run_ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.beside]
+run_ranks = functools.partial(ranks.run_ranks, alone=False)
 
 
 def gather_ranks(scale):

@@ -28,7 +28,7 @@ def data(tmp_path_factory):
 def losses(data, folder, num_ranks, way, scales=(1,)):
     """The losses of the whole batch, step by step: of each scale, as each rank printed them."""
     arguments = [str(data), str(folder), "--way", way, "--scales", *map(str, scales)]
-    printed = run_ranks(str(PROGRAM), num_ranks, args=arguments)
+    printed = run_ranks(str(PROGRAM), num_ranks, args=arguments, alone=num_ranks > 1)
     return [
         [float(loss) for loss in line.split()]
         for text in printed

@@ -38,7 +38,7 @@ def test_lists_of_models_and_what_is_no_model(sok):
     import tensorflow as tf
 
     first, second = (sok.HashEmbedding(2, name=name) for name in ("first", "second"))
-    model = tf.keras.Sequential([second])
+    model = tf.keras.Sequential([tf.keras.Input([], dtype="int64"), second])
     first(tf.constant([1, 2])), model(tf.constant([1]), training=True)
     listed = [first, (model, tf.Variable(1.0)), first.trainable_variables]
     found = sok.report(listed, print_table=False)

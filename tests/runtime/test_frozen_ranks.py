@@ -14,7 +14,7 @@ import tensorflow as tf
 from sok_like.runtime.launchers import find_program
 from tests.ranks import RanksFailed, run_ranks
 
-pytestmark = [pytest.mark.ranks]
+pytestmark = [pytest.mark.ranks, pytest.mark.beside]
 ON_HOST = """exec ip netns exec "$1" unshare --uts sh -c 'hostname "$1"; shift; "$@"' sh "$@" """
 HOSTS = ("10.213.7.1", "10.213.7.2")
 # A cut network also keeps mpirun from ending its part on the other host. So when both ranks have
@@ -126,6 +126,7 @@ def said(function, num_ranks, launcher="mpirun", **args):
             num_ranks,
             launcher=launcher,
             args=args,
+            alone=False,
         )
     return re.split(r"--- .*\n", str(raised.value))[1 : num_ranks + 1]
 

@@ -157,7 +157,7 @@ def batch_of_one():
 @pytest.mark.ranks
 def test_real_ranks_check_the_batch():
     with pytest.raises(RanksFailed, match="at least the number of ranks, 2"):
-        run_ranks("tests.runtime.test_initialize:batch_of_one", 2)
+        run_ranks("tests.runtime.test_initialize:batch_of_one", 2, alone=False)
 
 
 def test_in_a_graph_the_op_comes_first(fresh):

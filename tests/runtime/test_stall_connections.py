@@ -265,6 +265,7 @@ def goes_on():
 
 
 @pytest.mark.ranks
+@pytest.mark.beside
 def test_a_job_goes_on_under_noise_and_after_it_was_suspended():
-    found = run_ranks("tests.runtime.test_stall_connections:goes_on", 2)
+    found = run_ranks("tests.runtime.test_stall_connections:goes_on", 2, alone=False)
     assert found == [(True, 1, "127.0.0.1"), (True, 0, "")]

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.ranks import run_ranks
 
-pytestmark = [pytest.mark.ranks]
+pytestmark = [pytest.mark.ranks, pytest.mark.beside]
 
 
 def _layer(name):
@@ -83,7 +83,9 @@ def session_beside_eager():
 
 @pytest.mark.keras
 def test_a_rank_that_has_finished_is_named():
-    (message, seconds), (fine, _) = run_ranks("tests.runtime.test_stalls:one_batch_less", 2)
+    (message, seconds), (fine, _) = run_ranks(
+        "tests.runtime.test_stalls:one_batch_less", 2, alone=False
+    )
     assert fine == "fine"
     assert "DeadlineExceededError" in message
     assert (
@@ -93,7 +95,7 @@ def test_a_rank_that_has_finished_is_named():
 
 
 def test_a_rank_that_has_left_is_named():
-    tried, _ = run_ranks("tests.runtime.test_stalls:comes_late", 2)
+    tried, _ = run_ranks("tests.runtime.test_stalls:comes_late", 2, alone=False)
     for message, _ in tried:
         assert message.startswith("DeadlineExceededError")
         assert "the exchange 'late_keys': rank 1 has finished its steps" in message
@@ -101,7 +103,9 @@ def test_a_rank_that_has_left_is_named():
 
 def test_a_rank_that_hangs_is_named_after_the_time_limit():
     env = {"SOK_STALL_TIMEOUT": "3"}
-    (first, seconds), (second, _) = run_ranks("tests.runtime.test_stalls:hangs", 2, env=env)
+    (first, seconds), (second, _) = run_ranks(
+        "tests.runtime.test_stalls:hangs", 2, env=env, alone=False
+    )
     for message in (first, second):
         assert "DeadlineExceededError" in message and "'hung_keys': rank 0 reached it" in message
         assert "rank 1 did not reach it and is in no exchange" in message
@@ -109,7 +113,9 @@ def test_a_rank_that_hangs_is_named_after_the_time_limit():
 
 
 def test_a_session_does_not_meet_an_eager_call():
-    for message, seconds in run_ranks("tests.runtime.test_stalls:session_beside_eager", 2):
+    for message, seconds in run_ranks(
+        "tests.runtime.test_stalls:session_beside_eager", 2, alone=False
+    ):
         assert "DeadlineExceededError" in message and "has finished" not in message
         assert "(in a session)" in message and "all ranks are in it" not in message
         assert seconds < 60
