@@ -21,18 +21,15 @@ cores.start_fast()
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # not one of xdist's workers
         os.environ.pop("PYTEST_XDIST_WORKER", None)  # of a run whose test started this one
-        cores.new_folder()
+        shutil.rmtree(cores.folder_of(os.getpid()), ignore_errors=True)
     if emulated.asked_for():
         emulated.install()
 
 
-def pytest_sessionfinish():
+def pytest_sessionfinish(session):
     gc.freeze()  # pytest collects garbage in the end, of hundreds of traces
-
-
-def pytest_unconfigure(config):
-    if not hasattr(config, "workerinput"):
-        shutil.rmtree(cores.folder(), ignore_errors=True)
+    if not hasattr(session.config, "workerinput"):
+        shutil.rmtree(cores.folder_of(os.getpid()), ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # a test's time limit begins behind it

@@ -64,16 +64,15 @@ def tune_no_datasets():
     dataset_ops.DatasetV2._apply_debug_options = untuned
 
 
-def new_folder():
-    """Makes `folder()`, of a test run: the place of temporary files of all its processes."""
-    # pytest keeps those of failed tests, where it is used to.
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="sok_tests_")
-
-
 def folder():
     """Where the workers of a test run leave what more than one of them wants."""
-    return pathlib.Path(tempfile.gettempdir())
+    run = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    return folder_of(run)
+
+
+def folder_of(pid):
+    """That of the pytest process `pid`."""
+    return pathlib.Path(tempfile.gettempdir(), f"sok_tests_{pid}")
 
 
 @contextlib.contextmanager
@@ -120,6 +119,7 @@ def alone():
 
 @contextlib.contextmanager
 def _locked(kind):
+    folder().mkdir(exist_ok=True)
     with open(folder() / "cores.lock", "w") as file:
         _take(file, kind)
         yield file

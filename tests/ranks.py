@@ -132,6 +132,7 @@ def ending_with_this_process(command):
 
 def once_per_run(name, target, num_ranks, args=None, env=None):
     """`run_ranks`, launched by the first worker of a test run that asks; or what it raised."""
+    cores.folder().mkdir(exist_ok=True)
     results = cores.folder() / f"{name}.pickle"
     with cores.lent(), open(cores.folder() / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
