@@ -14,7 +14,7 @@ from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.saving.format import durable
 from sok_like.saving.shared_timer import SharedTimer
 from sok_like.serving.delta import FullExportDue, export_delta
-from sok_like.serving.export import export_saved_model
+from sok_like.serving.export import HEADROOM, export_saved_model
 
 _CALL = "sok.callbacks.ServeWhileTraining"
 _FULL = 0.9  # of the room for keys: from here on the next export is a full one
@@ -49,7 +49,7 @@ class ServeWhileTraining(tf.keras.callbacks.Callback):
         missing: str = "initial",
         row_dtype: str = "float32",
         signatures: Any = None,
-        headroom: float = 0.25,
+        headroom: float = HEADROOM,
     ):
         super().__init__()
         batches = as_integer(every)

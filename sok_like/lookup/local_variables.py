@@ -1,4 +1,4 @@
-"""Which variables differ between ranks, and names for collectives."""
+"""Which variables belong to one rank, so that Horovod leaves them alone; names for collectives."""
 
 from __future__ import annotations
 

@@ -18,6 +18,8 @@ from sok_like.runtime import comm, finite
 from sok_like.runtime.keras_version import keras_optimizers, optimizer_family
 from sok_like.table.variable import is_embedding_variable, unwrap
 
+_STOCK = ("keras", "tf_keras", "tensorflow")  # packages of stock optimizers
+
 
 class _Keras3(EmbeddingAware):
     def __setattr__(self, name, value):
@@ -191,9 +193,6 @@ def knows_tables(optimizer: Any) -> bool:
     """Whether an optimizer can train embedding variables."""
     inner = getattr(optimizer, "inner_optimizer", None)
     return isinstance(optimizer if inner is None else inner, EmbeddingAware)
-
-
-_STOCK = ("keras", "tf_keras", "tensorflow")  # packages of stock optimizers
 
 
 @functools.cache

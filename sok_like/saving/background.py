@@ -112,7 +112,7 @@ class BegunPiece(Piece):
         manifest.write_manifest(folder, head, [each["entry"] for each in told], told[0]["step"], [])
 
     def hurry(self) -> None:
-        """Somebody waits: the thread leaves training no more time than it needs anyway."""
+        """Somebody waits for the dump: the thread does not rest any more."""
         if self._stream is not None:
             self._stream.hurry()
 

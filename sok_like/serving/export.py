@@ -34,6 +34,7 @@ from sok_like.table.variable import EmbeddingVariable
 
 MISSING = ("initial", "zeros")
 REFRESH = "refresh"  # the signature
+HEADROOM = 0.25
 
 # Ops of stock TensorFlow that call into this process.
 _PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
@@ -46,7 +47,7 @@ def export_saved_model(
     row_dtype: str = "float32",
     signatures: Any = None,
     refreshable: bool | str | os.PathLike = False,
-    headroom: float = 0.25,
+    headroom: float = HEADROOM,
 ) -> None:
     """Writes a SavedModel that TensorFlow 2 and TensorFlow Serving load without this package.
 
@@ -170,7 +171,7 @@ def _check_arguments(model, missing, row_dtype, refreshable, headroom):
             raise ValueError(f"`{argument}` must be one of {legal}. Received: {argument}={value!r}")
     if not isinstance(headroom, (int, float)) or not 0 <= headroom < float("inf"):
         raise wrong_argument("headroom", "a number >= 0", headroom)
-    if not refreshable and headroom != 0.25:
+    if not refreshable and headroom != HEADROOM:
         raise wrong_argument("headroom", "given with `refreshable` only", headroom)
     if isinstance(model, tf.keras.layers.Layer) and not model.built:
         raise ValueError(

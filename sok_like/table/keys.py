@@ -62,8 +62,12 @@ def in_key_dtype(keys: tf.Tensor, variable: Any) -> tf.Tensor:
     named = tf.cast(keys, dtype)
     others = tf.boolean_mask(keys, tf.not_equal(tf.cast(named, tf.int64), keys))
     problem = f"Table '{variable.table_name}' has keys of {dtype.name}. Received: key"
+    if tf.executing_eagerly():
+        if len(others):
+            raise tf.errors.InvalidArgumentError(None, None, f"{problem} {int(others[0])}")
+        return named
     fits = tf.debugging.Assert(tf.equal(tf.size(others), 0), [problem, others])
-    with tf.control_dependencies([] if fits is None else [fits]):  # None: eager, and it fits
+    with tf.control_dependencies([fits]):
         return tf.identity(named)
 
 
