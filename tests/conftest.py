@@ -92,14 +92,15 @@ def _results_of_one_rank(check):
     """In this process, which runs a check when a test first asks for it."""
     from tests.checks import run
 
-    return [run(1, [check])]
+    return [run(1, [check], str(cores.folder() / "files"))]
 
 
 @functools.cache
 def _results(world_size):
     """What the ranks returned, or the exception that ended them: nothing is launched twice."""
     groups = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}  # meshes with two axes are groups of ranks
-    arguments = {"world_size": world_size, "only": asked_checks.of(_selected, world_size)}
+    only = asked_checks.of(_selected, world_size)
+    arguments = {"world_size": world_size, "only": only, "folder": str(cores.folder() / "files")}
     return once_per_run(f"checks{world_size}", "tests.checks:run", world_size, arguments, groups)
 
 

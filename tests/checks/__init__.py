@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib
 import os
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -106,8 +107,20 @@ def is_slow(world_size, name):
     return world_size > 1 and name.startswith(slow) and not os.environ.get("SLOW")
 
 
-def run(world_size, only):
-    """The checks named in `only`: results by name, without those of other numbers of ranks."""
+def run(world_size, only, folder):
+    """The checks named in `only`: results by name, without those of other numbers of ranks.
+
+    Their temporary files are in `folder`, which the test run removes in the end.
+    """
+    os.makedirs(folder, exist_ok=True)
+    own, tempfile.tempdir = tempfile.tempdir, folder
+    try:
+        return _results(world_size, only)
+    finally:
+        tempfile.tempdir = own
+
+
+def _results(world_size, only):
     import sok_like as sok
     from tests import cores
     from tests.checks.parity import SEED
