@@ -9,15 +9,17 @@ the new content beside the old. "cpu" is the processor time of all threads, whic
 the machine change less than the time. The last lines compare rates with the goals: in bytes per
 second, and in bytes per second of processor time.
 
-With --background: a table with Adagrad that is trained in batches of BATCH keys, dumped while it
-stands still and then while training goes on, ROUNDS times: one column each. The first one takes its
-memory from the system. "pause" is the time of `begin_dump` and `finish`; "cpu of step beside" is
-that of the process, less that of a stopped dump.
+With --background: a table with Adagrad that is trained in batches as W1's, whose features share the
+keys, dumped while it stands still and then while training goes on, ROUNDS times: one column each.
+The first one takes its memory from the system. With --even a batch is BATCH keys drawn evenly from
+all, so that nearly every key is a row that the dump must copy first. "pause" is the time of
+`begin_dump` and `finish`; "cpu of step beside" is that of the process, less that of a stopped dump.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -30,11 +32,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import workloads
 from benchmarks.harness import machine, progress_line
 from benchmarks.scale import _Peak, _resident, parse_count
 
 CHUNK = 2**19
-BATCH = 2**16  # keys per step, with --background
+BATCH = 2**16  # keys per step, with --even
+DIFFERENT = 256  # batches, used in turn
+ALONE = 100  # steps before a dump, and as many after it
 ROUNDS = 6
 # What is compared, with what, and the rate at least as a part of that one's.
 GOALS = [("dump", "checkpoint, write", 1 / 2), ("restore", "checkpoint, read", 1 / 3)]
@@ -110,19 +115,33 @@ def run(num_keys: int, dim: int, rounds: int, folder: pathlib.Path) -> list[dict
     return list(found.values())
 
 
+def batches(num_keys: int, even: bool) -> np.ndarray:
+    """Keys `[DIFFERENT, keys per step]`: of W1 26 x 8,192, by Zipf's law within each feature."""
+    random = np.random.default_rng(0)
+    if even:
+        return random.integers(0, num_keys, (DIFFERENT, BATCH))
+    features, batch = 26, 8192
+    drawn = workloads.zipf(
+        random, workloads.ZIPF_EXPONENT, num_keys // features, (DIFFERENT, batch, features)
+    )
+    order = random.permutation(num_keys)  # frequent keys are not neighbours in the table either
+    return order[drawn * features + np.arange(features)].reshape(DIFFERENT, -1)
+
+
 def run_background(
-    num_keys: int, dim: int, rounds: int, folder: pathlib.Path
+    num_keys: int, dim: int, rounds: int, folder: pathlib.Path, even: bool
 ) -> list[dict[str, float]]:
     """Seconds of a stopped dump, of the pauses of each beside training, and of the steps."""
     import tensorflow as tf
 
     import sok_like as sok
 
-    table, saver, random = filled(num_keys, dim), sok.Saver(), np.random.default_rng(0)
+    table, saver = filled(num_keys, dim), sok.Saver()
+    in_turn = itertools.cycle(batches(num_keys, even))
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.01))
 
     def step() -> float:
-        keys = tf.constant(random.integers(0, num_keys, BATCH))
+        keys = tf.constant(next(in_turn))
         begin = time.perf_counter()
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.gather(table, keys))
@@ -141,11 +160,14 @@ def run_background(
     saver.dump(table, folder)
     cpu_of_dump, before = _processor_time() - cpu, _resident()
 
-    def background() -> dict[str, float]:
+    def steps_alone() -> tuple[list[float], float]:
         cpu = _processor_time()
         with _Peak():  # its thread takes time, too
-            alone = [step() for _ in range(50)]
-        cpu_alone = (_processor_time() - cpu) / len(alone)
+            taken = [step() for _ in range(ALONE)]
+        return taken, _processor_time() - cpu
+
+    def background() -> dict[str, float]:
+        alone, cpu_alone = steps_alone()
         cpu, began, beside = _processor_time(), time.perf_counter(), []
         with _Peak() as peak:
             dump = saver.begin_dump(table, folder)
@@ -155,12 +177,14 @@ def run_background(
             written = time.perf_counter() - began
             cpu = _processor_time() - cpu - cpu_of_dump
             finish = seconds(dump.finish)
+        after, cpu_after = steps_alone()
+        alone, cpu_alone = alone + after, cpu_alone + cpu_after
         return {
             **{"stopped": stopped, "begin": begin, "written": written, "finish": finish},
             **{"pause / stopped": (begin + finish) / stopped, "peak_bytes": peak.bytes - before},
             **{"step": float(np.mean(alone)), "step beside": float(np.mean(beside))},
             **{"longest step": max(alone), "longest beside": max(beside), "steps": len(beside)},
-            **{"cpu of step": cpu_alone, "cpu of step beside": cpu / len(beside)},
+            **{"cpu of step": cpu_alone / len(alone), "cpu of step beside": cpu / len(beside)},
             "beside / alone": float(np.mean(beside) / np.mean(alone)),
         }
 
@@ -192,6 +216,7 @@ def main() -> None:
     parser.add_argument("--folder", type=pathlib.Path, help="where to write; a temporary folder")
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--background", action="store_true", help="beside training only")
+    parser.add_argument("--even", action="store_true", help="with --background: keys drawn evenly")
     options = parser.parse_args()
     import sok_like as sok
 
@@ -200,7 +225,9 @@ def main() -> None:
     for num_keys in options.keys:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             if options.background:
-                found = run_background(num_keys, options.dim, options.rounds, pathlib.Path(folder))
+                found = run_background(
+                    num_keys, options.dim, options.rounds, pathlib.Path(folder), options.even
+                )
                 print(f"{num_keys:,} keys, dim {options.dim}; {here['processor']}, {here['date']}")
                 for name in found[0]:
                     print(f"{name:18}", *(f"{each[name]:12.4g}" for each in found))

@@ -11,8 +11,8 @@
 #
 # Needs nvcc, CMake, and a Python with NumPy, pybind11, pytest, pytest-timeout and hypothesis, by
 # default .venv's if there is one; PYTHON=... chooses another. TensorFlow is optional: the tests of
-# the ops, and so the kernels of the exchange between ranks, run if it sees the device. PyTorch and
-# CuPy are used if they are installed.
+# the ops run if it sees the device. (The kernels of the exchange between ranks have C++ tests, too.)
+# PyTorch and CuPy are used if they are installed.
 #
 # A step writes STEP.log and, when it is done, STEP.result to OUT (build-cuda/check). At its limit
 # it is interrupted; pytest still reports what it has run. A step that has passed runs again only
@@ -26,8 +26,8 @@ export PYTHON
 REHEARSE=${REHEARSE:-}
 OUT=${OUT:-build-cuda/check${REHEARSE:+-rehearsed}}
 TOTAL=${TOTAL:-2700}
-STEPS=(info build smoke test bench memcheck ops racecheck initcheck synccheck slow)
-declare -A LIMITS=([info]=30 [build]=420 [smoke]=120 [test]=540 [bench]=420 [memcheck]=300 [ops]=240
+STEPS=(info build smoke test core bench memcheck ops racecheck initcheck synccheck slow)
+declare -A LIMITS=([info]=30 [build]=420 [smoke]=120 [test]=540 [core]=120 [bench]=300 [memcheck]=300 [ops]=240
   [racecheck]=180 [initcheck]=180 [synccheck]=120 [slow]=150)
 if [ -z "$REHEARSE" ]; then
   export SOK_TEST_GPU=required  # a test that finds no device fails
@@ -68,7 +68,8 @@ build() {
   local capability
   capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1)
   ARCHITECTURES=${ARCHITECTURES:-${capability:+${capability/./}-real}}
-  ARCHITECTURES=${ARCHITECTURES:-80-real;90} tools/build_cuda.sh --install &&
+  ARCHITECTURES=${ARCHITECTURES:-80-real;90} CMAKE_ARGS="-DSOK_WITH_TESTS=ON ${CMAKE_ARGS:-}" \
+    tools/build_cuda.sh --install &&
     "$PYTHON" -c 'from sok_like import _core; print(_core.cuda_device_info())'
 }
 
@@ -92,6 +93,11 @@ run_tests() {
 }
 test_step() {
   run_tests "not slow" tests/cuda --ignore=tests/cuda/test_ops.py --ignore=tests/cuda/test_ops_ranks.py
+}
+core() {  # the backend's C++ tests: what Python reaches by TensorFlow alone, too
+  local folder=build-cuda
+  [ -z "$REHEARSE" ] || folder=${SOK_BUILD:-build}
+  require_device && ctest --test-dir "$folder" --output-on-failure -R "^cuda_" -j 4
 }
 ops() {  # skipped without a TensorFlow that sees the device
   if [ -n "$REHEARSE" ]; then

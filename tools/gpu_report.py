@@ -12,6 +12,7 @@ import sys
 # Patterns to find in a step's log, and how to print their groups. All matches are printed.
 FINDINGS = [
     (r"^={0,70} ?((?:\d+ [a-z]+,? ?)+) in [\d.]+ ?s", "{}"),  # pytest
+    (r"^(\d+% tests passed(?:, \d+ tests failed)? out of \d+)", "{}"),  # ctest
     (r"ERROR SUMMARY: (\d+) errors?", "{} errors of the sanitizer"),
     (r"RACECHECK SUMMARY: (\d+) hazards?", "{} hazards"),
     (r"^(Install first: .*)$", "{}"),

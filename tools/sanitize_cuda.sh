@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Runs the tests marked gpu under compute-sanitizer: tools/sanitize_cuda.sh [ARGS for pytest].
+# Runs the tests marked gpu under compute-sanitizer: tools/sanitize_cuda.sh [ARGS for pytest]. Before
+# them, if they have been built (-DSOK_WITH_TESTS=ON), C++ tests of what Python reaches by TensorFlow
+# alone: messages between ranks, and keys of several ranks.
 # TOOLS="memcheck racecheck" chooses some of its tools. Needs a device, compute-sanitizer of the
 # CUDA toolkit, and the library of tools/build_cuda.sh --install. PYTHON=... as there.
 set -euo pipefail
@@ -25,6 +27,11 @@ for tool in ${TOOLS:-memcheck racecheck initcheck synccheck}; do
     # Memory that one stream uses while it belongs to another.
     options=(--track-stream-ordered-races all)
   fi
-  compute-sanitizer --tool "$tool" "${options[@]}" --error-exitcode 1 --target-processes all \
+  sanitizer=(compute-sanitizer --tool "$tool" "${options[@]}" --error-exitcode 1)
+  for name in segments merge_keys check; do
+    test=build-cuda/cuda_${name}_test
+    [ ! -x "$test" ] || "${sanitizer[@]}" "$test"
+  done
+  "${sanitizer[@]}" --target-processes all \
     "$PYTHON" -m pytest -q -m "gpu and not slow" tests/cuda "$@"
 done

@@ -11,7 +11,7 @@
 #include "cpp/core/cpu/table.h"
 #include "cpp/core/cuda/table/table.h"
 #include "cpp/tests/check.h"
-#include "cpp/tests/emulator/cuda_runtime.h"
+#include "cpp/tests/cuda/runtime.h"
 
 namespace sok {
 namespace {
@@ -28,7 +28,7 @@ TableOptions Options(bool with_policy) {
   return options;
 }
 
-// Keys and rows of one call. The emulated device reads host memory.
+// Keys and rows of one call. The device reads them.
 struct Rows {
   std::vector<uint64_t> keys;
   std::vector<float> rows;
@@ -65,6 +65,7 @@ void RowsInAndOut(Table& table, CallContext context) {
   CHECK_EQ(table.Stats(context).size, 2);
   std::vector<float> zeros(4, 1.0f);
   table.WriteZeros(context, zeros.data(), 2);
+  cuda::Synchronize(nullptr);
   CHECK(zeros == std::vector<float>(4, 0.0f));
 }
 
@@ -170,9 +171,10 @@ void Records(Table& table, CallContext context) {
   table.SetStep(9);
   table.RecordTrainingLookup(context, keys.data(), 1);
   CHECK_EQ(table.Statistics(context).seen, 3);
-  uint8_t present[3];
-  int64_t frequencies[3], last_steps[3];
-  table.KeyStatistics(context, keys.data(), 3, present, frequencies, last_steps);
+  std::vector<uint8_t> present(3);
+  std::vector<int64_t> frequencies(3), last_steps(3);
+  table.KeyStatistics(context, keys.data(), 3, present.data(), frequencies.data(),
+                      last_steps.data());
   CHECK_EQ(frequencies[0], 2);
   CHECK_EQ(last_steps[0], 10);
   CHECK_EQ(last_steps[2], 1);

@@ -7,7 +7,7 @@
 #include "cpp/core/cuda/policies/select_lowest.cuh"
 #include "cpp/tests/check.h"
 #include "cpp/tests/cuda/device_array.h"
-#include "cpp/tests/emulator/cuda_runtime.h"
+#include "cpp/tests/cuda/runtime.h"
 
 namespace sok {
 namespace {

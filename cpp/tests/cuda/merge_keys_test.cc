@@ -9,12 +9,12 @@
 
 #include "cpp/tests/check.h"
 #include "cpp/tests/cuda/device_array.h"
-#include "cpp/tests/emulator/cuda_runtime.h"
+#include "cpp/tests/cuda/runtime.h"
 
 namespace sok {
 namespace {
 
-const auto kStream = reinterpret_cast<cuda::Stream>(0x100);  // runs late
+const cuda::Stream kStream = emulator::StreamOfNumber(1);  // runs late
 
 // Some ranks send nothing, some tables get nothing.
 std::vector<std::vector<uint64_t>> KeysOfRanks(std::mt19937_64& random, int64_t world_size) {

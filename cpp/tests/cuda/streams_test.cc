@@ -13,7 +13,7 @@
 #include "cpp/core/cuda/update/apply.h"
 #include "cpp/tests/check.h"
 #include "cpp/tests/cuda/device_array.h"
-#include "cpp/tests/emulator/cuda_runtime.h"
+#include "cpp/tests/cuda/runtime.h"
 
 namespace sok {
 namespace {
@@ -88,7 +88,7 @@ class Drawn {
 
  private:
   cuda::Stream AnyStream() {
-    return reinterpret_cast<cuda::Stream>(0x100 * (random_() % 3));  // with the default stream
+    return emulator::StreamOfNumber(random_() % 3);  // with the default stream
   }
   Keys SomeKeys() {
     Keys keys(1 + random_() % 60);

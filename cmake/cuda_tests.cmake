@@ -1,7 +1,21 @@
-# Tests of the CUDA backend where there is no device: its sources compiled for the CPU, against the
-# emulator in cpp/tests/emulator/. Never installed. (A source has one language in a build, so a build
-# with CUDA has no emulator.)
-if(NOT SOK_CUDA)
+# Tests of the CUDA backend, never installed. Without CUDA: its sources compiled for the CPU, against
+# the emulator in cpp/tests/emulator/. With CUDA: the same tests on a device, which `ctest -L device`
+# needs. (A source has one language in a build, so a build with CUDA has no emulator.)
+if(SOK_CUDA)
+  file(GLOB sources CONFIGURE_DEPENDS cpp/tests/cuda/*_test.cc)
+  # Of the emulator itself, and of what runs on the host alone.
+  list(FILTER sources EXCLUDE REGEX "(emulator|probe|held_mutex)_test.cc$")
+  # It reads a header of kernels.
+  set_source_files_properties(cpp/tests/cuda/lowest_test.cc PROPERTIES LANGUAGE CUDA)
+  foreach(source ${sources})
+    get_filename_component(name ${source} NAME_WE)
+    add_executable(cuda_${name} ${source} cpp/tests/cuda/on_device.cc)
+    target_link_libraries(cuda_${name} PRIVATE sok_cuda)
+    target_compile_definitions(cuda_${name} PRIVATE SOK_TESTS_ON_DEVICE)
+    add_test(NAME cuda_${name} COMMAND cuda_${name})
+    set_tests_properties(cuda_${name} PROPERTIES LABELS device)
+  endforeach()
+else()
   file(GLOB SOK_CUDA_SOURCES CONFIGURE_DEPENDS cpp/core/cuda/*/*.cu)
   set_source_files_properties(${SOK_CUDA_SOURCES} PROPERTIES LANGUAGE CXX)
   add_library(sok_cuda_emulated STATIC ${SOK_CUDA_SOURCES})
