@@ -129,10 +129,10 @@ CALLABLES = {
     "partitioner=None, validate_shape=True, custom_getter=None, constraint=None, "
     "init_data_source=None, ev_option=None, *, steps_to_live=None, capacity=None",
     "group_embedding_lookup": "params, ids, partition_strategy='mod', name=None, *, "
-    "training=True, gradient_scale='auto', wire_dtype=None",
+    "training=None, gradient_scale='auto', wire_dtype=None",
     "group_embedding_lookup_sparse": "params, sp_ids, combiners, partition_strategy='mod', "
     "sp_weights=None, name=None, *, is_sequence=False, params_num_per_group=sys.maxsize, "
-    "training=True, gradient_scale='auto', wire_dtype=None".replace(
+    "training=None, gradient_scale='auto', wire_dtype=None".replace(
         "sys.maxsize", str(sys.maxsize)
     ),
     "sok2.DistributedVariable": "*args, **kwargs",

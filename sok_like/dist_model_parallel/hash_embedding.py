@@ -105,7 +105,7 @@ class HashEmbedding(TableLayer):
             mark_local(self._weight)
         self.built = True
 
-    def call(self, inputs, training=True):
+    def call(self, inputs, training=None):
         if not tf.is_tensor(inputs):
             inputs = tf.convert_to_tensor(inputs)
         check_ids(inputs, self.combiner, self.name)
@@ -125,7 +125,7 @@ class HashEmbedding(TableLayer):
         shape = tuple(input_shape)
         return (*(shape if self.combiner is None else shape[:-1]), self.output_dim)
 
-    def compute_output_spec(self, inputs, training=True):
+    def compute_output_spec(self, inputs, training=None):
         return symbolic_output(self, inputs)
 
     def get_config(self):

@@ -278,7 +278,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
 
     # Lookup.
 
-    def call(self, inputs, training=True):
+    def call(self, inputs, training=None):
         inputs = self._as_tensors(inputs)
         self._check_count(len(inputs))
         if not self.hash_layers:
@@ -414,7 +414,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             shapes.append((*kept, plan.tables[table_id].output_dim))
         return shapes
 
-    def compute_output_spec(self, inputs, training=True):
+    def compute_output_spec(self, inputs, training=None):
         """Keras 3: the output of `call` for symbolic inputs."""
         import keras
 

@@ -186,7 +186,7 @@ def _hash_table(layer):
     lines = [current.mesh.along(a) for a in current.mesh.shape if a != current.batch_dim_name]
     own_call = type(layer).call
 
-    def run(inputs, training=True):
+    def run(inputs, training=None):
         for line in lines:
             inputs = split_batch(inputs, line.world_size, line.rank)
         # The loss is a mean over ranks along the batch axis, and each key counts once.

@@ -120,7 +120,7 @@ class EmbeddingLayer(TableLayer):
         """The feature to look up for an input, and the shape of its rows; None: as looked up."""
         raise NotImplementedError
 
-    def call(self, inputs, training=True):
+    def call(self, inputs, training=None):
         feature, shape = self.request(inputs)
 
         def rows(training):
@@ -135,7 +135,7 @@ class EmbeddingLayer(TableLayer):
 
         return self.run(training, rows)
 
-    def compute_output_spec(self, inputs, training=True):
+    def compute_output_spec(self, inputs, training=None):
         import keras
 
         # Runs while a model is built, not in its first step; `call` is not traced then.

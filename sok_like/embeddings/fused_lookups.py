@@ -54,7 +54,7 @@ class FusedLookups(tf.keras.layers.Layer):
         self.supports_masking = any(layer.supports_masking for layer in self.layers)
         self.built = True
 
-    def call(self, inputs, training=True):
+    def call(self, inputs, training=None):
         requests = [layer.request(x) for layer, x in zip(self.layers, inputs, strict=True)]
 
         def rows(training):
@@ -82,7 +82,7 @@ class FusedLookups(tf.keras.layers.Layer):
         shapes = zip(self.layers, input_shape, strict=True)
         return [layer.compute_output_shape(shape) for layer, shape in shapes]
 
-    def compute_output_spec(self, inputs, training=True):
+    def compute_output_spec(self, inputs, training=None):
         pairs = zip(self.layers, inputs, strict=True)
         return [layer.compute_output_spec(x, training) for layer, x in pairs]
 

@@ -202,7 +202,7 @@ class DenseFeatures(_ColumnsLayer):
         RuntimeError: `sok.Init` has not been called.
     """
 
-    def call(self, features, training=True):
+    def call(self, features, training=None):
         def tensors(training):
             call = self._call(features, training)
             found = embeddings(self._columns.fused, call)
@@ -215,7 +215,7 @@ class DenseFeatures(_ColumnsLayer):
     def compute_output_shape(self, input_shape):
         return (self._batch(input_shape), self._columns.width)
 
-    def compute_output_spec(self, features, training=True):
+    def compute_output_spec(self, features, training=None):
         import keras
 
         shape = self.compute_output_shape(self._shapes(features))
@@ -246,7 +246,7 @@ class SequenceFeatures(_ColumnsLayer):
 
     _sequence = True
 
-    def call(self, features, training=True):
+    def call(self, features, training=None):
         def found(training):
             return sequences(self._columns.all, self._call(features, training))
 
@@ -257,7 +257,7 @@ class SequenceFeatures(_ColumnsLayer):
         batch = self._batch(input_shape)
         return (batch, None, self._columns.width), (batch,)
 
-    def compute_output_spec(self, features, training=True):
+    def compute_output_spec(self, features, training=None):
         import keras
 
         rows, lengths = self.compute_output_shape(self._shapes(features))

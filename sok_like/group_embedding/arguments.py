@@ -16,7 +16,7 @@ from sok_like.lookup import exporting
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.sparse_ids import in_order, row_splits, samples_by_table, samples_of
 from sok_like.runtime import wire
-from sok_like.runtime.checks import COMBINERS, require
+from sok_like.runtime.checks import COMBINERS, require, wrong_argument
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
 from sok_like.table.keys import dtype_hint
 from sok_like.table.variable import EmbeddingVariable, unwrap
@@ -124,9 +124,9 @@ def check_partition_strategy(partition_strategy: Any) -> None:
 
 
 def check_mode(training: Any, gradient_scale: Any, wire_dtype: Any, name: str) -> None:
-    """Raises TypeError unless `training` is a bool, and ValueError if others are not legal."""
-    if not isinstance(training, bool):
-        raise TypeError(f"`training` must be a Python bool. Received: training={training!r}")
+    """Raises TypeError unless `training` is a bool or None, and ValueError for other arguments."""
+    if not isinstance(training, bool | None):
+        raise wrong_argument("training", "a Python bool or None", training, error=TypeError)
     check_gradient_scale(gradient_scale)
     wire.check(wire_dtype, f"lookup '{name}'")
 

@@ -152,7 +152,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
         # This only tells Keras that the layer is built.
         self.built = True
 
-    def call(self, inputs, training=True):
+    def call(self, inputs, training=None):
         features = self._features(inputs)
         ids = self._flat_ids(features)
         tables = [self._tables.by_name[self._table_names[name]] for name in features]
@@ -283,7 +283,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
         kept = tuple(shape) if self._combiners[name] is None else tuple(shape)[:1]
         return (*kept, self._dims[name])
 
-    def compute_output_spec(self, inputs, training=True):
+    def compute_output_spec(self, inputs, training=None):
         import keras
 
         features = self._features(inputs)

@@ -22,6 +22,8 @@ from sok_like.group_embedding import arguments
 from sok_like.group_embedding.arguments import Ids, table_name
 from sok_like.lookup.dense_lookup import lookup_rows
 from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.lookup.keras_call import training_of_call
+from sok_like.lookup.training_flag import by_training
 from sok_like.runtime.checks import check_integer, wrong_argument
 from sok_like.table.keys import as_keys
 from sok_like.table.variable import EmbeddingVariable
@@ -37,7 +39,7 @@ def group_embedding_lookup_sparse(
     *,
     is_sequence: bool = False,
     params_num_per_group: int = sys.maxsize,
-    training: bool = True,
+    training: bool | None = None,
     gradient_scale: str = "auto",
     wire_dtype: Any = None,
 ) -> list[tf.Tensor]:
@@ -61,7 +63,8 @@ def group_embedding_lookup_sparse(
             is only checked.
         params_num_per_group: A positive integer, DeepRec's number of tables per op; ignored. The op
             here works on its tables in parallel, whatever the number.
-        training: False reads initial rows of missing keys without inserting them.
+        training: False reads initial rows of missing keys without inserting them. None: the flag of
+            the Keras call in progress; outside of one, and without a flag, True.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
             docs/semantics/ranks.md. For EmbeddingVariables only.
         wire_dtype: "bfloat16" or "float16" rounds rows and gradients of EmbeddingVariables on their
@@ -75,7 +78,7 @@ def group_embedding_lookup_sparse(
     Raises:
         ValueError: an argument is of another kind, or lists differ in length.
         TypeError: an item is not a table or is a PartitionedVariable of several parts, ids are not
-            integers, or `training` is not a bool.
+            integers, or `training` is neither a bool nor None.
         tf.errors.InvalidArgumentError: an id is outside a tf.Variable, or weights are not at the
             positions of the ids.
     """
@@ -127,7 +130,7 @@ def group_embedding_lookup(
     partition_strategy: str = "mod",
     name: str | None = None,
     *,
-    training: bool = True,
+    training: bool | None = None,
     gradient_scale: str = "auto",
     wire_dtype: Any = None,
 ) -> list[tf.Tensor]:
@@ -144,7 +147,7 @@ def group_embedding_lookup(
     Raises:
         ValueError: an argument is of another kind, or lists differ in length.
         TypeError: an item is not a table or is a PartitionedVariable of several parts, ids are not
-            dense integers, or `training` is not a bool.
+            dense integers, or `training` is neither a bool nor None.
         tf.errors.InvalidArgumentError: an id is outside a tf.Variable.
     """
     tables = arguments.tables(params)
@@ -199,15 +202,17 @@ def _row_feature(table, ids):
 def _lookup_group(features, training, gradient_scale, wire_dtype, name):
     """One lookup of all features that are not None; None for the others."""
     given = [feature for feature in features if feature is not None]
-    rows = iter(
-        lookup(
+
+    def look_up(training):
+        return lookup(
             given,
             training=training,
             gradient_scale=gradient_scale,
             wire_dtype=wire_dtype,
             name=name,
         )
-    )
+
+    rows = iter(by_training(training_of_call() if training is None else training, look_up))
     return [None if feature is None else next(rows) for feature in features]
 
 

@@ -23,14 +23,12 @@ _NOT_LISTED = (
 )
 
 
-def training_of_call() -> bool | Any:
-    """`training` of the Keras call in progress; True outside of one, or if the call has none."""
+def training_of_call() -> Any:
+    """`training` of the Keras call in progress; None outside of one, or if the call has none."""
     if is_keras_3():
         call = _keras_3_call()
-        training = None if call is None else call.get_value("training")
-    else:
-        training = _tf_keras_call().training
-    return True if training is None else training
+        return None if call is None else call.get_value("training")
+    return _tf_keras_call().training
 
 
 def check_listed(variable: Any, keys: Any) -> None:

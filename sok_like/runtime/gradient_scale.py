@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import warnings
 
-import tensorflow as tf
-
-from sok_like.runtime import hooks
+from sok_like.runtime import hooks, keras_steps
 from sok_like.runtime.checks import wrong_argument
 
 GRADIENT_SCALES = ("auto", "sum", "mean")
@@ -46,31 +44,6 @@ def factor(attribute: float, world_size: int) -> float:
     return 1.0
 
 
-def _making_steps(own, self, force=False):
-    # Keras traces and runs training steps, also those of an overridden `train_step`, within calls
-    # of `self.train_function`. One of the two Kerases returns it.
-    returned = own(self, force)
-    if not isinstance(self.train_function, _StepsOfFit):
-        self.train_function = _StepsOfFit(self.train_function)
-    return None if returned is None else self.train_function
-
-
-class _StepsOfFit:
-    """A `train_function` of Keras that notes when it is running."""
-
-    def __init__(self, own):
-        self._own = own
-
-    def __call__(self, *args, **kwargs):
-        with losses_are_means:
-            return self._own(*args, **kwargs)
-
-    def __getattr__(self, name):  # of a `tf.function`
-        if name == "_own":  # while it is being copied
-            raise AttributeError(name)
-        return getattr(self._own, name)
-
-
 def _warn_once(world_size):
     global _warned
     if not _warned:
@@ -86,5 +59,4 @@ def _warn_once(world_size):
 @hooks.at_init
 def _install():
     why = "a step of fit has a mean over the rank's own batch as its loss"
-    hooks.wrap(tf.keras.Model, "make_train_function", _making_steps, why)
-    hooks.wrap(tf.keras.Model, "train_step", losses_are_means, why)
+    keras_steps.note("train", losses_are_means, why)
