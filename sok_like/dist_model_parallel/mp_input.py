@@ -84,7 +84,8 @@ def mp_input_lookup(
         problems += wrong
         sizes.append(of_input)
     try:
-        received, _ = turns.exchange_notes(tf.concat(sizes, 0), problems, communicator, name)
+        notes = tf.concat(sizes, 0)
+        received, _ = turns.exchange_notes(notes, problems, communicator, name, _said(layer, name))
     except tf.errors.InvalidArgumentError as error:
         if _ODD not in error.message:
             raise
@@ -111,6 +112,17 @@ def mp_input_lookup(
         arrived, _, call = turns.exchange_rows(message, tf.fill([world_size], words), lookup)
         done.append(call)
     return _assemble(layer, arrived, received, call, static)
+
+
+def _said(layer, name):
+    """The call and what ranks must agree on: otherwise rows of another table would be misread."""
+    plan = layer.strategy.plan
+    places = [
+        f"{plan.tables[i].input_dim}x{s.dim} of {s.owner} at {s.row_offset} {layer._combiners[i]}"
+        for i in plan.input_table_map
+        for s in layer._shards[i]
+    ]
+    return f"{name}: {', '.join(places)}"
 
 
 def _feature(layer, i, samples, tables):

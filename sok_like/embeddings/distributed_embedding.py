@@ -101,6 +101,7 @@ class DistributedEmbedding(EmbeddingLayer):
             row_splits=row_splits,
             max_hotness=self.max_nnz,
             batch_multiple=self.slot_num,
+            declared=self.combiner,
         )
         return feature, [-1, self.slot_num, self.embedding_vec_size]
 

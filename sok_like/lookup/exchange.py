@@ -91,7 +91,7 @@ def exchange_lookup(
     ops, communicator = native.ops(), comm.current()
     world_size = communicator.world_size
     # What ranks must agree on: otherwise rows of another table or place would be misread.
-    places = [f"{f.num_rows}x{f.dim} of {f.owner} at {f.row_offset}" for f in features]
+    places = [f"{f.num_rows}x{f.dim} of {f.owner} at {f.row_offset}{_rule(f)}" for f in features]
     said = f"{how.name}: {', '.join(places)}"
     lookup = turns.Lookup(communicator, how.name, same_weights.compare, how.wire_dtype, said)
     scale = 1.0 / world_size if how.gradient_scale is None else how.gradient_scale
@@ -137,6 +137,12 @@ def exchange_lookup(
             rows, received, call = turns.exchange_rows(rows, sent, lookup)
             done.append(call)
         return wrapped_ops.combine(rows, received, call, routed, batch)
+
+
+def _rule(feature):
+    """How rows of a feature are combined and, in a hash table, begin."""
+    hashed = feature.owner == BY_KEY and is_embedding_variable(feature.variable)
+    return f" {feature.combiner}" + (f" of {feature.variable.initial_rows}" if hashed else "")
 
 
 def lookup_here(

@@ -40,6 +40,8 @@ class HashFeature:
     max_hotness: int = 0  # maximum number of keys per sample; 0: no limit
     # The number of samples (of keys, if `combiner` is "none") must be a multiple of this.
     batch_multiple: int = 1
+    # The combiner that ranks must agree on, where "none" does the same for this rank's input.
+    declared: str | None = None
 
 
 def lookup(
@@ -202,13 +204,17 @@ class _DeviceGroup:
             )
 
     def _said(self):
-        """What ranks must agree on: otherwise rows of another table or width would be misread."""
+        """What ranks must agree on: otherwise rows would be misread, or differ by their owner."""
         tables = [f.variable for f in self.features]
         names = [f"{table.table_name} " for table in tables]
         if names == [f"{self.name} "]:
             names = [""]
-        widths = [f"{name}{table.dim}" for name, table in zip(names, tables, strict=True)]
-        return f"{self.name}: {', '.join(widths)}"
+        combiners = [f.declared or f.combiner for f in self.features]
+        parts = [
+            f"{name}{table.dim} {combiner} of {table.initial_rows}"
+            for name, table, combiner in zip(names, tables, combiners, strict=True)
+        ]
+        return f"{self.name}: {', '.join(parts)}"
 
     def _handles(self):
         return [f.variable.handle for f in self.features]

@@ -141,14 +141,19 @@ def exchange_keys(
 
 
 def exchange_notes(
-    values: tf.Tensor, problems: Sequence[tf.Tensor], communicator: Communicator, name: str
+    values: tf.Tensor,
+    problems: Sequence[tf.Tensor],
+    communicator: Communicator,
+    name: str,
+    said: str = "",
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Every rank sends a note to all ranks, in a turn of its own.
 
     Args:
         values: int64 `[num_values]`; the number may differ between ranks.
         problems: Scalar strings, empty unless something went wrong on this rank. All ranks raise.
-        name: The call in errors; the same on all ranks.
+        name: The name of the collective, the same on all ranks.
+        said: The call in errors, by default `name`; ranks must agree on it.
 
     Returns:
         int64, the values of all ranks in rank order, and int32 `[world_size]`, how many each sent.
@@ -158,7 +163,7 @@ def exchange_notes(
         values=values, problems=list(problems), world_size=world_size
     )
     with turn() as done:
-        stamped = _stamped(message, splits, name, _NOTES)
+        stamped = _stamped(message, splits, said or name, _NOTES)
         message, splits, _ = exchange(stamped, splits, communicator, f"{name}_notes")
         done.append(message)
     return tuple(ops.sok_unpack_note(message=message, splits=splits, world_size=world_size))

@@ -103,7 +103,7 @@ def _check_reached(objects):
             raise ValueError(
                 "tf.train.Checkpoint finds layers and tables that are attributes of a Keras model "
                 "or layer, not those in a list or dictionary. Make them attributes, or use "
-                "save_weights. "
+                "save_weights; sok.export_saved_model writes a SavedModel. "
                 f"Received: model '{model.name}', whose tables of {lost} would be missing"
             )
 

@@ -37,6 +37,11 @@ class RowInitializer(NamedTuple):
     seed: int = 0  # distinguishes initializers of the same kind
     default_rows: tuple[float, ...] = ()  # [num_default_rows * dim]
 
+    def __str__(self):
+        """What ranks compare. Not the default rows, whose last bits may depend on the processor."""
+        seed = f" seed {self.seed}" if self.seed else ""
+        return f"{self.kind} {self.a:g} {self.b:g}{seed}"
+
 
 def row_initializer(
     initializer: Any, dim: int, num_rows: int | None, num_default_rows: int = DEFAULT_VALUE_DIM

@@ -168,6 +168,7 @@ class EmbeddingVariable(
             init.default_value_dim,
         )
         _check_fits(row_dtype, embedding_dim, rows, f"table '{name}'")
+        self.initial_rows = str(rows)
         shape = tf.TensorShape([capacity, embedding_dim])
         with tf.init_scope():
             in_graph_mode = not tf.executing_eagerly()

@@ -178,20 +178,29 @@ def function_meets_eager():
 
 
 def other_tables():
-    """Ranks make one lookup of tables of another width, and in another order."""
+    """Ranks make one lookup of tables of another width, order, combiner and initializer."""
     import sok_like as sok
 
     wide = sok.EmbeddingVariable(2 if _rank() == 0 else 3, name="wide")
     tables = [sok.EmbeddingVariable(2, name=name) for name in ("one", "two")]
     tables = tables if _rank() == 0 else tables[::-1]
+    begun = sok.EmbeddingVariable(2, name="begun", initializer="zeros" if _rank() else "ones")
+    combiner = "sum" if _rank() == 0 else "mean"
+    fields = sok.DistributedEmbedding(combiner, None, 2, slot_num=1, max_nnz=2, name="fields")
 
     def look_up(group, name):
         keys = [_keys(1, 2)] * len(group)
         return _tried(lambda: sok.group_embedding_lookup(group, keys, name=name))
 
+    # The shapes of ranks may differ: with one key per field a combiner does nothing.
+    alike = sok.DistributedEmbedding("sum", None, 2, slot_num=1, max_nnz=2, name="alike")
+    alike(tf.constant([[[1, 2]]] if _rank() else [[1]], tf.int64))
+
     return {
         "width": (look_up([wide], "wide"), int(wide.size())),
         "order": (look_up(tables, "swapped"), sum(int(table.size()) for table in tables)),
+        "initializer": (look_up([begun], "begun"), int(begun.size())),
+        "combiner": (_tried(fields, _keys(1, 2)[:, tf.newaxis]), int(fields.table.size())),
     }
 
 
@@ -199,16 +208,19 @@ def other_dense_tables():
     """Ranks look up dense tables with other numbers of rows, and spread in another way."""
     import sok_like as sok
 
-    def look_up(name, rows, threshold=None):
+    def look_up(name, rows, threshold=None, **kwargs):
         layer = sok.dist_model_parallel.DistributedEmbedding(
-            [tf.keras.layers.Embedding(rows, 4)], row_slice_threshold=threshold, name=name
+            [tf.keras.layers.Embedding(rows, 4)], row_slice_threshold=threshold, name=name, **kwargs
         )
-        return _tried(layer, [_keys(1, 2)])
+        keys = tf.zeros([sok.size(), 1], tf.int64) if kwargs else _keys(1, 2)
+        mine = len(layer.strategy.input_ids_list[_rank()]) if kwargs else 1
+        return _tried(layer, [keys] * mine)
 
     first = _rank() == 0
     return {
         "rows": look_up("rows", 6 if first else 5),
         "thresholds": look_up("thresholds", 6, 0 if first else None),
+        "own_inputs": look_up("own_inputs", 6 if first else 5, dp_input=False),
     }
 
 

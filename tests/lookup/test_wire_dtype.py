@@ -53,7 +53,8 @@ def test_numbers_too_large_raise_on_all_ranks(rank_results):
     for result in rank_results(2, "wire.overflow"):
         for text in result["row"]:
             assert text.startswith("InvalidArgumentError") and "rank 1: the rows of" in text
-            assert "'wire_overflow: 5' (wire_dtype=float16) must hold numbers" in text
+            assert "'wire_overflow: 5 none" in text
+            assert "' (wire_dtype=float16) must hold numbers" in text
             assert "Received: 70000; wire_dtype='bfloat16' can hold it" in text
         for text in result["gradient"]:
             assert text.startswith("InvalidArgumentError") and "rank 1: the gradients of" in text

@@ -16,7 +16,11 @@ def test_calls_in_different_order_raise_on_all_ranks(rank_results, world_size):
     for result in rank_results(world_size, "steps.eager_order"):
         for error in result["seen"]:
             assert error.startswith("FailedPreconditionError")
-            assert "of 'order_a: 2'" in error and "of 'order_b: 2'" in error and "rank 1:" in error
+            assert (
+                "of 'order_a: 2 none" in error
+                and "of 'order_b: 2 none" in error
+                and "rank 1:" in error
+            )
         assert result["sizes"] == {"order_a": 0, "order_b": 0}
         assert (result["after"]["order_a"] == 1.0).all()
         assert (result["after"]["order_b"] == 2.0).all()
@@ -89,14 +93,19 @@ def test_a_function_meets_an_eager_lookup(rank_results, world_size):
 
 
 @each_world
-@pytest.mark.parametrize("what", ["width", "order"])
+@pytest.mark.parametrize("what", ["width", "order", "initializer", "combiner"])
 def test_tables_that_differ_over_ranks_raise_on_all(rank_results, world_size, what):
     for result in rank_results(world_size, "steps.other_tables"):
         seen, size = result[what]
         assert seen.startswith("FailedPreconditionError") and size == 0
-        first = {"width": "wide: 2", "order": "swapped: one 2, two 2"}[what]
-        other = {"width": "wide: 3", "order": "swapped: two 2, one 2"}[what]
-        assert f"rank 0: keys of call 1 of '{first}'; rank 1: keys of call 1 of '{other}'" in seen
+        first, other = {
+            "width": ("wide: 2 none", "wide: 3 none"),
+            "order": ("swapped: one 2 none", "swapped: two 2 none"),
+            "initializer": ("begun: 2 none of constant 1 0'", "begun: 2 none of constant 0 0'"),
+            "combiner": ("fields: 2 sum of ", "fields: 2 mean of "),
+        }[what]
+        assert f"rank 0: keys of call 1 of '{first}" in seen
+        assert f"rank 1: keys of call 1 of '{other}" in seen
 
 
 @each_world
@@ -104,7 +113,8 @@ def test_dense_tables_that_differ_over_ranks_raise_on_all(rank_results, world_si
     for result in rank_results(world_size, "steps.other_dense_tables"):
         for name, seen in result.items():
             assert seen.startswith("FailedPreconditionError")
-            assert f"rank 0: keys of call 1 of '{name}: 6x" in seen
+            stage = "notes" if name == "own_inputs" else "keys"
+            assert f"rank 0: {stage} of call 1 of '{name}: 6x" in seen
         assert "; rank 1: keys of call 1 of 'rows: 5x" in result["rows"]
 
 
@@ -112,7 +122,7 @@ def test_dense_tables_that_differ_over_ranks_raise_on_all(rank_results, world_si
 def test_a_lookup_that_meets_something_else_names_both(rank_results, world_size):
     for result in rank_results(world_size, "steps.notes_out_of_step"):
         assert result.startswith("FailedPreconditionError")
-        assert "keys of call 1 of 'alone: 2'" in result and "notes of call" in result
+        assert "keys of call 1 of 'alone: 2 none" in result and "notes of call" in result
         assert "'something_else'" in result
 
 
