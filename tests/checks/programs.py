@@ -28,7 +28,7 @@ MODES = ("eager", "function", "loop")
 
 def num_steps(world_size):
     """Of random programs in eager calls and functions; `make soak-ranks` makes thousands."""
-    return 60 if os.environ.get("SLOW") else {2: 40, 3: 15}[world_size]
+    return 60 if os.environ.get("SLOW") else {2: 25, 3: 15}[world_size]
 
 
 def checks(world_size):
@@ -36,7 +36,7 @@ def checks(world_size):
         return {}
     return {
         "random_steps": functools.partial(run, seed=1, steps=num_steps(world_size)),
-        "random_runs": functools.partial(run_in_session, seed=1, steps=30),
+        "random_runs": functools.partial(run_in_session, seed=1, steps=20),
     }
 
 
