@@ -39,7 +39,7 @@ _IN_GRAPHS = (
 SLOW = {
     2: (
         *("parity.sgd.mean", "parity.momentum", "parity.adagrad", "parity.ftrl"),
-        *("parity.adam.sum", "groups.train_ftrl", "groups.train_adagrad", "hashed.train_adam"),
+        *("parity.adam.sum", "hashed.train_adam"),
         *("distribution_steps.2x1", *_IN_GRAPHS, "distribution.2x1", "parity.lazy_adam"),
         *("masks.hash-lstm", "masks.group-attention", "masks.strings", "masks.dmp_hashed"),
         *("masks.group-average", "dmp.basic.adam", "dmp.columns.adam", "dmp.replicated"),

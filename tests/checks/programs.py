@@ -24,11 +24,12 @@ ORDERS = (("rows",), ("full", "hashed"), ("hashed", "group", "rows"), ("group", 
 DMP_ORDERS = (("dmp",), ("hashed", "dmp", "full"), ("rows", "dmp"))
 DMP_ROWS = 16
 MODES = ("eager", "function", "loop")
+SESSION_STEPS = 20
 
 
 def num_steps(world_size):
     """Of random programs in eager calls and functions; `make soak-ranks` makes thousands."""
-    return 60 if os.environ.get("SLOW") else {2: 25, 3: 15}[world_size]
+    return 60 if os.environ.get("SLOW") else {2: 40, 3: 15}[world_size]
 
 
 def checks(world_size):
@@ -36,7 +37,7 @@ def checks(world_size):
         return {}
     return {
         "random_steps": functools.partial(run, seed=1, steps=num_steps(world_size)),
-        "random_runs": functools.partial(run_in_session, seed=1, steps=20),
+        "random_runs": functools.partial(run_in_session, seed=1, steps=SESSION_STEPS),
     }
 
 
