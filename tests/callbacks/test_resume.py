@@ -170,7 +170,7 @@ def test_a_backup_of_0_1_begins_its_epoch(tmp_path):
 @pytest.mark.ranks
 def test_one_rank_goes_on_where_two_were(rank_results):
     for rank, found in enumerate(rank_results(2, "resuming.counts")):
-        for kind in ("plain", "stream"):
+        for kind in resuming.KINDS_ON_RANKS:
             for ranks in range(rank + 1, 3):
                 result = found[kind, ranks]
                 assert result["batches"] and not result["warnings"]

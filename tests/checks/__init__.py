@@ -39,13 +39,18 @@ _IN_GRAPHS = (
 SLOW = {
     2: (
         *("parity.sgd.mean", "parity.momentum", "parity.adagrad", "parity.ftrl"),
-        *("parity.adam.sum", "groups.train_ftrl", "groups.train_adagrad", "hashed.train_adam"),
-        *("distribution_steps.2x1", *_IN_GRAPHS),
-        *("masks.hash-lstm", "masks.group-attention", "masks.strings"),
+        *("parity.adam.sum", "hashed.train_adam"),
+        *("distribution_steps.2x1", *_IN_GRAPHS, "distribution.2x1", "parity.lazy_adam"),
+        *("masks.hash-lstm", "masks.group-attention", "masks.strings", "masks.dmp_hashed"),
+        *("masks.group-average", "dmp.basic.adam", "dmp.columns.adam", "dmp.replicated"),
+        "not_averaged.dmp_horovod_eager",
+        *("distribution_use.deferred", "distribution_use.from_files", "distribution_use.dataset"),
+        *("serving_dense.peak_rows", "serving_dense.peak_parallel"),
     ),
     3: (
         *("parity.sgd", "parity.adam", "columns", "sok2.dense", "sok2_dense.clipped", "programs"),
-        *("serving_dense.parallel", "serving_dense.peak"),
+        *("serving_dense.parallel", "serving_dense.peak", "serving_dense.cannot"),
+        *("serving_parts.peak", "dmp.columns"),
     ),
     4: ("parity.lazy_adam", "parity.adagrad", "dmp.columns", "hashed", "distribution.2x2"),
 }
@@ -59,7 +64,11 @@ SLOW_UNDER_TF_KERAS = (
     *("distribution_use.published", "distribution_use.own_loop", "distribution_optimizers.mixed"),
     *("distribution_ops", "dmp.columns", "other_ranks.tape", "by_key", "wire"),
     *("files.session", "files.refused", "serving", "masks", *_IN_GRAPHS),
-    *("dmp.replicated", "resuming", "live"),
+    *("dmp.replicated", "resuming", "live", "distribution.1x2", "own_layers", "other_ranks.dense"),
+    *("distribution_use.made_before", "distribution_use.backed_up", "distribution_use.from_files"),
+    *("distribution_use.exported", "distribution_optimizers.short", "dense_files", "dmp.rows"),
+    *("distribution_optimizers.unsharded", "not_averaged.dmp_horovod_eager", "pieces", "gathered"),
+    *("fused", "inspection", "fit.tuned"),
 )
 
 

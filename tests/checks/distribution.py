@@ -143,8 +143,8 @@ def fit(model, optimizer, eager):
     model.run_eagerly = True  # evaluation and prediction take longer to trace than to do
     return {
         "losses": np.array(losses.losses),
-        "evaluated": np.array(model.evaluate(inputs, targets, batch_size=BATCH, verbose=0)),
-        "predicted": np.concatenate(model.predict(inputs, batch_size=BATCH, verbose=0), axis=1),
+        "evaluated": np.array(model.evaluate(inputs, targets, batch_size=2 * BATCH, verbose=0)),
+        "predicted": np.concatenate(model.predict(inputs, batch_size=2 * BATCH, verbose=0), axis=1),
     }
 
 

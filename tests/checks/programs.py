@@ -24,6 +24,7 @@ ORDERS = (("rows",), ("full", "hashed"), ("hashed", "group", "rows"), ("group", 
 DMP_ORDERS = (("dmp",), ("hashed", "dmp", "full"), ("rows", "dmp"))
 DMP_ROWS = 16
 MODES = ("eager", "function", "loop")
+SESSION_STEPS = 20
 
 
 def num_steps(world_size):
@@ -36,7 +37,7 @@ def checks(world_size):
         return {}
     return {
         "random_steps": functools.partial(run, seed=1, steps=num_steps(world_size)),
-        "random_runs": functools.partial(run_in_session, seed=1, steps=30),
+        "random_runs": functools.partial(run_in_session, seed=1, steps=SESSION_STEPS),
     }
 
 

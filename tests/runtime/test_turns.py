@@ -155,7 +155,7 @@ def test_random_programs_give_what_a_dictionary_gives(rank_results, world_size):
 def test_random_runs_of_a_session_give_what_a_dictionary_gives(rank_results, world_size):
     results = rank_results(world_size, "programs.random_runs")
     assert all(result == results[0] for result in results)
-    assert sum(results[0].values()) == 30
+    assert sum(results[0].values()) == programs.SESSION_STEPS
     assert "session fine" in results[0] and len(results[0]) > 1
 
 

@@ -41,7 +41,7 @@ def test_what_was_written_is_read_and_goes_on(rank_results, world_size, kind):
         wrote = [found[rank][writers] for rank in range(writers)]
         names = wrote[0][0]["tables"]
         assert len(names) == 4 and all(len(by_key([w[0] for w in wrote], n)["keys"]) for n in names)
-        for readers in own_layers.readers_of(writers, world_size):
+        for readers in own_layers.readers_of(writers, world_size, kind):
             read = [found[rank][writers, readers, kind] for rank in range(readers)]
             for each in read:
                 check_same(each[0]["weights"], wrote[0][0]["weights"], kind)

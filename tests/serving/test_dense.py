@@ -2,14 +2,21 @@
 
 import pytest
 
+from tests.checks.serving_dense import cases_on
 from tests.serving.test_parts import WORLDS
 
 pytestmark = pytest.mark.keras
 KINDS = ("rows", "parallel")
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("case", ["shared", "sent"])
+TABLES = [
+    pytest.param(*each.values, case, marks=each.marks)
+    for each in WORLDS
+    for case in cases_on(*each.values)
+]
+
+
+@pytest.mark.parametrize("world_size, case", TABLES)
 def test_a_saved_model_and_its_deltas_have_the_rows_that_were_set(rank_results, world_size, case):
     found = rank_results(world_size, "serving_dense.tables")[0][case]
     assert found["differs"] == [[]] * 3

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.checks.serving import following
 from tests.ranks import HANG_LIMIT
 
 pytestmark = pytest.mark.keras
 WORLDS = [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.ranks)]
 DOORS = ("group", "columns", "sok1", "sharded", "parallel", "module")
-FOLLOWING = ("group", "sharded", "parallel")
+FOLLOWING = [make.__name__ for make, _ in following()]
 
 
 @pytest.fixture(params=WORLDS)
