@@ -34,7 +34,7 @@ def optimizers(world_size):
 
 
 def checks(world_size):
-    every = {f"train_{name}": lambda n=name: train(n) for name in optimizers(world_size)}
+    every = {f"train_{name}": lambda n=name: train(n) for name in OPTIMIZERS}
     every["placement"] = placement
     every["sequences"] = sequences
     every["packed"] = packed
