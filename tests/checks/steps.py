@@ -205,22 +205,28 @@ def other_tables():
 
 
 def other_dense_tables():
-    """Ranks look up dense tables with other numbers of rows, and spread in another way."""
+    """Ranks look up tables of DMP with other rows, places, combiners and initializers."""
     import sok_like as sok
 
-    def look_up(name, rows, threshold=None, **kwargs):
-        layer = sok.dist_model_parallel.DistributedEmbedding(
-            [tf.keras.layers.Embedding(rows, 4)], row_slice_threshold=threshold, name=name, **kwargs
-        )
-        keys = tf.zeros([sok.size(), 1], tf.int64) if kwargs else _keys(1, 2)
-        mine = len(layer.strategy.input_ids_list[_rank()]) if kwargs else 1
+    def look_up(name, embedding, **options):
+        dmp = sok.dist_model_parallel
+        layer = dmp.DistributedEmbedding([embedding], name=name, **options)
+        own_inputs = options.get("dp_input") is False
+        keys = tf.zeros([sok.size(), 1], tf.int64) if own_inputs else _keys(1, 2)[tf.newaxis]
+        mine = len(layer.strategy.input_ids_list[_rank()]) if own_inputs else 1
         return _tried(layer, [keys] * mine)
 
-    first = _rank() == 0
+    first, plain = _rank() == 0, tf.keras.layers.Embedding
+    combined = sok.Embedding(6, 4, combiner="sum" if first else "mean")
+    hashed = sok.HashEmbedding(
+        4, embeddings_initializer="ones" if first else "zeros", name="begins"
+    )
     return {
-        "rows": look_up("rows", 6 if first else 5),
-        "thresholds": look_up("thresholds", 6, 0 if first else None),
-        "own_inputs": look_up("own_inputs", 6 if first else 5, dp_input=False),
+        "rows": look_up("rows", plain(6 if first else 5, 4)),
+        "thresholds": look_up("thresholds", plain(6, 4), row_slice_threshold=0 if first else None),
+        "own_inputs": look_up("own_inputs", plain(6 if first else 5, 4), dp_input=False),
+        "combiners": look_up("combiners", combined),
+        "initializers": look_up("initializers", hashed),
     }
 
 

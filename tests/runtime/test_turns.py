@@ -114,7 +114,8 @@ def test_dense_tables_that_differ_over_ranks_raise_on_all(rank_results, world_si
         for name, seen in result.items():
             assert seen.startswith("FailedPreconditionError")
             stage = "notes" if name == "own_inputs" else "keys"
-            assert f"rank 0: {stage} of call 1 of '{name}: 6x" in seen
+            size = "" if name == "initializers" else "6x"
+            assert f"rank 0: {stage} of call 1 of '{name}: {size}" in seen
         assert "; rank 1: keys of call 1 of 'rows: 5x" in result["rows"]
 
 
