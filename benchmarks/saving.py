@@ -9,11 +9,12 @@ the new content beside the old. "cpu" is the processor time of all threads, whic
 the machine change less than the time. The last lines compare rates with the goals: in bytes per
 second, and in bytes per second of processor time.
 
-With --background: a table with Adagrad that is trained in batches as W1's, whose features share the
-keys, dumped while it stands still and then while training goes on, ROUNDS times: one column each.
-The first one takes its memory from the system. With --even a batch is BATCH keys drawn evenly from
-all, so that nearly every key is a row that the dump must copy first. "pause" is the time of
-`begin_dump` and `finish`; "cpu of step beside" is that of the process, less that of a stopped dump.
+With --background: a table with Adagrad that is trained in batches like those of W1, all features in
+one table. It is dumped while it stands still and then while training goes on, ROUNDS times: one
+column each. The first dump beside training takes memory from the system. With --even a batch is
+BATCH keys drawn evenly from all, so more rows must be copied before the dump has read them. "pause"
+is the time of `begin_dump` and `finish`; "cpu of step beside" is that of the process, less that of
+a stopped dump.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from benchmarks.scale import _Peak, _resident, parse_count
 
 CHUNK = 2**19
 BATCH = 2**16  # keys per step, with --even
-DIFFERENT = 256  # batches, used in turn
+NUM_BATCHES = 256  # batches, used in turn
 ALONE = 100  # steps before a dump, and as many after it
 ROUNDS = 6
 # What is compared, with what, and the rate at least as a part of that one's.
@@ -116,16 +117,16 @@ def run(num_keys: int, dim: int, rounds: int, folder: pathlib.Path) -> list[dict
 
 
 def batches(num_keys: int, even: bool) -> np.ndarray:
-    """Keys `[DIFFERENT, keys per step]`: of W1 26 x 8,192, by Zipf's law within each feature."""
+    """Keys `[NUM_BATCHES, keys per step]`: of W1 26 x 8,192, by Zipf's law within each feature."""
     random = np.random.default_rng(0)
     if even:
-        return random.integers(0, num_keys, (DIFFERENT, BATCH))
+        return random.integers(0, num_keys, (NUM_BATCHES, BATCH))
     features, batch = 26, 8192
     drawn = workloads.zipf(
-        random, workloads.ZIPF_EXPONENT, num_keys // features, (DIFFERENT, batch, features)
+        random, workloads.ZIPF_EXPONENT, num_keys // features, (NUM_BATCHES, batch, features)
     )
     order = random.permutation(num_keys)  # frequent keys are not neighbours in the table either
-    return order[drawn * features + np.arange(features)].reshape(DIFFERENT, -1)
+    return order[drawn * features + np.arange(features)].reshape(NUM_BATCHES, -1)
 
 
 def run_background(

@@ -11,8 +11,8 @@
 #
 # Needs nvcc, CMake, and a Python with NumPy, pybind11, pytest, pytest-timeout and hypothesis, by
 # default .venv's if there is one; PYTHON=... chooses another. TensorFlow is optional: the tests of
-# the ops run if it sees the device. (The kernels of the exchange between ranks have C++ tests, too.)
-# PyTorch and CuPy are used if they are installed.
+# the ops run if it sees the device. The step `core` runs the kernels of the exchange between ranks
+# without it. PyTorch and CuPy are used if they are installed.
 #
 # A step writes STEP.log and, when it is done, STEP.result to OUT (build-cuda/check). At its limit
 # it is interrupted; pytest still reports what it has run. A step that has passed runs again only
@@ -27,8 +27,8 @@ REHEARSE=${REHEARSE:-}
 OUT=${OUT:-build-cuda/check${REHEARSE:+-rehearsed}}
 TOTAL=${TOTAL:-2700}
 STEPS=(info build smoke test core bench memcheck ops racecheck initcheck synccheck slow)
-declare -A LIMITS=([info]=30 [build]=420 [smoke]=120 [test]=540 [core]=120 [bench]=300 [memcheck]=300 [ops]=240
-  [racecheck]=180 [initcheck]=180 [synccheck]=120 [slow]=150)
+declare -A LIMITS=([info]=30 [build]=420 [smoke]=120 [test]=540 [core]=120 [bench]=300
+  [memcheck]=300 [ops]=240 [racecheck]=180 [initcheck]=180 [synccheck]=120 [slow]=150)
 if [ -z "$REHEARSE" ]; then
   export SOK_TEST_GPU=required  # a test that finds no device fails
 else
