@@ -131,12 +131,14 @@ def train(kind, folder=None, stop_at=None, model=None, **options):
 def counts():
     """Interrupted on two ranks, and gone on with by two and by one."""
     import sok_like as sok
+    from sok_like.runtime import comm
 
     found = {}
     for kind in KINDS_ON_RANKS:
         expected, all_batches, *_ = train(kind)
         stop = all_batches[len(all_batches) // 2]
         train(kind, shared(f"resumed_{kind}"), stop)
+        comm.current().barrier()  # another rank may still write
         if sok.rank() == 0:
             shutil.copytree(shared(f"resumed_{kind}"), shared(f"resumed_{kind}_1"))
         for ranks in (1, 2):
