@@ -59,10 +59,16 @@ def pytest_collection_finish(session):
         cores.tune_no_datasets()
 
 
+def _is_slow(item):
+    legacy = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
+    others = item.iter_markers("keras") if legacy else ()
+    return "slow" in item.keywords or any(mark.kwargs.get("slow") for mark in others)
+
+
 def pytest_collection_modifyitems(config, items):
     if not os.environ.get("SLOW"):  # `make test-all` sets it
-        config.hook.pytest_deselected(items=[i for i in items if "slow" in i.keywords])
-        items[:] = [i for i in items if "slow" not in i.keywords]
+        config.hook.pytest_deselected(items=[item for item in items if _is_slow(item)])
+        items[:] = [item for item in items if not _is_slow(item)]
     # First the files whose ranks have the cores to themselves: a launch would wait for the others.
     alone = {i.path for i in items if "ranks" in i.keywords and "beside" not in i.keywords}
     items.sort(key=lambda item: item.path not in alone)

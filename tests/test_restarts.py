@@ -92,7 +92,7 @@ def unbroken(tmp_path_factory):
 
 
 @pytest.mark.ranks
-@pytest.mark.keras
+@pytest.mark.keras(slow=True)
 def test_a_killed_rank_costs_one_interval_and_a_rank(tmp_path, unbroken):
     words = ["-np", "2", "--restarts", "1", "--min-np", "1"]
     found = run(tmp_path, "two", words, DEATHS[1:2])

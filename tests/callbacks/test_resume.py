@@ -23,11 +23,19 @@ def check_same(model, expected):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("kind", [kind for kind, known in KINDS.items() if known])
+def _kinds():
+    """Each kind of data, and each way to read it with backups in the background."""
+    few = ("plain", "stream", "arrays", "two at once")
+    for kind in (kind for kind, known in KINDS.items() if known):
+        marks = [pytest.mark.keras(slow=kind not in few)]
+        yield pytest.param(kind, False, marks=marks, id=kind)
+    for kind in ("plain", "stream"):
+        marks = [pytest.mark.keras(slow=True)]
+        yield pytest.param(kind, True, marks=marks, id=f"{kind} in the background")
+
+
+@pytest.mark.parametrize("kind, background", _kinds())
 def test_no_batch_is_trained_twice(kind, background, tmp_path):
-    if background and kind not in ("plain", "stream"):
-        pytest.skip("once for each way to read the data")
     expected, batches, *_ = train(kind)
     stops = batches[len(batches) // 2], batches[BATCHES // 2]
     # In a later epoch, and in the first one: both where data begins and goes on in another way.

@@ -20,6 +20,7 @@ def on_host():
 
 
 @pytest.mark.ranks
+@pytest.mark.keras(slow=True)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_stock_reader_follows_and_ends_with_the_answers_of_a_fresh_export(rank_results, ranks):
     found = rank_results(ranks, "live.followed")

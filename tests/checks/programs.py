@@ -24,12 +24,12 @@ ORDERS = (("rows",), ("full", "hashed"), ("hashed", "group", "rows"), ("group", 
 DMP_ORDERS = (("dmp",), ("hashed", "dmp", "full"), ("rows", "dmp"))
 DMP_ROWS = 16
 MODES = ("eager", "function", "loop")
-SESSION_STEPS = 20
+SESSION_STEPS = 14
 
 
 def num_steps(world_size):
     """Of random programs in eager calls and functions; `make soak-ranks` makes thousands."""
-    return 60 if os.environ.get("SLOW") else {2: 40, 3: 15}[world_size]
+    return 60 if os.environ.get("SLOW") else {2: 28, 3: 15}[world_size]
 
 
 def checks(world_size):

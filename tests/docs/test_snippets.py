@@ -121,7 +121,7 @@ def usual(tmp_path_factory):
     return usual
 
 
-@pytest.mark.keras
+@pytest.mark.keras(slow=True)
 @pytest.mark.parametrize("documents", TOGETHER, ids=lambda documents: documents[0])
 def test_blocks_of_a_document_run_in_order(usual, documents):
     folder, found = usual(1)
@@ -129,7 +129,7 @@ def test_blocks_of_a_document_run_in_order(usual, documents):
     assert not error, error
 
 
-@pytest.mark.keras
+@pytest.mark.keras(slow=True)
 @pytest.mark.parametrize("block, num_ranks", _blocks(_usual))
 def test_block_runs_by_itself(usual, block, num_ranks):
     folder, found = usual(num_ranks)

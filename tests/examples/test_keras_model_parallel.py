@@ -1,13 +1,10 @@
 """The example of Keras' ModelParallel on 2 ranks."""
 
-import os
 import re
 
 import pytest
 
-# Under tf_keras the block of docs/distribution.md trains the same way.
-SLOW = [pytest.mark.slow] if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else []
-pytestmark = [pytest.mark.keras, pytest.mark.ranks, *SLOW]
+pytestmark = [pytest.mark.keras(slow=True), pytest.mark.ranks]
 
 
 def test_losses_agree_over_meshes_and_ranks(on_two_ranks):

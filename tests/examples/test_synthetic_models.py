@@ -156,7 +156,7 @@ def _compare(ranks):
             np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
 
 
-@pytest.mark.keras
+@pytest.mark.keras(slow=True)
 @pytest.mark.parametrize("dp_input", [True, False])
 def test_one_rank_trains_as_plain_tensorflow_does(sok, dp_input):
     _compare([synthetic_checks.train_small(dp_input)])

@@ -14,7 +14,7 @@ from tests.group_embedding.test_lookup_sparse import (
     samples,
 )
 
-pytestmark = pytest.mark.keras
+pytestmark = pytest.mark.keras(slow=True)
 COMBINERS = ["mean", "sum", "sqrtn"]
 
 

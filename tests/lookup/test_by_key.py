@@ -106,7 +106,8 @@ def _pairs():
     for i, kind in enumerate(["table", "of_layer"]):
         for j, nn in enumerate([tf.nn, v1.nn]):
             for in_function in (False, True):
-                marks = [pytest.mark.keras] * i + [pytest.mark.slow] * ((i + j + in_function) % 2)
+                marks = [pytest.mark.keras(slow=True)] * i
+                marks += [pytest.mark.slow] * ((i + j + in_function) % 2)
                 name = f"{kind}-v{2 - j}-{'function' if in_function else 'eager'}"
                 yield pytest.param(kind, nn, in_function, marks=marks, id=name)
 

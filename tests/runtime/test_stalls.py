@@ -81,7 +81,7 @@ def session_beside_eager():
     return _tried(in_session)
 
 
-@pytest.mark.keras
+@pytest.mark.keras(slow=True)
 def test_a_rank_that_has_finished_is_named():
     (message, seconds), (fine, _) = run_ranks(
         "tests.runtime.test_stalls:one_batch_less", 2, alone=False

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytestmark = pytest.mark.keras
+pytestmark = pytest.mark.keras(slow=True)
 
 KERAS_3 = not hasattr(tf.keras, "__internal__")
 # Of Keras' own tests, which its wheels hold: files, and parts of the tests' names.

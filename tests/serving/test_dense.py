@@ -5,7 +5,7 @@ import pytest
 from tests.checks.serving_dense import cases_on
 from tests.serving.test_parts import WORLDS
 
-pytestmark = pytest.mark.keras
+pytestmark = pytest.mark.keras(slow=True)
 KINDS = ("rows", "parallel")
 
 

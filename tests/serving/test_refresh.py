@@ -108,7 +108,7 @@ EXPORTS = [
     pytest.param("adam", "float32", "initial", marks=pytest.mark.keras),
     ("adagrad", "bfloat16", "initial"),
     ("adagrad", "int8", "zeros"),
-    pytest.param("decayed", "int8", "initial", marks=pytest.mark.keras),
+    pytest.param("decayed", "int8", "initial", marks=pytest.mark.keras(slow=True)),
 ]
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.core.policy_model import Model
 
-pytestmark = pytest.mark.keras
+pytestmark = pytest.mark.keras(slow=True)
 v1 = tf.compat.v1
 RATE, STEPS = 0.5, 25
 NO_PERMISSION = -3.0

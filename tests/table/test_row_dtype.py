@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytestmark = pytest.mark.keras
+pytestmark = pytest.mark.keras(slow=True)
 keras = tf.keras.optimizers
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
