@@ -22,7 +22,7 @@ generator=()
 if command -v ninja >/dev/null; then
   generator=(-G Ninja)
 fi
-cmake -S . -B build-cuda "${generator[@]}" -DSOK_WITH_CUDA=ON -DSOK_WITH_TF=$with_tf \
+cmake -S . -B build-cuda "${generator[@]}" -DSOK_WITH_CUDA=ON -DSOK_WITH_TF=$with_tf -DSOK_UNITY=ON \
   -DSOK_CUDA_REPORT="${REPORT:-OFF}" -DSOK_CUDA_ARCHITECTURES="${ARCHITECTURES:-80-real;90}" \
   -DPython_EXECUTABLE="$PYTHON" ${CMAKE_ARGS:-} >/dev/null
 if [ -n "${REPORT:-}" ]; then

@@ -46,7 +46,7 @@ from sok_like.saving import (
 from sok_like.saving.dense_pieces import DensePiece, Slice, Stored
 from sok_like.saving.hash_pieces import HashPiece
 from sok_like.saving.own_variables import OwnVariables
-from sok_like.saving.pieces import NotSameOnRanks, Piece, Prepared
+from sok_like.saving.pieces import NotSameOnRanks, Piece, Prepared, is_of_all_ranks
 from sok_like.table import snapshots
 from sok_like.table.variable import is_embedding_variable, unwrap
 
@@ -54,6 +54,9 @@ _CALL = "a save of tf.train.Checkpoint"
 _READ = "a restore of tf.train.Checkpoint"
 # Names of the tensors that say where variables of single ranks, and dense tables, are.
 _OWN, _DENSE = "sok_like/ranks", "sok_like/dense"
+# .begun: the _Begun that is begun or finished at the moment; .together: whether ranks share what is
+# saved, though nothing of it may differ on them.
+_now = threading.local()
 
 
 def save_objects(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -62,7 +65,8 @@ def save_objects(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
         return own(self, *args, **kwargs)
     objects = util.list_objects(self._graph_view)
     _check_reached(objects)
-    with optimizer_variables.of_root(objects):
+    together = any(map(is_of_all_ranks, objects))
+    with optimizer_variables.of_root(objects), attributes(_now, {"together": together}):
         return own(self, *args, **kwargs)
 
 
@@ -156,7 +160,8 @@ def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> A
         return None
     saver = self if begun is None else begun.saver
     kinds = _kinds(saver)
-    if not kinds or not comm.is_initialized():
+    together = bool(kinds) or vars(_now).get("together", False)
+    if not together or not comm.is_initialized():
         return write(saver, file_prefix, options)
     if begun is not None:
         pieces = begun.pieces
@@ -183,9 +188,6 @@ def _others(saver, kinds):
     if kinds.holders:
         ids = agreed(lambda: [each.id for each in kinds.holders], comm.current(), _CALL)[0]
         yield DensePiece("dense", kinds.holders, ids)
-
-
-_now = threading.local()  # .begun: the _Begun that is begun or finished at the moment
 
 
 class _Begun:

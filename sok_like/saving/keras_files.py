@@ -28,7 +28,7 @@ from sok_like.runtime.agreement import agreed
 from sok_like.saving import dense_in_keras, folders, optimizer_variables, transaction
 from sok_like.saving.format import durable
 from sok_like.saving.hash_pieces import HashPiece
-from sok_like.saving.pieces import NotSameOnRanks, Piece, Prepared
+from sok_like.saving.pieces import NotSameOnRanks, Piece, Prepared, is_of_all_ranks
 from sok_like.table.variable import is_embedding_variable
 
 _FILES = (".keras", ".h5")
@@ -93,7 +93,8 @@ def _save(call, own, model, filepath, *args, **kwargs):
         return own(model, place, *args, **kwargs)
 
     kinds = kinds_of(model)
-    if transaction.is_writing() or not kinds or not comm.is_initialized():
+    together = bool(kinds) or is_of_all_ranks(model)
+    if transaction.is_writing() or not together or not comm.is_initialized():
         return write(filepath)
     _check_eager(call)
     _check(kinds, call)
@@ -269,7 +270,7 @@ def remove_backup(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
     model = getattr(self, "model", None) or getattr(self, "_model", None)
     communicator = comm.current_or_single()
     run = functools.partial(own, self, *args, **kwargs)
-    if communicator.world_size == 1 or not kinds_of(model):
+    if communicator.world_size == 1 or not (kinds_of(model) or is_of_all_ranks(model)):
         return run()
     call = "the end of BackupAndRestore"
     agreed(None, communicator, call)

@@ -92,3 +92,12 @@ class NotSameOnRanks:
 
     def __bool__(self):
         return bool(self.tables or self.sharded or self.own or self.holders)
+
+
+def is_of_all_ranks(model: Any) -> bool:
+    """Whether a model is under a distribution: its ranks save it together, and one writes.
+
+    Also if none of its variables is sharded. Other models without tables are the program's: each
+    rank may save its own.
+    """
+    return getattr(model, "_sok_distribution", None) is not None

@@ -143,6 +143,11 @@ def test_files_hold_whole_values(rank_results, check):
                 np.testing.assert_array_equal(found, written, err_msg=name)
 
 
+def test_rank_0_writes_a_model_of_which_nothing_is_sharded(rank_results):
+    for rank in rank_results(2, "distribution_use.files"):
+        assert len(rank["kept"]) >= 2 and all(rank["kept"].values()), rank["kept"]
+
+
 def test_a_file_that_one_rank_cannot_read_changes_no_shard(rank_results):
     for rank in rank_results(2, "distribution_use.not_loaded"):
         assert "rank 1: " in rank["message"] and "the disk is ill" in rank["message"]
