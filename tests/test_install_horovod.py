@@ -9,18 +9,28 @@ import pytest
 from sok_like import install_horovod as module
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+TOP = """string(REPLACE "-O2" "-O3" CMAKE_C_FLAGS_RELWITHDEBINFO "${CMAKE_C_FLAGS_RELWITHDEBINFO}")
+string(REPLACE "-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")
+    add_subdirectory(third_party/gloo)
+    include_directories(third_party/gloo)
+"""
 SOURCES = """list(APPEND SOURCES "mpi_ops.cc")
 list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")
 list(APPEND SOURCES "last.cc")
 """
 
 
-@pytest.fixture
-def source(tmp_path):
-    file = tmp_path / "horovod" / "tensorflow" / "CMakeLists.txt"
+def make_source(folder):
+    file = folder / "horovod" / "tensorflow" / "CMakeLists.txt"
     file.parent.mkdir(parents=True)
     file.write_text(SOURCES)
+    (folder / "CMakeLists.txt").write_text(TOP)
     return file
+
+
+@pytest.fixture
+def source(tmp_path):
+    return make_source(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -35,9 +45,18 @@ def test_what_needs_headers_that_tensorflow_lacks_is_left_out(source, tmp_path, 
     )
 
 
-def test_other_sources_than_expected_are_refused(source, tmp_path):
-    source.write_text("nothing of the kind\n")
-    with pytest.raises(RuntimeError, match="must name xla_mpi_ops.cc on one line. Received: 0"):
+def test_what_nothing_links_is_not_compiled(source, tmp_path):
+    module.prepare_source(tmp_path, "2.16.2")
+    c, cxx, gloo, folder = (tmp_path / "CMakeLists.txt").read_text().splitlines()
+    assert (c, folder) == (TOP.splitlines()[0], TOP.splitlines()[3])
+    assert '"-O2 -g" "-O3" CMAKE_CXX_FLAGS' in cxx
+    assert gloo == "    add_subdirectory(third_party/gloo EXCLUDE_FROM_ALL)"
+
+
+@pytest.mark.parametrize("name", ["CMakeLists.txt", "horovod/tensorflow/CMakeLists.txt"])
+def test_other_sources_than_expected_are_refused(source, tmp_path, name):
+    (tmp_path / name).write_text("nothing of the kind\n")
+    with pytest.raises(RuntimeError, match=f"{name} must have .* once. Received: 0 times"):
         module.prepare_source(tmp_path, "2.21.0")
 
 
@@ -52,9 +71,7 @@ class Pip:
         if words[0] == "download":
             folder = pathlib.Path(words[words.index("--dest") + 1])
             name = f"horovod-{module.VERSION}"
-            made = folder / "made" / name / "horovod" / "tensorflow"
-            made.mkdir(parents=True)
-            (made / "CMakeLists.txt").write_text(SOURCES)
+            make_source(folder / "made" / name)
             archive = folder / f"{name}.tar.gz"
             subprocess.run(["tar", "czf", archive, "-C", folder / "made", name], check=True)
         if words[0] == "wheel":
