@@ -55,7 +55,7 @@ _READ = "a restore of tf.train.Checkpoint"
 # Names of the tensors that say where variables of single ranks, and dense tables, are.
 _OWN, _DENSE = "sok_like/ranks", "sok_like/dense"
 # .begun: the _Begun that is begun or finished at the moment; .together: whether ranks share what is
-# saved, though nothing of it may differ on them.
+# saved, though nothing of it may differ on them; .alone: whether one writes a SavedModel of it.
 _now = threading.local()
 
 
@@ -65,9 +65,14 @@ def save_objects(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
         return own(self, *args, **kwargs)
     objects = util.list_objects(self._graph_view)
     _check_reached(objects)
-    together = any(map(is_of_all_ranks, objects))
+    together = not vars(_now).get("alone") and any(map(is_of_all_ranks, objects))
     with optimizer_variables.of_root(objects), attributes(_now, {"together": together}):
         return own(self, *args, **kwargs)
+
+
+def by_one_rank() -> contextlib.AbstractContextManager[None]:
+    """A scope in which this rank writes a SavedModel while others do not, whatever they share."""
+    return attributes(_now, {"alone": True})
 
 
 def restore_objects(own: Callable, self: Any, save_path: Any, *args: Any, **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ from sok_like.lookup.stock_table import ROW_DTYPES
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed, all_or_none, gather_text
 from sok_like.runtime.checks import wrong_argument
+from sok_like.saving import checkpoints
 from sok_like.saving.format import durable
 from sok_like.serving import contents, tables
 from sok_like.serving import signatures as signature
@@ -210,7 +211,8 @@ def _hold(model, module, concrete, replacements):
 def _write(path, module, concrete, parts, deltas):
     aside = durable.join(parts.folder, "model")
     try:
-        tf.saved_model.save(module, aside, signatures=concrete)
+        with checkpoints.by_one_rank():
+            tf.saved_model.save(module, aside, signatures=concrete)
         _merge(parts, durable.join(aside, "variables"))
         if deltas == _beside(path):
             durable.remove_folder(deltas)  # they belong to the SavedModel that is replaced

@@ -3,7 +3,6 @@
 import os
 import pathlib
 import tempfile
-import time
 import warnings
 
 import numpy as np
@@ -226,33 +225,7 @@ def files():
             model = make_model()
             model.load_weights(folder / name)
         read[name] = [v.numpy() for v in model.weights]
-    return {"written": written, "read": read, "kept": _files_without_shards(folder)}
-
-
-def _files_without_shards(folder):
-    """By name, whether a file has rank 0's values. Rank 1, whose values differ, saves later."""
-    from sok_like.runtime import comm
-
-    rank = comm.current().rank
-
-    def body(dist):
-        model = compiled(make_model())
-        model.set_weights([np.full(v.shape, rank, np.float32) for v in model.weights])
-        for name in _names():
-            time.sleep(0.2 * rank)
-            (model.save if name.endswith(".keras") else model.save_weights)(folder / name)
-        time.sleep(0.2 * rank)
-        tf.train.Checkpoint(model=model).write(str(folder / "checkpoint"))
-        return model
-
-    model, kept = under((2, 1), body), {}
-    for name in [*_names(), "checkpoint"]:
-        if name == "checkpoint":
-            tf.train.Checkpoint(model=model).read(str(folder / name))
-        else:
-            model.load_weights(folder / name)
-        kept[name] = all((v.numpy() == 0).all() for v in model.weights)
-    return kept
+    return {"written": written, "read": read}
 
 
 def from_files():

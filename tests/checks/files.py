@@ -9,10 +9,13 @@ import pathlib
 import shutil
 import signal
 import tempfile
+import time
 import traceback
 
 import numpy as np
 import tensorflow as tf
+
+from sok_like.runtime.keras_version import is_keras_3
 
 BATCH = 12
 X = np.arange(2 * BATCH).reshape(BATCH, 2)
@@ -27,6 +30,7 @@ def checks(world_size):
             "resumed": lambda: resumed([(2, 2), (2, 1), (1, 2)]),
             "refused": refused,
             "backup": backup,
+            "unsharded": unsharded,
             "session": session,
         }
         # A signal comes at any time: apart from the launch that all checks share.
@@ -327,6 +331,35 @@ def preempted():
             found["alone"] = len(fit(alone, 4, callbacks=[callback]).history["loss"])
             found["difference"] = float(np.abs(alone.predict_on_batch(X) - expected).max())
     return found
+
+
+def unsharded():
+    """By name, whether a file has rank 0's values. Rank 1, whose values differ, saves later."""
+    from sok_like.runtime import comm
+    from tests.checks import distribution_use as of_distribution
+
+    rank, folder, names = comm.current().rank, shared("unsharded"), ["w.weights.h5"]
+    names.append("m.keras" if is_keras_3() else "w.h5")
+
+    def body(dist):
+        model = of_distribution.compiled(of_distribution.make_model())
+        model.set_weights([np.full(v.shape, rank, np.float32) for v in model.weights])
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            time.sleep(0.2 * rank)
+            (model.save if name.endswith(".keras") else model.save_weights)(str(folder / name))
+        time.sleep(0.2 * rank)
+        tf.train.Checkpoint(model=model).write(str(folder / "checkpoint"))
+        return model
+
+    model, kept = of_distribution.under((2, 1), body), {}
+    for name in [*names, "checkpoint"]:
+        if name == "checkpoint":
+            tf.train.Checkpoint(model=model).read(str(folder / name))
+        else:
+            model.load_weights(str(folder / name))
+        kept[name] = all((v.numpy() == 0).all() for v in model.weights)
+    return kept
 
 
 def session():
