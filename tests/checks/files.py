@@ -334,7 +334,10 @@ def preempted():
 
 
 def unsharded():
-    """By name, whether a file has rank 0's values. Rank 1, whose values differ, saves later."""
+    """On a mesh that shards nothing: by file, whether it has the values of rank 0.
+
+    Rank 1 has other values and saves later.
+    """
     from sok_like.runtime import comm
     from tests.checks import distribution_use as of_distribution
 
