@@ -25,6 +25,7 @@ else()
   target_compile_options(sok_cuda_emulated PUBLIC -Wno-unknown-pragmas -Wno-maybe-uninitialized
     -fno-strict-aliasing -O1)
   target_link_libraries(sok_cuda_emulated PUBLIC sok_core)
+  sok_unity(sok_cuda_emulated)
   file(GLOB sources CONFIGURE_DEPENDS cpp/tests/cuda/*_test.cc)
   if(SOK_SANITIZE MATCHES thread)
     # It does not know fibers. The state machine has a test with real threads.

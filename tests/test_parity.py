@@ -1,4 +1,4 @@
-"""Both layers against dense tables of stock TensorFlow: 50 steps, six optimizers, 1 to 4 ranks."""
+"""Both layers against dense tables of stock TensorFlow: six optimizers, 1 to 4 ranks."""
 
 import functools
 
@@ -18,7 +18,7 @@ CASES = [
 def case(world_size, optimizer, scale, *table):
     marks = [
         *([pytest.mark.ranks] if world_size > 1 else []),
-        *([pytest.mark.keras] if world_size <= 2 else []),
+        *([pytest.mark.keras(slow=optimizer in ("sgd", "momentum"))] if world_size <= 2 else []),
     ]
     name = "-".join([str(world_size), optimizer, scale, *table])
     return pytest.param(world_size, optimizer, scale, *table, marks=marks, id=name)

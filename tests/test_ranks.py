@@ -44,7 +44,9 @@ def sleep_and_tell(folder, seconds):
     time.sleep(seconds)
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "gloo"])
+@pytest.mark.parametrize(
+    "launcher", [pytest.param("mpirun", marks=pytest.mark.slow), "gloo"]
+)  # every other launch is by mpirun
 def test_horovod_ranks_exchange(launcher):
     results = run_ranks("tests.test_ranks:gather_ranks", 2, launcher=launcher, args={"scale": 10})
     assert results == [{"rank": rank, "size": 2, "gathered": [0, 10]} for rank in range(2)]

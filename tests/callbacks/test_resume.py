@@ -25,12 +25,13 @@ def check_same(model, expected):
 
 def _kinds():
     """Each kind of data, and each way to read it with backups in the background."""
-    few = ("plain", "stream", "arrays", "two at once")
+    few = ("plain", "arrays")
     for kind in (kind for kind, known in KINDS.items() if known):
         marks = [pytest.mark.keras(slow=kind not in few)]
+        marks += [pytest.mark.slow] * (kind in ("repeated", "seeded"))
         yield pytest.param(kind, False, marks=marks, id=kind)
     for kind in ("plain", "stream"):
-        marks = [pytest.mark.keras(slow=True)]
+        marks = [pytest.mark.slow if kind == "plain" else pytest.mark.keras(slow=True)]
         yield pytest.param(kind, True, marks=marks, id=f"{kind} in the background")
 
 
@@ -39,7 +40,7 @@ def test_no_batch_is_trained_twice(kind, background, tmp_path):
     expected, batches, *_ = train(kind)
     stops = batches[len(batches) // 2], batches[BATCHES // 2]
     # In a later epoch, and in the first one: both where data begins and goes on in another way.
-    for stop in stops if kind in ("plain", "stream", "unknown size") else stops[:1]:
+    for stop in stops if kind in ("stream", "unknown size") else stops[:1]:
         folder = tmp_path / str(stop)
         train(kind, folder, stop, save_freq=1, background=background)
         model, seen, epochs, said = train(kind, folder)

@@ -21,7 +21,7 @@ def on_host():
 
 @pytest.mark.ranks
 @pytest.mark.keras(slow=True)
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_stock_reader_follows_and_ends_with_the_answers_of_a_fresh_export(rank_results, ranks):
     found = rank_results(ranks, "live.followed")
     first = found[0]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.checks.parity import ranks_of
 
-BUCKETS, STEPS, BATCH, RATE = 8, 30, 9, 0.1
+BUCKETS, STEPS, BATCH, RATE = 8, 20, 9, 0.1
 # Column: group, dimension, combiner, weighted, whether it has keys of a hash table.
 COLUMNS = {
     "a": ("left", 3, "mean", False, True),

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.checks.parity import RATE, SEED, ranks_of
 
-NUM_KEYS, STEPS, BATCH, MAX_HOTNESS = 20, 30, 9, 3
+NUM_KEYS, STEPS, BATCH, MAX_HOTNESS = 20, 20, 9, 3
 OPTIMIZERS = ("adagrad", "adam", "ftrl")
 DIMS = {"a": 4, "b": 4, "c": 3, "d": 4, "e": 2}
 DENSE = ("d", "e")  # tf.Variables; the others are EmbeddingVariables

@@ -32,12 +32,10 @@ SUITES = {
 }
 # Of these, what calls kernels in other ways than the rest; the suites whole are marked `slow`.
 KERNELS = (
-    "tests/table/test_variable.py tests/test_session.py tests/table/test_policies.py "
+    "tests/table/test_variable.py tests/table/test_policies.py "
     "tests/group_embedding/test_lookup_sparse.py "
     "tests/embeddings/test_all2all_dense_embedding.py "
-    "tests/optimizers/test_rules.py tests/optimizers/test_wrapper.py "
-    "tests/optimizers/test_lazy_adam.py tests/optimizers/test_nonfinite.py "
-    "tests/test_training.py"
+    "tests/optimizers/test_wrapper.py tests/optimizers/test_nonfinite.py"
 )
 OF_KERAS = ["test_fit", "weights_file", "uninterrupted"]  # the same kernels, under more of Keras
 
@@ -75,7 +73,7 @@ def run_suite(files, at_least, absent=(), **environment):
 @pytest.mark.parametrize(
     "files, at_least, absent",
     [
-        (KERNELS, 220, OF_KERAS),
+        (KERNELS, 150, OF_KERAS),
         *(pytest.param(*suite, (), marks=pytest.mark.slow) for suite in SUITES.items()),
     ],
 )

@@ -32,14 +32,15 @@ OPTIMIZERS = {
 
 # On 1 and 2 ranks; cases that are not named are trained by all optimizers.
 FEW_OPTIMIZERS = {
-    "rows": ["sgd", "adagrad"],
-    "columns": ["adam", "adagrad"],
+    "rows": ["adagrad"],
+    "columns": ["adagrad"],
+    "mixed": ["adagrad"],
     "replicated": ["adam"],
     "idle_ranks": ["adam"],
     "fewer_rows_than_ranks": ["sgd"],
 }
 if os.environ.get("TF_USE_LEGACY_KERAS") == "1":  # placements do not depend on the Keras
-    FEW_OPTIMIZERS |= {name: ["adagrad"] for name in ("basic", "mixed", "rows", "columns")}
+    FEW_OPTIMIZERS["basic"] = ["adagrad"]
 
 
 def optimizers(world_size, name):

@@ -1,6 +1,7 @@
 """The example programs on 2 ranks, all in one launch."""
 
 import functools
+import os
 
 import pytest
 
@@ -19,15 +20,16 @@ SYNTHETIC = (
 def _results():
     programs = {
         "keras_model_parallel": ["--samples", "200", "--epochs", "2"],
-        "movielens": ["--epochs", "1"],
         "two_tower": ["--epochs", "3"],
-        "sasrec": ["--epochs", "3", "--folder", str(cores.folder() / "sasrec")],
         "group_columns": [*FLIGHTS, "--optimizer", "adagrad"],
         "serve_flights": [
             *("--train", "--rows", "20000", "--every", "2"),
             *("--folder", str(cores.folder() / SERVED)),
         ],
     }
+    if os.environ.get("SLOW"):
+        programs["movielens"] = ["--epochs", "1"]
+        programs["sasrec"] = ["--epochs", "3", "--folder", str(cores.folder() / "sasrec")]
     args = {"programs": programs, "synthetic": SYNTHETIC.split()}
     # Horovod makes groups of ranks where the first to start it has asked for them.
     groups = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}

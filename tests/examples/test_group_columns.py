@@ -30,6 +30,7 @@ def auc(output):
     return float(re.search(r"test AUC +(\S+)", output)[1])
 
 
+@pytest.mark.slow
 def test_ftrl_and_adagrad_learn():
     # 0.5 is chance. On so few flights most dates and crosses are seen a few times only.
     assert run([sys.executable, str(PROGRAM), *FLIGHTS]) > 0.65

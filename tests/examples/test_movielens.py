@@ -16,6 +16,7 @@ def error_of(output):
     return float(re.search(r"test RMSE +([\d.]+)", output)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_two_ranks_learn_and_name_films(on_two_ranks):
     first, second = on_two_ranks("movielens")

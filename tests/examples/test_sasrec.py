@@ -5,6 +5,7 @@ import re
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_two_ranks_learn_what_comes_next(on_two_ranks):
     first, second = on_two_ranks("sasrec")

@@ -11,13 +11,19 @@ from tests.checks import masks as checks
 pytestmark = pytest.mark.keras
 
 
+CASES = [
+    pytest.param(*case, marks=pytest.mark.keras(slow=case[1] in ("lstm", "attention")))
+    for case in checks.CASES
+]
+
+
 @functools.cache
 def stock(head, way, four_axes):
     return checks.trained("stock", head, way, four_axes)
 
 
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
-@pytest.mark.parametrize("kind, head, way", checks.CASES)
+@pytest.mark.parametrize("kind, head, way", CASES)
 def test_as_stock_models_with_a_mask(rank_results, world_size, kind, head, way):
     results = rank_results(world_size, f"masks.{kind}-{head}-{way}")
     expected = stock(head, way, kind in ("all2all", "fused"))

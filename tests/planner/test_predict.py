@@ -92,6 +92,7 @@ def test_measured_constants_are_written_and_used(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == measured
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_measures_steps_on_two_ranks():
     (step,), cores, page = program.measure(2, [Workload(tables=2, batch=8, dim=4)])

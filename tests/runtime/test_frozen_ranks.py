@@ -133,7 +133,7 @@ def said(function, num_ranks, launcher="mpirun", **args):
 
 @pytest.mark.parametrize(
     "num_ranks, rank, how, inside",
-    [(2, 1, "eager", True), (3, 2, "session", False)],
+    [(2, 1, "eager", True), pytest.param(3, 2, "session", False, marks=pytest.mark.slow)],
 )
 def test_a_frozen_rank_is_named_and_the_job_ends(num_ranks, rank, how, inside):
     outputs = said("freezes", num_ranks, rank=rank, how=how, inside=inside, wakes=False)
@@ -153,6 +153,7 @@ def test_a_frozen_rank_0_is_named_and_ends_when_it_wakes():
     assert all("this process ends with status 75" in output for output in (rank_0, rank_1))
 
 
+@pytest.mark.slow
 def test_a_rank_that_has_finished_does_not_wait_for_a_frozen_one_for_ever():
     rank_0, _ = said("ends_beside_a_frozen_rank", 2)
     assert re.search(r"the end of the program: rank 1 has not answered for \d+ s", rank_0)

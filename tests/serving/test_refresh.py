@@ -107,7 +107,7 @@ EXPORTS = [
     ("adagrad", "float32", "zeros"),
     pytest.param("adam", "float32", "initial", marks=pytest.mark.keras),
     ("adagrad", "bfloat16", "initial"),
-    ("adagrad", "int8", "zeros"),
+    pytest.param("adagrad", "int8", "zeros", marks=pytest.mark.slow),
     pytest.param("decayed", "int8", "initial", marks=pytest.mark.keras(slow=True)),
 ]
 

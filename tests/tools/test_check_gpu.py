@@ -67,6 +67,7 @@ STUBS = {
 }
 
 
+@pytest.mark.slow
 def test_every_step_finds_its_tests_without_tensorflow(tmp_path):
     """Not rehearsed: the commands of a machine with a device, which here collect and do not run."""
     for name, script in STUBS.items():
