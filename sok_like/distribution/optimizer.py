@@ -241,6 +241,11 @@ def _build(own, self, *args, **kwargs):
     return own(self, variables) if made is None else made.build(variables)
 
 
+def _exclude(own, self, *args, **kwargs):
+    with on_shards():  # by whose keys weight decay asks
+        return own(self, *args, **kwargs)
+
+
 def _view_of(optimizer, variables):
     """The view of a stock optimizer that trains shards, if there are any; otherwise None."""
     if isinstance(optimizer, _TakesParts) or works_on_shards():
@@ -264,6 +269,7 @@ def _install():
     why = "optimizers train shards of variables"
     for cls in classes:
         hooks.wrap(cls, method, _apply if is_keras_3() else _apply_gradients, why)
+    hooks.wrap(optimizers.Optimizer, "exclude_from_weight_decay", _exclude, why)
     # Subclasses make their slot variables in their own `build`.
     known = [cls for cls in vars(optimizers).values() if isinstance(cls, type)]
     for base in {base for cls in (*known, *classes) for base in cls.__mro__}:

@@ -6,6 +6,7 @@ tf_keras, its legacy optimizers and tf.compat.v1.train.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -21,7 +22,19 @@ from sok_like.table.variable import is_embedding_variable, unwrap
 _STOCK = ("keras", "tf_keras", "tensorflow")  # packages of stock optimizers
 
 
-class _Keras3(EmbeddingAware):
+class _Decaying(EmbeddingAware):
+    """What Keras 3 and tf_keras share."""
+
+    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+        var_list = list(var_list or [])
+        with contextlib.ExitStack() as scopes:
+            for variable in var_list:
+                if is_embedding_variable(variable):
+                    scopes.enter_context(unwrap(variable).asked_by_known_optimizer())
+            super().exclude_from_weight_decay(var_list, var_names)
+
+
+class _Keras3(_Decaying):
     def __setattr__(self, name, value):
         # Keras' LossScaleOptimizer switches off the scaling of the optimizer that it wraps. The
         # stock class cannot handle gradients by key; raise here, in `compile`, not in step one.
@@ -96,7 +109,7 @@ def unscaled(gradient: tf.IndexedSlices | None, scale: Any) -> tf.IndexedSlices 
     return tf.IndexedSlices(gradient.values / scale, gradient.indices, gradient.dense_shape)
 
 
-class _TfKeras(EmbeddingAware):
+class _TfKeras(_Decaying):
     def build(self, var_list):
         others = self._sok_take(var_list)
         if others:  # Keras builds once; ordinary variables may come in a later call

@@ -152,9 +152,11 @@ def compiled():
 
 def _plain(dist=None):
     found = {}
-    for name in ("adam", "global_clipnorm"):
-        optimizer = make(*optimizers()[name])
-        found[name] = steps(optimizer, make_model(), built=name == "adam")
+    for name in ("adam", "global_clipnorm", "adamw"):
+        optimizer, model = make(*optimizers()[name]), make_model()
+        if name == "adamw":
+            optimizer.exclude_from_weight_decay(var_list=[model.get_layer("wide").kernel])
+        found[name] = steps(optimizer, model, built=name == "adam")
         found[name]["iterations"] = optimizer.iterations.numpy()
     return found
 

@@ -239,14 +239,20 @@ def test_one_op_updates_all_tables(sok, make):
     assert tables[2].numpy().rows.tolist() == [[-1.5], [-3.0]]
 
 
-def test_tables_left_out_of_weight_decay_are_updated_apart(sok):
+@pytest.mark.parametrize("given", ["var_names", "var_list", "var_list of weights"])
+def test_tables_left_out_of_weight_decay_are_updated_apart(sok, given):
     tables, gradients = tables_and_gradients(sok, 3)
     for table in tables:
         sok.assign(table, [7], [[1.0]])
     optimizer = keras.SGD(0.5, weight_decay=0.5)
-    optimizer.exclude_from_weight_decay(var_names=["t1"])
+    if given == "var_names":  # of the stock optimizer, or of the one that knows tables
+        optimizer.exclude_from_weight_decay(var_names=["t1"])
+    optimizer = sok.OptimizerWrapper(optimizer)
+    if given != "var_names":
+        weight = tables[1].as_weight() if "weights" in given else tables[1]
+        optimizer.exclude_from_weight_decay(var_list=(weight for _ in range(1)))
     gradients = [tf.IndexedSlices([[0.0]], tf.constant([7], tf.int64))] * 3
-    sok.OptimizerWrapper(optimizer).apply_gradients(zip(gradients, tables, strict=True))
+    optimizer.apply_gradients(zip(gradients, tables, strict=True))
     assert [float(table.numpy().rows[0, 0]) for table in tables] == [0.75, 1.0, 0.75]
 
 

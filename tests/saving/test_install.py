@@ -28,7 +28,10 @@ _EXPECTED = (
 
 @pytest.mark.parametrize(
     "start",
-    ["Init(global_batch_size=8)", "get_embedding_variable('table', 2)"],
+    [
+        "Init(global_batch_size=8)",
+        pytest.param("get_embedding_variable('table', 2)", marks=pytest.mark.keras(slow=True)),
+    ],
 )
 def test_the_first_initialization_installs_everything(start):
     program = _PROGRAM.format(start=start)
