@@ -82,6 +82,7 @@ def test_rows_after_training(outcome):
     of_groups.test_rows_after_training(outcome)
 
 
+@pytest.mark.slow
 def test_hash_tables_beside_dense_ones(rank_results):
     of_hash_tables.test_training_of_all_kinds_of_tables(rank_results, 2, "adam")
     of_hash_tables.test_training_goes_on_from_weights_and_state(rank_results, 2, "adam")

@@ -36,15 +36,10 @@ def losses(data, folder, num_ranks, way, scales=(1,)):
     ]
 
 
-def _cases():
-    for num_ranks in (1, 2):
-        for way in ("tables", "columns"):
-            marks = [pytest.mark.slow] * ((num_ranks, way) != (2, "tables"))
-            yield pytest.param(num_ranks, way, marks=marks, id=f"{way}-{num_ranks}")
-
-
+@pytest.mark.slow  # `make test` trains the session of checks/deeprec.py on ranks
 @pytest.mark.ranks
-@pytest.mark.parametrize("num_ranks, way", _cases())
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("way", ["tables", "columns"])
 def test_both_ways_train_as_stock_variables_do(data, tmp_path, num_ranks, way):
     # Gradients of tables are sums over ranks, those of ordinary variables are means.
     right, untrained = losses(data, tmp_path / "stock", 1, "stock", (num_ranks, 0))

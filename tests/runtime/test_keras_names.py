@@ -40,6 +40,7 @@ def save(sok, path):
     return model.predict(X, verbose=0).ravel()
 
 
+@pytest.mark.keras(slow=True)
 def test_a_model_is_loaded_after_an_import_alone(sok, tmp_path):
     path = str(tmp_path / "model.keras")
     expected = save(sok, path)
@@ -69,6 +70,7 @@ def test_every_class_that_registers_itself_is_announced(sok):
     assert {n for n in registered ^ set(sok._IN_FILES) if not n.startswith(aware)} == set()
 
 
+@pytest.mark.keras(slow=True)
 def test_the_hook_goes_when_it_has_done_its_work():
     pytest.importorskip("tf_keras")  # a nightly has none
     program = (

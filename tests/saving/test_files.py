@@ -85,6 +85,7 @@ for step in range(10000):
 """
 
 
+@pytest.mark.keras(slow=True)
 def test_a_process_that_is_killed_leaves_a_file_that_loads(sok, tmp_path, after=3):
     path = str(tmp_path / "w.weights.h5")
     command = [sys.executable, "-c", _KILLED, path]
