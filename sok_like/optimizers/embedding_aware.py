@@ -23,9 +23,16 @@ _STOCK = ("keras", "tf_keras", "tensorflow")  # packages of stock optimizers
 
 
 class _Decaying(EmbeddingAware):
-    """What Keras 3 and tf_keras share."""
+    """What Keras 3 and tf_keras share: optimizers that decay weights, except some."""
 
     def exclude_from_weight_decay(self, var_list=None, var_names=None):
+        if self._sok_tables:  # whose own optimizers would decay them all the same
+            raise ValueError(
+                f"Tables {sorted(self._sok_tables)} have optimizers of their own. Call "
+                "`exclude_from_weight_decay` on each of them and on `default`, with tables in "
+                "`var_names`, before `sok.OptimizerWrapper` joins them. Received: a call on the "
+                "joint optimizer"
+            )
         var_list = list(var_list or [])
         with contextlib.ExitStack() as scopes:
             for variable in var_list:

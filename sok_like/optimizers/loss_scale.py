@@ -37,6 +37,9 @@ class LossScaling:
                 stack.enter_context(unwrap(variable).asked_by_known_optimizer())
             super().build(var_list)
 
+    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
     def check_finite(self, grads: Any) -> tf.Tensor:
         """Whether all gradients of all ranks are finite, bool scalar, the same on every rank."""
         return all_finite(grads, comm.current_or_single())

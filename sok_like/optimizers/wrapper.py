@@ -166,4 +166,7 @@ def _loss_scaling(optimizer, inner, lazy, average_dense_gradients, skip_nonfinit
     )
     made = view(_loss_scaling_class(type(optimizer)), optimizer) if is_keras_3() else optimizer
     setattr(made, "inner_optimizer" if is_keras_3() else "_optimizer", wrapped)
+    if not is_keras_3() and hasattr(wrapped, "exclude_from_weight_decay"):
+        # tf_keras' own would note it where no step looks.
+        made.__dict__["exclude_from_weight_decay"] = wrapped.exclude_from_weight_decay
     return made

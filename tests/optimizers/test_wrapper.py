@@ -239,21 +239,37 @@ def test_one_op_updates_all_tables(sok, make):
     assert tables[2].numpy().rows.tolist() == [[-1.5], [-3.0]]
 
 
+@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("given", ["var_names", "var_list", "var_list of weights"])
-def test_tables_left_out_of_weight_decay_are_updated_apart(sok, given):
+def test_tables_left_out_of_weight_decay_are_updated_apart(sok, given, scaled):
     tables, gradients = tables_and_gradients(sok, 3)
     for table in tables:
         sok.assign(table, [7], [[1.0]])
     optimizer = keras.SGD(0.5, weight_decay=0.5)
-    if given == "var_names":  # of the stock optimizer, or of the one that knows tables
+    if (
+        given == "var_names" and not scaled
+    ):  # of the stock optimizer, or of the one that knows tables
         optimizer.exclude_from_weight_decay(var_names=["t1"])
+    if scaled:
+        kinds = keras if hasattr(keras, "LossScaleOptimizer") else tf.keras.mixed_precision
+        optimizer = kinds.LossScaleOptimizer(optimizer)
     optimizer = sok.OptimizerWrapper(optimizer)
+    if given == "var_names" and scaled:
+        optimizer.exclude_from_weight_decay(var_names=["t1"])
     if given != "var_names":
         weight = tables[1].as_weight() if "weights" in given else tables[1]
         optimizer.exclude_from_weight_decay(var_list=(weight for _ in range(1)))
     gradients = [tf.IndexedSlices([[0.0]], tf.constant([7], tf.int64))] * 3
     optimizer.apply_gradients(zip(gradients, tables, strict=True))
     assert [float(table.numpy().rows[0, 0]) for table in tables] == [0.75, 1.0, 0.75]
+
+
+def test_tables_with_optimizers_of_their_own_are_left_out_there(sok):
+    tables, _ = tables_and_gradients(sok, 1)
+    joint = sok.OptimizerWrapper({"t0": keras.SGD(0.5)}, default=keras.SGD(0.5))
+    for given in ({"var_names": ["t0"]}, {"var_list": tables}):
+        with pytest.raises(ValueError, match=r"Tables \['t0'\] have optimizers of their own"):
+            joint.exclude_from_weight_decay(**given)
 
 
 def test_variable_given_twice_takes_two_steps(sok):
