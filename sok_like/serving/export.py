@@ -79,8 +79,9 @@ def export_saved_model(
         headroom: With `refreshable`, room for new keys as a fraction of the keys, beside 1,024 per
             table.
 
-    A signature takes and returns tensors by name. A ragged input `x` becomes `x_values` and
-    `x_row_splits`; a sparse one becomes `x_indices`, `x_values` and `x_dense_shape`.
+    A signature takes and returns tensors by name. A ragged `x` becomes `x_values` and
+    `x_row_splits`, with `x_row_splits_1` and so on for further ragged dimensions; a sparse one
+    becomes `x_indices`, `x_values` and `x_dense_shape`.
 
     Raises:
         ValueError: an argument is out of range, or a part of the model cannot be exported; names

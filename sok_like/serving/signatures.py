@@ -5,6 +5,9 @@ parts, and an output without a name is named by its position in the model's stru
 
     {"user": ragged, "item": dense}   ->   user_values, user_row_splits, item
     [rows, rows]                      ->   output_0, output_1
+
+A value that is ragged in more than one dimension has `x_row_splits`, `x_row_splits_1`, and so on,
+from the outermost dimension to the innermost.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+from sok_like.runtime.tensor_checks import checked
 
 DEFAULT = "serving_default"
 
@@ -70,22 +75,22 @@ def find(model: Any, signatures: Any) -> dict[str, Signature]:
 
 def flat_function(signature: Signature) -> tuple[Callable, list[tf.TensorSpec]]:
     """A function of tensors by name, and their specs."""
-    leaves = _leaves(signature.arguments)
     specs: list[tf.TensorSpec] = []
-    parts = []
-    for number, (path, spec) in enumerate(leaves):
-        name = signature.names[number] if signature.names else spec.name or _of_path(path)
-        flat = _parts(name, spec)
-        parts.append((spec, len(flat)))
-        specs += flat
-    names = [spec.name for spec in specs]
-    if len(set(names)) < len(names):
-        raise ValueError(f"Inputs of a signature must have different names. Received: {names}")
+    inputs = []
+    for number, (path, spec) in enumerate(_leaves(signature.arguments)):
+        name = getattr(spec, "name", None) or _of_path(path)
+        names = _part_names(signature.names[number] if signature.names else name, spec)
+        parts = tf.nest.flatten(spec, expand_composites=True)
+        inputs.append((names, spec))
+        specs += [
+            tf.TensorSpec(part.shape, part.dtype, name)
+            for name, part in zip(names, parts, strict=True)
+        ]
+    _check_different("Inputs", [spec.name for spec in specs])
 
     def call(**tensors):
-        values = iter([tensors[name] for name in names])
-        inputs = [_whole(spec, [next(values) for _ in range(n)]) for spec, n in parts]
-        arguments = tf.nest.pack_sequence_as(signature.arguments, inputs)
+        values = [_whole(spec, [tensors[name] for name in names]) for names, spec in inputs]
+        arguments = tf.nest.pack_sequence_as(signature.arguments, values)
         return _outputs(signature.call(*arguments))
 
     return call, specs
@@ -116,7 +121,7 @@ def _of_function(name, function):
             f"The `input_signature` of signature '{name}' must be a list. "
             f"Received: {function.input_signature!r}"
         )
-    names = list(function.function_spec.arg_names)[-len(arguments) :] if arguments else []
+    names = list(function.function_spec.arg_names)[: len(arguments)]
     if all(isinstance(item, _SPECS) for item in arguments) and len(names) == len(arguments):
         given = [spec.name if getattr(spec, "name", None) else name
                  for spec, name in zip(arguments, names, strict=True)]  # fmt: skip
@@ -165,56 +170,50 @@ def _as_spec(value):
     ):  # fmt: skip
         return tf.SparseTensorSpec(shape, tf.as_dtype(value.dtype))
     if getattr(value, "ragged", False):
-        return tf.RaggedTensorSpec(shape, tf.as_dtype(value.dtype), 1)
+        rank = getattr(value, "ragged_rank", None) or 1  # Keras 3.15 has it, and None by default
+        return tf.RaggedTensorSpec(shape, tf.as_dtype(value.dtype), rank)
     return tf.TensorSpec(shape, tf.as_dtype(value.dtype))
 
 
-def _parts(name, spec):
-    """The specs of the tensors that a value consists of."""
-    if isinstance(spec, tf.RaggedTensorSpec):
-        if spec.ragged_rank != 1:
-            raise ValueError(
-                f"Input '{name}' must be dense, sparse or ragged in one dimension. Received: {spec}"
-            )
-        values = [None, *(spec.shape[2:] if spec.shape.rank else [])]
-        return [
-            tf.TensorSpec(values, spec.dtype, f"{name}_values"),
-            tf.TensorSpec([None], spec.row_splits_dtype, f"{name}_row_splits"),
-        ]
-    if isinstance(spec, tf.SparseTensorSpec):
-        rank = spec.shape.rank
-        return [
-            tf.TensorSpec([None, rank], tf.int64, f"{name}_indices"),
-            tf.TensorSpec([None], spec.dtype, f"{name}_values"),
-            tf.TensorSpec([rank], tf.int64, f"{name}_dense_shape"),
-        ]
-    return [tf.TensorSpec(spec.shape, spec.dtype, name)]
+def _part_names(name, value):
+    """The names of the tensors that a value consists of, or that its spec describes."""
+    if isinstance(value, tf.SparseTensor | tf.SparseTensorSpec):
+        return [f"{name}_indices", f"{name}_values", f"{name}_dense_shape"]
+    if isinstance(value, tf.RaggedTensor | tf.RaggedTensorSpec) and value.ragged_rank:
+        inner = [f"{name}_row_splits_{number}" for number in range(1, value.ragged_rank)]
+        return [f"{name}_values", f"{name}_row_splits", *inner]
+    return [name]
+
+
+def _check_different(what, names):
+    if len(set(names)) < len(names):
+        raise ValueError(f"{what} of a signature must have different names. Received: {names}")
 
 
 def _whole(spec, tensors):
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensor.from_row_splits(*tensors)
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.ensure_shape(tf.SparseTensor(*tensors), spec.shape)
-    return tensors[0]
+    """The value of the tensors that a client sends; they are checked when the server runs."""
+    if isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank:
+        ragged = tf.RaggedTensor.from_nested_row_splits(tensors[0], tensors[1:], validate=True)
+        tensors = tf.nest.flatten(ragged, expand_composites=True)
+    if isinstance(spec, tf.SparseTensorSpec) and spec.shape.rank is not None:
+        text = f"`{tensors[2].op.name}` must fit {spec.shape}. Received:"
+        sizes = tf.constant([-1 if size is None else size for size in spec.shape], tf.int64)
+        fits = tf.reduce_all((sizes == -1) | (sizes == tensors[2]))
+        tensors[2] = checked(tensors[2], fits, text, tensors[2])
+    return tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)
 
 
 def _outputs(structure):
     """The outputs as tensors by name."""
-    leaves = _leaves(structure)
-    named = isinstance(structure, Mapping)
-    found = {}
-    for number, (path, value) in enumerate(leaves):
-        name = _of_path(path) if named else f"output_{number}"
-        if isinstance(value, tf.RaggedTensor):
-            found[f"{name}_values"] = value.flat_values
-            found[f"{name}_row_splits"] = value.row_splits
-        elif isinstance(value, tf.SparseTensor):
-            found[f"{name}_indices"], found[f"{name}_values"] = value.indices, value.values
-            found[f"{name}_dense_shape"] = value.dense_shape
-        else:
-            found[name] = tf.convert_to_tensor(value)
-    return found
+    names, tensors = [], []
+    for number, (path, value) in enumerate(_leaves(structure)):
+        name = _of_path(path) if isinstance(structure, Mapping) else f"output_{number}"
+        parts = _part_names(name, value)
+        is_dense = len(parts) == 1
+        names += parts
+        tensors += [value] if is_dense else tf.nest.flatten(value, expand_composites=True)
+    _check_different("Outputs", names)
+    return dict(zip(names, map(tf.convert_to_tensor, tensors), strict=True))
 
 
 def _leaves(structure, path=()):
