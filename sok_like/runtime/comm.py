@@ -23,6 +23,10 @@ from sok_like.runtime.tensor_checks import checked
 # Set for each process by the launchers of Horovod, Open MPI, MPICH and Slurm (srun).
 _WORLD_SIZE_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
+# "1": TF_CONFIG does not say with how many others this process trains.
+_IGNORE_TF_CONFIG = "SOK_IGNORE_TF_CONFIG"
+_TRAINING_TASKS = ("chief", "master", "worker")
+
 # Settings that Horovod and Open MPI read as they start. Values of the user are kept.
 # docs/install.md has the figures. An exchange waits for Horovod's thread, which looks for work once
 # per cycle (1 ms by default). A rank that waits in MPI polls, and so takes the core from the rank
@@ -299,11 +303,18 @@ class HorovodCommunicator:
 
 
 def launched_world_size() -> int:
-    """The number of processes that were launched, as far as it is known without Horovod."""
+    """The number of processes that were launched, as far as it is known without Horovod.
+
+    Raises:
+        RuntimeError: it is 1, and TF_CONFIG names several workers.
+        ValueError: it is 1, and TF_CONFIG cannot be read.
+    """
     horovod = sys.modules.get("horovod.tensorflow")
-    if horovod is not None and horovod.is_initialized():
-        return horovod.size()
-    return _said_by_launcher()[1]
+    connected = horovod is not None and horovod.is_initialized()
+    launched = horovod.size() if connected else _said_by_launcher()[1]
+    if launched == 1 and not is_initialized():
+        _check_tf_config()
+    return launched
 
 
 def _said_by_launcher():
@@ -313,6 +324,34 @@ def _said_by_launcher():
         if value.isdigit():
             return variable, int(value)
     return "", 1
+
+
+def _check_tf_config():
+    """Raises if this is a worker of several, or a parameter server: it would train alone.
+
+    An evaluator is a process by itself, also beside several workers.
+    """
+    text = os.environ.get("TF_CONFIG", "")
+    if not text or os.environ.get(_IGNORE_TF_CONFIG, "0") not in ("", "0"):
+        return
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    try:
+        tasks, task_type = resolver.cluster_spec().as_dict(), resolver.task_type
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"TF_CONFIG must be the JSON of a cluster and a task, or empty ({error}). "
+            f"{_IGNORE_TF_CONFIG}=1 ignores it. Received: TF_CONFIG={text!r}"
+        ) from error
+    workers = sum(len(tasks.get(kind, ())) for kind in _TRAINING_TASKS)
+    if task_type == "ps" or (workers > 1 and task_type != "evaluator"):
+        raise RuntimeError(
+            f"TF_CONFIG names {workers} worker(s) and this process as a task of type "
+            f"{task_type!r}, but no launcher has connected it with others: it would train a model "
+            "of its own. Processes are connected by mpirun or horovodrun, not by TF_CONFIG; "
+            "docs/guides/several_ranks.md shows how to start them, and parameter servers are not "
+            f"needed. If each process is to train a model of its own, set {_IGNORE_TF_CONFIG}=1. "
+            f"Received: TF_CONFIG={text!r}"
+        )
 
 
 def _check_connected(size):
@@ -361,7 +400,9 @@ def choose(groups_later: bool = False) -> Communicator:
 
     Raises:
         ImportError: there are several processes, and Horovod is missing or cannot be loaded.
-        RuntimeError: there are several processes, and Horovod did not find the others.
+        RuntimeError: there are several processes, and Horovod did not find the others; or TF_CONFIG
+            names several workers, and there is no launcher.
+        ValueError: TF_CONFIG cannot be read, and there is no launcher.
     """
     if launched_world_size() > 1:
         return HorovodCommunicator(groups_later)

@@ -34,11 +34,12 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
     Raises:
         TypeError: `global_batch_size` is missing or not an integer; `seed` is not an integer.
         ValueError: `global_batch_size` is smaller than the number of ranks; `seed` is outside
-            `[-2**63, 2**63)`.
+            `[-2**63, 2**63)`; TF_CONFIG cannot be read.
         ImportError: there are several processes, and Horovod is missing or cannot be loaded; or the
             running TensorFlow or Keras lacks a function that must be wrapped.
-        RuntimeError: called again with other arguments (the same ones are legal), or within a
-            `tf.distribute` strategy of several replicas.
+        RuntimeError: called again with other arguments (the same ones are legal), within a
+            `tf.distribute` strategy of several replicas, or in one process of several that
+            TF_CONFIG names and no launcher has connected.
     """
     global _arguments
     if kwargs:

@@ -1,5 +1,6 @@
 """Communicators: their collectives, alone and over Horovod, and which one a process gets."""
 
+import json
 import os
 import sys
 import types
@@ -132,6 +133,67 @@ def test_processes_that_horovod_did_not_connect_do_not_train_alone(monkeypatch, 
         comm.choose()
     monkeypatch.setenv("PMI_SIZE", "1")
     assert isinstance(comm.choose(), comm.SingleProcess)
+
+
+def tf_config(task_type="worker", **cluster):
+    hosts = {kind: [f"{kind}{i}:2222" for i in range(n)] for kind, n in cluster.items()}
+    return json.dumps({"cluster": hosts, "task": {"type": task_type, "index": 0}})
+
+
+ALONE = {
+    "": "",
+    "no cluster": json.dumps({"task": {"type": "worker", "index": 0}}),
+    "one worker": tf_config(worker=1),
+    "chief": tf_config("chief", chief=1),
+    "its servers": tf_config("chief", chief=1, ps=2),
+    "evaluator": tf_config("evaluator", worker=3, evaluator=1),
+}
+NOT_ALONE = {
+    "workers": (RuntimeError, tf_config(worker=2), "2 worker.s.*'worker'"),
+    "chief and worker": (
+        RuntimeError,
+        tf_config("chief", chief=1, worker=1),
+        "2 worker.s.*'chief'",
+    ),
+    "master": (RuntimeError, tf_config("master", master=1, worker=2, ps=1), "3 worker.s.*'master'"),
+    "by number": (
+        *(RuntimeError, '{"cluster": {"worker": {"0": "a:1", "3": "b:1"}}}'),
+        "2 worker.s.*None",
+    ),
+    "server": (RuntimeError, tf_config("ps", chief=1, ps=2), "1 worker.s.*'ps'"),
+    "no json": (ValueError, "worker0:2222,worker1:2222", "TF_CONFIG must be the JSON"),
+    "no list": (ValueError, '{"cluster": {"worker": "a:1"}}', "TF_CONFIG must be the JSON"),
+    "a number": (ValueError, "2", "TF_CONFIG must be the JSON"),
+}
+
+
+@pytest.fixture
+def unlaunched(monkeypatch):
+    """No launcher, no Horovod, before `sok.Init`."""
+    for name in (*comm._WORLD_SIZE_VARIABLES, comm._IGNORE_TF_CONFIG):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
+    monkeypatch.setattr(comm, "_current", None)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_tf_config_of_a_process_by_itself(unlaunched, case):
+    unlaunched.setenv("TF_CONFIG", ALONE[case])
+    assert isinstance(comm.choose(), comm.SingleProcess)
+
+
+@pytest.mark.parametrize("case", NOT_ALONE)
+def test_tf_config_of_several_workers_raises_without_a_launcher(unlaunched, case):
+    error, text, words = NOT_ALONE[case]
+    unlaunched.setenv("TF_CONFIG", text)
+    with pytest.raises(error, match=f"(?s){words}.*SOK_IGNORE_TF_CONFIG=1.*TF_CONFIG="):
+        comm.choose()
+    unlaunched.setenv(comm._IGNORE_TF_CONFIG, "1")
+    assert isinstance(comm.choose(), comm.SingleProcess)
+    unlaunched.setenv(comm._IGNORE_TF_CONFIG, "0")
+    unlaunched.setenv("OMPI_COMM_WORLD_SIZE", "2")  # launched: TF_CONFIG says nothing
+    assert comm.launched_world_size() == 2
 
 
 def test_groups_that_horovod_was_not_told_of_say_what_to_call(monkeypatch):

@@ -1,5 +1,6 @@
 """`sok.Init`: its arguments, seed, second call and v1 form."""
 
+import importlib
 import subprocess
 import sys
 
@@ -214,3 +215,29 @@ def test_the_launchers_are_recognised(monkeypatch, variable):
     assert comm.launched_world_size() == 1
     monkeypatch.setenv(variable, "3")
     assert comm.launched_world_size() == 3
+
+
+DOORS = {
+    "Init": lambda sok: sok.Init(global_batch_size=8),
+    "group_embedding": lambda sok: sok.enable_distributed_strategy("collective"),
+    "localized": lambda sok: sok.enable_distributed_strategy("localized"),
+    "deeprec": lambda sok: sok.deeprec.CollectiveStrategy(),
+    "sok2": lambda sok: importlib.import_module("sok_like.sok2").init(),
+    "dmp": lambda sok: sok.dist_model_parallel.DistributedEmbedding(
+        [tf.keras.layers.Embedding(9, 4)]
+    ),
+    "mesh": lambda sok: sok.distribution.DeviceMesh((1, 2), ("batch", "model")),
+    "data_parallel": lambda sok: sok.distribution.DataParallel(),
+    "distribution": lambda sok: sok.distribution.initialize(),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_no_door_lets_a_worker_of_tf_config_train_alone(fresh, monkeypatch, door):
+    for name in comm._WORLD_SIZE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}}')
+    with pytest.raises(RuntimeError, match="TF_CONFIG names 2 worker.*docs/guides/several_ranks"):
+        DOORS[door](fresh)
+    assert not comm.is_initialized()
