@@ -33,10 +33,10 @@ USERS, ITEMS = 1000, 400
 def published_layouts(device_mesh):
     """The layout map of the published example."""
     layout_map = LayoutMap(device_mesh)
-    layout_map["dense.*kernel"] = (None, "model")
-    layout_map["dense.*bias"] = ("model",)
-    layout_map["conv2d.*kernel"] = (None, None, None, "model")
-    layout_map["conv2d.*bias"] = ("model",)
+    layout_map[".*dense.*kernel"] = (None, "model")
+    layout_map[".*dense.*bias"] = ("model",)
+    layout_map[".*conv2d.*kernel"] = (None, None, None, "model")
+    layout_map[".*conv2d.*bias"] = ("model",)
     return layout_map
 
 

@@ -2,7 +2,7 @@
 
     mesh = DeviceMesh((2, 4), ("batch", "model"))
     layout_map = LayoutMap(mesh)
-    layout_map["dense.*kernel"] = (None, "model")
+    layout_map[".*dense.*kernel"] = (None, "model")
     set_distribution(ModelParallel(mesh, layout_map))
 
 While a distribution is set, a variable creator shards the variables that the map names
@@ -13,6 +13,7 @@ distribution is unset, these hooks are removed. Variables and models that they m
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -91,28 +92,37 @@ class Distribution(_KerasDistribution):
         return tuple(layout.axes)
 
     def check_patterns(self, model: Any) -> None:
-        """Warns once per key of the layout map that has not matched any variable yet."""
+        """Warns once per key of the layout map that matches no variable, or some in part only."""
         if self._layout_map is None or "_sok_checked" in vars(model) or not model.variables:
             return
         object.__setattr__(model, "_sok_checked", True)  # bypasses Keras' tracking of attributes
-        for variable in model.variables:
-            axes = self.axes_of(path_of(variable))
-            if axes is not None and is_embedding_variable(variable) and axes[1:] != (None,):
+        paths, replicated = [path_of(variable) for variable in model.variables], []
+        for variable, path in zip(model.variables, paths, strict=True):
+            axes = self.axes_of(path)
+            if axes is None:
+                replicated.append(path)
+            elif is_embedding_variable(variable) and axes[1:] != (None,):
                 raise ValueError(
                     "A hash table is sharded by key over all ranks, so its layout must shard rows, "
-                    f"(axis, None). Received: layout {axes} for '{path_of(variable)}' of shape "
+                    f"(axis, None). Received: layout {axes} for '{path}' of shape "
                     f"{tuple(variable.shape)}"
                 )
         for key in self._layout_map:
-            if key not in self._matched | self._told:
-                self._told.add(key)
-                warnings.warn(
-                    f"The key {key!r} of the LayoutMap, with the layout "
-                    f"{tuple(self._layout_map[key].axes)}, matches no variable of model "
-                    f"'{model.name}' nor of any other so far. Its variables are "
-                    f"{[path_of(v) for v in model.variables]}",
-                    stacklevel=2,
-                )
+            # A key that is a path means that variable alone.
+            in_part = [p for p in replicated if key not in paths and re.search(key, p)]
+            if key in self._told or (key in self._matched and not in_part):
+                continue
+            self._told.add(key)
+            what = "matches no variable of this model nor of any other so far. "
+            if in_part:
+                what = f"matches only a part of {in_part}, so it does not shard them: a key must "
+                what += f"match the whole path, as '.*{key}.*' does. "
+            warnings.warn(
+                f"The key {key!r} of the LayoutMap, with the layout "
+                f"{tuple(self._layout_map[key].axes)}, {what}The variables of model "
+                f"'{model.name}' are {paths}",
+                stacklevel=2,
+            )
 
     def get_variable_layout(self, variable: Any) -> Any:
         explicit = getattr(variable, "_layout", None)

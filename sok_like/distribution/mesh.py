@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,17 +72,16 @@ class DeviceMesh(keras.distribution.DeviceMesh):
 
 
 class LayoutMap(keras.distribution.LayoutMap):
-    """Keras' LayoutMap, in which a pattern may also match a part of a path.
+    """Keras' LayoutMap, which also checks the axes of its layouts.
 
-    A key equal to the path has priority, then a regular expression that matches the whole path, as
-    in Keras. If there is neither, one that matches a part of it counts, as in the published API.
-    (Keras' own class, passed to `ModelParallel`, keeps to whole paths.)
+    A key equal to the path of a variable has priority. Otherwise keys are regular expressions, and
+    match as those of the installed Keras do: the whole path since Keras 3.14, a part of it before.
 
     Args:
         device_mesh: The DeviceMesh of layouts that are given as tuples, or None.
 
     Raises:
-        ValueError: when a layout is set or read, see the methods.
+        ValueError: when a layout is set, see the method; or read, if several keys match the path.
     """
 
     def __setitem__(self, key: str, layout: Any) -> None:
@@ -102,23 +100,6 @@ class LayoutMap(keras.distribution.LayoutMap):
                     f"the layout {tuple(axes)} for the key {key!r}"
                 )
         super().__setitem__(key, layout)
-
-    def __getitem__(self, key: str) -> Any:
-        """The layout of the variable with the path `key`, or None.
-
-        Raises:
-            ValueError: several keys match the path.
-        """
-        if key in list(self):
-            return super().__getitem__(key)
-        matching = [pattern for pattern in self if re.fullmatch(pattern, key)]
-        matching = matching or [pattern for pattern in self if re.search(pattern, key)]
-        if len(matching) > 1:
-            raise ValueError(
-                f"Path '{key}' matches multiple layout keys; it must match at most one. "
-                f"Received: {len(matching)} keys of the LayoutMap that match it, {matching}"
-            )
-        return super().__getitem__(matching[0]) if matching else None  # as an exact match
 
 
 class RankMesh:

@@ -1,7 +1,9 @@
 """Meshes, layouts and what they come to, without ranks."""
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from sok_like import distribution as dist
 from sok_like.distribution.placement import Placement, shard_bounds
@@ -19,8 +21,6 @@ def test_shards_are_those_of_numpy(length, num_shards):
 
 
 def test_shards_of_a_length_that_is_a_tensor():
-    import tensorflow as tf
-
     for index in range(3):
         bounds = shard_bounds(tf.constant(8, tf.int64), 3, index)
         assert tuple(int(bound) for bound in bounds) == shard_bounds(8, 3, index)
@@ -43,28 +43,50 @@ def test_every_element_lies_on_as_many_ranks_as_its_layout_says(axes):
     assert set(held) == {6 // np.prod([sizes[axis] for axis in axes if axis], dtype=int)}
 
 
-def test_layout_map_searches_and_prefers_the_exact_path():
+PATHS = ("dense/kernel", "my_dense/kernel_2", "net/dense/kernel", "net/dense_1/bias", "net/bias")
+
+
+def test_layout_map_matches_as_that_of_keras():
     mesh = dist.DeviceMesh((1, 1), ("batch", "model"), [0])
-    layout_map = dist.LayoutMap(mesh)
-    layout_map["dense.*kernel"] = (None, "model")
-    layout_map["net/dense_1/kernel"] = ("model", None)
-    layout_map["bias"] = dist.TensorLayout(("model",))
-    assert layout_map["net/dense/kernel"].axes == (None, "model")
-    assert layout_map["net/dense_1/kernel"].axes == ("model", None)
-    assert layout_map["net/dense/bias"].device_mesh is mesh
-    assert layout_map["net/norm/gamma"] is None
+    ours, theirs = dist.LayoutMap(mesh), keras.distribution.LayoutMap(mesh)
+    for layout_map in ours, theirs:
+        layout_map["dense/kernel"] = (None, "model")
+        layout_map["net/dense_.*"] = dist.TensorLayout(("model",))
+    assert ours["dense/kernel"].axes == (None, "model")
+    assert ours["net/dense_1/bias"].device_mesh is mesh
+    for path in PATHS:
+        found, expected = ours[path], theirs[path]
+        assert getattr(found, "axes", None) == getattr(expected, "axes", None), path
     with pytest.raises(ValueError, match="already exist"):
-        layout_map["bias"] = (None,)
+        ours["dense/kernel"] = (None,)
     with pytest.raises(ValueError, match="TensorLayout"):
-        layout_map["gamma"] = "model"
-    layout_map["net/dense.*kernel"] = ("batch", None)  # of the whole path, which counts in Keras
-    assert layout_map["net/dense/kernel"].axes == ("batch", None)
-    assert layout_map["other/dense/kernel"].axes == (None, "model")
-    layout_map["dense_bias"] = ("model",)
+        ours["gamma"] = "model"
+    ours["net/dense_1.*"] = ("model",)
     with pytest.raises(
-        ValueError, match=r"'net/dense_bias' matches multiple layout.*\['bias', 'dense_bias'\]"
+        ValueError, match=r"'net/dense_1/bias' matches multiple layout.*net/dense_1"
     ):
-        layout_map["net/dense_bias"]
+        ours["net/dense_1/bias"]
+
+
+@pytest.mark.skipif(
+    tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14), reason="a part of a path matches"
+)
+def test_a_key_that_matches_a_part_of_a_path_warns_and_names_the_variable(sok):
+    layers = tf.keras.layers
+    layout_map = dist.LayoutMap(dist.DeviceMesh((1, 1), ("batch", "model")))
+    layout_map["dense/kernel"] = (None, "model")  # a variable: it is meant alone
+    layout_map["dens[e]/bias"] = ("model",)
+    layout_map["outer"] = ("model",)
+    with dist.ModelParallel(layout_map=layout_map).scope(), pytest.warns() as caught:
+        inputs = layers.Input([4])
+        hidden = layers.Dense(4, name="my_dense")(layers.Dense(4, name="dense")(inputs))
+        model = tf.keras.Model(inputs, hidden)
+        model(np.zeros((2, 4), np.float32))
+    said = [str(w.message) for w in caught if "LayoutMap" in str(w.message)]
+    assert len(said) == 2
+    assert "'dens[e]/bias'" in said[0] and "a part of ['my_dense/bias']" in said[0]
+    assert "'outer'" in said[1] and "matches no variable" in said[1]
+    assert layout_map["my_dense/kernel"] is None
 
 
 def test_arguments_of_model_parallel(sok):
@@ -84,8 +106,6 @@ def test_arguments_of_model_parallel(sok):
 
 
 def test_scope_restores_what_was(sok):
-    import tensorflow as tf
-
     call = tf.keras.Model.__call__
     outer, inner = dist.DataParallel(), dist.DataParallel()
     assert dist.distribution() is None
