@@ -10,7 +10,7 @@ import sys
 import weakref
 from typing import Any
 
-from sok_like.runtime import hooks
+from sok_like.runtime import hooks, keras_steps
 from sok_like.runtime.keras_version import is_keras_3
 from sok_like.table.variable import is_embedding_variable, unwrap
 
@@ -20,6 +20,11 @@ _NOT_LISTED = (
     "Lambda layer cannot hold one. "
     "sok.GroupEmbedding and the other layers of this package hold their tables themselves. For a "
     "table that is not trained, set `trainable=False`."
+)
+_COMPILED = (
+    "Table '{name}' is looked up in a step that XLA compiles, which it cannot: pass "
+    "jit_compile=False to the model's `compile`, or call the model once before. With a GPU Keras "
+    "chooses XLA for a model whose tables are not made yet."
 )
 
 
@@ -34,11 +39,15 @@ def training_of_call() -> Any:
 def check_listed(variable: Any, keys: Any) -> None:
     """Raises unless a layer of the Keras call in progress lists a trainable table.
 
+    Raises also within a step that XLA is to compile.
+
     The table is an EmbeddingVariable, or a tf.Variable with a `table_name`.
 
     If keys are symbolic tensors of tf_keras, each op becomes a layer of its own, which lists
     nothing.
     """
+    if keras_steps.compiled:
+        raise RuntimeError(_COMPILED.format(name=variable.table_name))
     if not variable.trainable:
         return
     outermost = "an op of a functional model" if _is_symbolic(keys) else None
@@ -113,8 +122,15 @@ def _tf_keras_call():
     return base_layer_utils.call_context()
 
 
+def _supports_jit(own, model):
+    return own(model) and not any(hasattr(_inside(v), "table_name") for v in model.variables)
+
+
 @hooks.at_init
 def _install():
-    if not is_keras_3():
+    if is_keras_3():
+        why = "XLA cannot compile the ops of tables that a model holds"
+        hooks.wrap("keras.src.trainers.trainer", "model_supports_jit", _supports_jit, why)
+    else:
         why = "finds the layers around the one that looks a table up"
         hooks.wrap(type(_tf_keras_call()), "enter", _entering, why)

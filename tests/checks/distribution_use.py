@@ -298,7 +298,7 @@ def errors():
 
     def built(axes, *patterns):
         layout_map = dist.LayoutMap(mesh)
-        for pattern in patterns or ("dense/kernel",):
+        for pattern in patterns or (".*dense/kernel",):
             layout_map[pattern] = axes
         with dist.ModelParallel(mesh, layout_map).scope():
             model = make_model()
@@ -327,7 +327,7 @@ def errors():
         "rank": said(lambda: built(("model",))),
         "twice": said(lambda: built(("model", "model"))),
         "axis": said(lambda: built((None, "modle"))),
-        "two patterns": said(lambda: built((None, "model"), "dense/k.*", ".*se/kernel")),
+        "two patterns": said(lambda: built((None, "model"), ".*dense/k.*", ".*se/kernel")),
         "constraint": said(constrained),
         "mesh": said(lambda: dist.ModelParallel(wide, dist.LayoutMap(wide))),
         "order": said(lambda: dist.DataParallel(dist.DeviceMesh((2,), ("batch",), [1, 0]))),

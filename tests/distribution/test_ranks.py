@@ -160,7 +160,7 @@ def test_a_file_that_one_rank_cannot_read_changes_no_shard(rank_results):
         ("rank", ["must have an item for each dimension", "('model',)", "dense/kernel", "(64, 8)"]),
         ("twice", ["must name an axis once", "'model'", "dense/kernel", "(64, 8)"]),
         ("axis", ["must name axes of the mesh", "'modle'", "dense/kernel"]),
-        ("two patterns", ["'dense/k.*'", "'.*se/kernel'", "dense/kernel", "(64, 8)"]),
+        ("two patterns", ["'.*dense/k.*'", "'.*se/kernel'", "dense/kernel", "(64, 8)"]),
         ("constraint", ["other than NonNeg", "MaxNorm", "dense/kernel"]),
         ("mesh", ["(2, 4)", "('batch', 'model')", "2 rank(s)"]),
         ("order", ["in the order of list_devices()", "[1, 0]"]),

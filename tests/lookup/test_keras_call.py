@@ -177,3 +177,66 @@ def test_a_module_tracks_its_tables(sok, hold):
     optimizer.apply_gradients(zip(gradients, module.trainable_variables, strict=True))
     found = rows_of(sok, table)
     assert {key: pytest.approx(row, rel=1e-5) for key, row in oracle(1).items()} == found
+
+
+@pytest.fixture
+def with_gpu(monkeypatch):
+    """Keras sees a GPU, for which it chooses XLA; steps run on the CPU, where XLA works, too."""
+    if not KERAS_3:
+        pytest.skip("tf_keras leaves XLA to the program")
+    own, gpu = tf.config.list_physical_devices, tf.config.PhysicalDevice("/gpu:0", "GPU")
+    monkeypatch.setattr(
+        *(tf.config, "list_physical_devices"),
+        lambda kind=None: [*own(), gpu] if kind is None else own(kind),
+    )
+
+
+class Looks(tf.keras.layers.Layer):
+    """A user's layer, which makes its table where Keras' layers make their variables."""
+
+    def __init__(self, sok, **kwargs):
+        super().__init__(**kwargs)
+        self.sok = sok
+
+    def build(self, shape):
+        self.held = make_table(self.sok).as_weight()
+        self.built = True
+
+    def call(self, keys):
+        (rows,) = self.sok.group_embedding_lookup([self.held], [tf.cast(keys, tf.int64)])
+        return tf.reduce_sum(rows, [1, 2])
+
+
+def functional(sok):
+    keys = tf.keras.Input([2], dtype="int64")
+    return tf.keras.Model(keys, Looks(sok)(keys))
+
+
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}], ids=["auto", "asked"])
+@pytest.mark.filterwarnings("ignore:Model doesn't support `jit_compile")
+def test_keras_compiles_no_model_with_a_table_by_xla(sok, with_gpu, options):
+    model = functional(sok)
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE)), "mse", **options)
+    assert model.jit_compile is False
+    model.fit(KEYS, TARGETS, batch_size=len(KEYS), epochs=2, shuffle=False, verbose=0)
+    expected, found = oracle(2), rows_of(sok, model.layers[-1].held._embedding_variable)
+    for key, row in expected.items():
+        assert found[key] == pytest.approx(row, abs=1e-6)
+
+
+@pytest.mark.parametrize("step", ["fit", "evaluate", "predict"])
+def test_a_table_made_in_a_step_that_xla_compiles_is_named(sok, with_gpu, step):
+    model = tf.keras.Sequential([Looks(sok)])
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE)), "mse")
+    arguments = (KEYS,) if step == "predict" else (KEYS, TARGETS)
+    with pytest.raises(RuntimeError, match="'held'.*jit_compile=False"):
+        getattr(model, step)(*arguments, verbose=0)
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE)), "mse")  # built by now
+    getattr(model, step)(*arguments, verbose=0)
+
+
+def test_keras_compiles_a_model_without_tables_as_before(sok, with_gpu):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 2), "f"), TARGETS, verbose=0)
+    assert model.jit_compile is True
