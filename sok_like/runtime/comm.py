@@ -310,8 +310,9 @@ def launched_world_size() -> int:
         ValueError: it is 1, and TF_CONFIG cannot be read.
     """
     horovod = sys.modules.get("horovod.tensorflow")
-    connected = horovod is not None and horovod.is_initialized()
-    launched = horovod.size() if connected else _said_by_launcher()[1]
+    launched = _said_by_launcher()[1]
+    if horovod is not None and horovod.is_initialized():
+        launched = horovod.size()
     if launched == 1 and not is_initialized():
         _check_tf_config()
     return launched

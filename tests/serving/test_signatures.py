@@ -174,20 +174,23 @@ def test_an_argument_with_a_default_takes_no_name_away(sok, tmp_path):
 
 def functional(sok, kind):
     """A Keras model with an `Input` of a kind, and a batch for it."""
-    is_sparse = kind == "sparse"
-    options = {"sparse": True} if is_sparse else {"ragged": True}
-    keys = tf.keras.Input([3 if is_sparse else None], dtype="int64", name="keys", **options)
-    layer = sok.GroupEmbedding({"keys": DIM})
-    return tf.keras.Model(keys, layer({"keys": keys})), SPARSE if is_sparse else RAGGED
+    is_ragged = kind == "ragged"
+    options = {"ragged": True} if is_ragged else {"sparse": True}
+    keys = tf.keras.Input([None if is_ragged else 3], dtype="int64", name="keys", **options)
+    if kind == "columns":
+        column = sok.feature_column.categorical_column_with_embedding("keys", dtype=tf.int64)
+        layer = sok.feature_column.DenseFeatures([sok.feature_column.embedding_column(column, DIM)])
+    else:
+        layer = sok.GroupEmbedding({"keys": DIM})
+    return tf.keras.Model({"keys": keys}, layer({"keys": keys})), RAGGED if is_ragged else SPARSE
 
 
-@pytest.mark.parametrize("kind", ["sparse", "ragged"])
+@pytest.mark.parametrize("kind", ["sparse", "ragged", "columns"])
 def test_inputs_of_keras(sok, tmp_path, kind):
     model, batch = functional(sok, kind)
-    expected = model(batch, training=True)
+    expected = tf.nest.flatten(model({"keys": batch}, training=True))[0]
+    assert np.abs(expected).max() > 0
     sok.export_saved_model(model, tmp_path / "model")
-    names = {"sparse": CASES["sparse"][3], "ragged": CASES["ragged"][3]}[kind]
     serve = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
-    served = serve(**named(names, batch))
-    assert np.abs(expected["keys"]).max() > 0
-    np.testing.assert_array_equal(served["keys"], expected["keys"])
+    (served,) = serve(**named(CASES["ragged" if kind == "ragged" else "sparse"][3], batch)).values()
+    np.testing.assert_array_equal(served, expected)
