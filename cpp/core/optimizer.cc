@@ -45,6 +45,8 @@ OptimizerKind ParseOptimizerKind(const std::string& name) {
       "lazy_adam, ftrl, adagrad_decay, rmsprop");
 }
 
+std::string OptimizerName(OptimizerKind kind) { return kKinds[static_cast<int>(kind)]; }
+
 double AsWritten(float value) { return std::strtod(Text(value).c_str(), nullptr); }
 
 void OptimizerOptions::Validate() const {
@@ -120,7 +122,7 @@ void CheckStep(const OptimizerOptions& options, float learning_rate, int64_t ste
 
 std::string OptimizerOptions::ToString(int digits) const {
   std::ostringstream out;
-  out << kKinds[static_cast<int>(kind)] << '(';
+  out << OptimizerName(kind) << '(';
   const char* separator = "";
   ForEachField(*this, [&](const char* name, auto value, int kinds) {
     if ((kinds >> static_cast<int>(kind) & 1) == 0) return;

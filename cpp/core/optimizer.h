@@ -3,14 +3,14 @@
 // A row and its slot rows are contiguous, so an update touches one place:
 //
 //     SGD                 [ row dim ]
-//     Momentum            [ row dim | momentum dim ]
+//     Momentum            [ row dim | momentum dim ], TF1's [ row dim | accumulation dim ]
 //     Adagrad             [ row dim | accumulator dim ]
 //     RowWiseAdagrad      [ row dim | accumulator 1 ]
 //     Adam, LazyAdam      [ row dim | momentum dim | velocity dim ]
 //       amsgrad           [ row dim | momentum dim | velocity dim | velocity_hat dim ]
 //     Ftrl                [ row dim | accumulator dim | linear dim ]
 //     AdagradDecay        [ row dim | accumulator dim | decays dim ]
-//     Rmsprop             [ row dim | momentum dim | velocity dim ]
+//     Rmsprop             [ row dim | momentum dim | mean_square dim ]
 //     if rows owe steps   [ ...                                     | last_step 1 ]
 //
 // Each rule is a small struct that holds the numbers of one step; host and device code share it.
@@ -43,9 +43,11 @@ enum class OptimizerKind {
   kAdagradDecay,
   kRmsprop,
 };
+constexpr int kNumOptimizerKinds = static_cast<int>(OptimizerKind::kRmsprop) + 1;
 // "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "lazy_adam", "ftrl", "adagrad_decay",
 // "rmsprop"
 OptimizerKind ParseOptimizerKind(const std::string& name);
+std::string OptimizerName(OptimizerKind kind);
 
 // Fixed for the life of a table's optimizer. Fields that a rule does not read are ignored.
 struct OptimizerOptions {

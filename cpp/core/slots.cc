@@ -2,12 +2,41 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <map>
 #include <stdexcept>
 #include <utility>
 
 #include "cpp/core/adam_replay.h"
 
 namespace sok {
+namespace {
+
+std::map<std::string, int64_t> SavedWidths(const std::vector<SlotVariableSpec>& slots) {
+  std::map<std::string, int64_t> widths;
+  for (const SlotVariableSpec& slot : slots) {
+    if (slot.saved) widths.emplace(slot.name, slot.width);
+  }
+  return widths;
+}
+
+// The rules that have these slots: "adam or lazy_adam"; of none, the slots.
+std::string RulesWith(const std::vector<SlotVariableSpec>& slots, int64_t dim) {
+  const std::map<std::string, int64_t> widths = SavedWidths(slots);
+  std::string rules, names;
+  for (int kind = 0; kind < kNumOptimizerKinds; ++kind) {
+    OptimizerOptions options;
+    options.kind = static_cast<OptimizerKind>(kind);
+    options.amsgrad = widths.count("velocity_hat") > 0;
+    options.momentum_before_rate = widths.count("accumulation") > 0;
+    if (SavedWidths(OptimizerSlots(options, dim)) != widths) continue;
+    rules += (rules.empty() ? "" : " or ") + OptimizerName(options.kind);
+  }
+  for (const auto& [name, width] : widths) names += (names.empty() ? "" : ", ") + name;
+  return !rules.empty() ? rules : "a rule with slot variables " + names;
+}
+
+}  // namespace
 
 std::vector<SlotVariableSpec> OptimizerSlots(const OptimizerOptions& options, int64_t dim) {
   const float initial = options.initial_accumulator;
@@ -16,7 +45,8 @@ std::vector<SlotVariableSpec> OptimizerSlots(const OptimizerOptions& options, in
     case OptimizerKind::kSgd:
       break;
     case OptimizerKind::kMomentum:
-      slots = {{"momentum", dim, 0.0f, true}};
+      // The first is a sum of gradients, the second of steps.
+      slots = {{options.momentum_before_rate ? "accumulation" : "momentum", dim, 0.0f, true}};
       break;
     case OptimizerKind::kAdagrad:
       slots = {{"accumulator", dim, initial, true}};
@@ -33,7 +63,7 @@ std::vector<SlotVariableSpec> OptimizerSlots(const OptimizerOptions& options, in
       slots = {{"accumulator", dim, initial, true}, {"decays", dim, 0.0f, true}};
       break;
     case OptimizerKind::kRmsprop:
-      slots = {{"momentum", dim, 0.0f, true}, {"velocity", dim, 0.0f, true}};
+      slots = {{"momentum", dim, 0.0f, true}, {"mean_square", dim, 0.0f, true}};
       break;
     case OptimizerKind::kFtrl:
       slots = {{"accumulator", dim, initial, true}, {"linear", dim, 0.0f, true}};
@@ -41,19 +71,6 @@ std::vector<SlotVariableSpec> OptimizerSlots(const OptimizerOptions& options, in
   }
   if (ReplayKindOf(options) != ReplayKind::kNothing) slots.push_back({"last_step", 1, 0.0f, false});
   return slots;
-}
-
-void CheckSlotWidths(const std::vector<SlotVariableSpec>& present, const OptimizerOptions& options,
-                     int64_t dim, const std::string& table) {
-  for (const SlotVariableSpec& wanted : OptimizerSlots(options, dim)) {
-    for (const SlotVariableSpec& held : present) {
-      if (held.name != wanted.name || held.width == wanted.width) continue;
-      throw std::invalid_argument("Slot variable '" + wanted.name + "' of " + options.ToString() +
-                                  " must be " + std::to_string(wanted.width) +
-                                  " floats wide. Received: " + std::to_string(held.width) +
-                                  " (table '" + table + "')");
-    }
-  }
 }
 
 void CheckSlots(const std::vector<SlotVariableSpec>& slots, const std::string& table) {
@@ -90,6 +107,23 @@ bool SameSavedSlots(const std::vector<SlotVariableSpec>& a,
     return found;
   };
   return saved(a) == saved(b);
+}
+
+bool IsOfAnotherRule(const std::vector<SlotVariableSpec>& held, int64_t step,
+                     const std::vector<SlotVariableSpec>& wanted) {
+  const std::map<std::string, int64_t> widths = SavedWidths(held);
+  return (step > 0 || !widths.empty()) && widths != SavedWidths(wanted);
+}
+
+void SayThatStateStartsAnew(const std::vector<SlotVariableSpec>& held, int64_t step,
+                            const OptimizerOptions& options, int64_t dim,
+                            const std::string& table) {
+  const std::string steps = step < 0 ? "" : " after " + std::to_string(step) + " steps";
+  std::fprintf(stderr,
+               "sok_like: table '%s' holds what %s left%s, and is now trained by %s. It keeps its "
+               "rows; the optimizer's slot variables and step count start anew.\n",
+               table.c_str(), RulesWith(held, dim).c_str(), steps.c_str(),
+               options.ToString().c_str());
 }
 
 int64_t OffsetOfSlot(const std::vector<SlotVariableSpec>& slots, int64_t dim,

@@ -18,19 +18,22 @@ struct SlotVariableSpec {
   bool saved = true;
 };
 
-// Slot variables of a rule, in the order that the rules of optimizer.h expect.
+// Slot variables of a rule, in the order that the rules of optimizer.h expect. Rules whose slots have
+// the same names and widths can go on from each other's: what another rule means has another name.
 std::vector<SlotVariableSpec> OptimizerSlots(const OptimizerOptions& options, int64_t dim);
-
-// Throws std::invalid_argument if a table holds a slot of the rule under the same name with another
-// width: an imported slot, which would be lost.
-void CheckSlotWidths(const std::vector<SlotVariableSpec>& present, const OptimizerOptions& options,
-                     int64_t dim, const std::string& table);
 
 // Throws std::invalid_argument unless the slots have different names and positive widths.
 void CheckSlots(const std::vector<SlotVariableSpec>& slots, const std::string& table);
 bool SameSlots(const std::vector<SlotVariableSpec>& a, const std::vector<SlotVariableSpec>& b);
 // Whether dumps of both have the same slot rows, by name, width and order.
 bool SameSavedSlots(const std::vector<SlotVariableSpec>& a, const std::vector<SlotVariableSpec>& b);
+// Whether content with slots `held` and step number `step` (-1: not known) is of a rule whose state
+// means nothing to the rule with slots `wanted`: that rule's slots and its steps start anew.
+bool IsOfAnotherRule(const std::vector<SlotVariableSpec>& held, int64_t step,
+                     const std::vector<SlotVariableSpec>& wanted);
+// Says so on stderr, of a table that has rows of that content and now gets an optimizer.
+void SayThatStateStartsAnew(const std::vector<SlotVariableSpec>& held, int64_t step,
+                            const OptimizerOptions& options, int64_t dim, const std::string& table);
 // The floats from a row to its slot `name`; -1 if there is none, or if it is not `width` wide. A
 // negative `width` allows any.
 int64_t OffsetOfSlot(const std::vector<SlotVariableSpec>& slots, int64_t dim,

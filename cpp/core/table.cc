@@ -70,13 +70,20 @@ void CheckSnapshot(const TableSnapshot& snapshot, const TableOptions& options) {
 
 std::vector<SlotVariableSpec> SlotsWithThoseOf(const TableSnapshot& snapshot,
                                                const std::vector<SlotVariableSpec>& slots,
-                                               const TableOptions& options) {
+                                               SlotsAreOf owner, const TableOptions& options) {
   std::vector<SlotVariableSpec> merged = slots, imported;
   for (size_t s = 0; s < snapshot.slot_names.size(); ++s) {
     imported.push_back({snapshot.slot_names[s], snapshot.slot_widths[s],
                         std::numeric_limits<float>::quiet_NaN(), true});
   }
   CheckSlots(imported, options.name);
+  if (owner != SlotsAreOf::kContent && IsOfAnotherRule(imported, snapshot.optimizer_step, slots)) {
+    if (owner == SlotsAreOf::kExpectedRule) return imported;
+    throw std::invalid_argument(
+        "Import: content that is added to a table must be of the table's optimizer. Received: "
+        "slot variables of another (table '" +
+        options.name + "')");
+  }
   for (const SlotVariableSpec& slot : imported) {
     const auto present =
         std::find_if(slots.begin(), slots.end(),
@@ -88,16 +95,6 @@ std::vector<SlotVariableSpec> SlotsWithThoseOf(const TableSnapshot& snapshot,
                                   std::to_string(present->width) + ". Received: " +
                                   std::to_string(slot.width) + " (table '" + options.name + "')");
     }
-  }
-  return merged;
-}
-
-std::vector<SlotVariableSpec> SlotsWithThoseOf(const std::vector<SlotVariableSpec>& aside,
-                                               const std::vector<SlotVariableSpec>& slots) {
-  std::vector<SlotVariableSpec> merged = slots;
-  for (const SlotVariableSpec& slot : aside) {
-    const auto same = [&slot](const SlotVariableSpec& other) { return other.name == slot.name; };
-    if (std::none_of(slots.begin(), slots.end(), same)) merged.push_back(slot);
   }
   return merged;
 }

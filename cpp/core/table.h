@@ -214,14 +214,15 @@ class Table {
 void RequireHashtable(const TableOptions& options);  // for Erase
 // All parts of a snapshot must fit its number of keys and the table's dim.
 void CheckSnapshot(const TableSnapshot& snapshot, const TableOptions& options);
-// A table's slots, then those of the snapshot that the table lacks. The latter have the initial
-// value NaN, not known, until an optimizer sets it. Throws if widths differ.
+// Where a table's slots are from: imported; of the optimizer attached; or of that of the table beside
+// which this one was made, whose state may be in the content to come.
+enum class SlotsAreOf { kContent, kRule, kExpectedRule };
+// The slots for an import: the table's, then those of the snapshot that it lacks. The latter have the
+// initial value NaN, not known, until an optimizer sets it. Content of another rule has its own slots
+// only, in place of those expected. Throws if it is added to that of an optimizer, or widths differ.
 std::vector<SlotVariableSpec> SlotsWithThoseOf(const TableSnapshot& snapshot,
                                                const std::vector<SlotVariableSpec>& slots,
-                                               const TableOptions& options);
-// A table's slots, then those that only `aside` has.
-std::vector<SlotVariableSpec> SlotsWithThoseOf(const std::vector<SlotVariableSpec>& aside,
-                                               const std::vector<SlotVariableSpec>& slots);
+                                               SlotsAreOf owner, const TableOptions& options);
 // Writes names and widths of the saved slots to the snapshot.
 void NameSavedSlots(const std::vector<SlotVariableSpec>& slots, TableSnapshot* snapshot);
 

@@ -184,7 +184,7 @@ void SnapshotsHoldWhatIsKnown() {
   bad.slot_names = {"accumulator"};
   bad.slot_widths = {1};
   bad.slot_rows.resize(2);
-  CHECK_THROWS(other.Import(ex, bad, true), std::invalid_argument, "width 2");
+  CHECK_THROWS(other.Import(ex, bad), std::invalid_argument, "width 2");
   CHECK((Present(other) == Keys{1, 2, 3}));
 }
 

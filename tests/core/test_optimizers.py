@@ -314,9 +314,3 @@ def test_a_key_that_comes_between_an_import_and_the_optimizer():
     np.testing.assert_array_equal(slots, [[3, 3], [4.5, 4.5]])
 
 
-def test_imported_slot_of_other_width_is_refused():
-    table = make_table(4, "user")
-    table.import_(np.array([1]), np.ones((1, 4)), {"momentum": np.ones((1, 1))})
-    message = r"'momentum' of adam.*4 floats wide. Received: 1 \(table 'user'\)"
-    with pytest.raises(ValueError, match=message):
-        _core.apply_gradients(table, "adam", 0.1, 1, np.array([1]), np.ones((1, 4)))

@@ -148,9 +148,6 @@ OptimizerState* Attached(const CpuTable& table, const OptimizerOptions& options)
                                 "weight decay. Received: " +
                                 options.ToString() + " (table '" + table.options().name + "')");
   }
-  if (!table.slots().empty()) {
-    CheckSlotWidths(table.slots(), options, table.dim(), table.options().name);
-  }
   return nullptr;
 }
 
@@ -158,7 +155,14 @@ OptimizerState* Attached(const CpuTable& table, const OptimizerOptions& options)
 OptimizerState* Attach(Executor& ex, CpuTable& table, const OptimizerOptions& options) {
   const std::vector<SlotVariableSpec> slots = OptimizerSlots(options, table.dim());
   auto state = std::make_shared<OptimizerState>(options, table.dim());
-  table.LayOutSlots(ex, slots);
+  const int64_t last = table.step_number().last();
+  const bool starts_anew = IsOfAnotherRule(table.slots(), last, slots);
+  const std::vector<SlotVariableSpec> held = table.slots();
+  table.LayOutSlots(ex, slots, !starts_anew);
+  if (starts_anew) {
+    table.step_number().ResumeFrom(0);
+    SayThatStateStartsAnew(held, last, options, table.dim(), table.options().name);
+  }
   int64_t offset = table.format().embedding_floats();
   for (const SlotVariableSpec& slot : slots) {
     if (table.SlotOffset(slot.name) != offset) {

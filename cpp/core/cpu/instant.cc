@@ -114,7 +114,7 @@ void CpuTable::Instant::Copy(Executor& ex, const uint64_t* keys, const uint32_t*
       PrefetchRow<false>(impl_.arena->Row(ahead.row), row_floats_);
       std::copy_n(impl_.arena->Row(fresh.row), row_floats_, room.copies.Row(fresh.copy));
       if (!room.records.empty()) {
-        impl_.CopyRecords(&fresh.row, 1, &room.records[3 * fresh.copy]);
+        impl_.CopyRecords(&fresh.row, 1, &room.records[3 * size_t{fresh.copy}]);
       }
     }
   });
@@ -190,7 +190,7 @@ void CpuTable::Instant::Read(const uint64_t* keys, const uint32_t* rows, int64_t
   for (int64_t i = 0; i < num_keys; ++i) {
     const uint32_t at = std::exchange(place(rows[i]), room.first + kRead);
     if (records != nullptr && at >= first_copy) {
-      std::copy_n(&room.records[3 * (at - first_copy)], 3, records + 3 * i);
+      std::copy_n(&room.records[3 * size_t{at - first_copy}], 3, records + 3 * i);
     } else if (records != nullptr) {
       impl_.CopyRecords(&rows[i], 1, records + 3 * i);
     }

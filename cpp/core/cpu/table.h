@@ -138,8 +138,9 @@ class CpuTable final : public Table {
   void CountDroppedGradients(int64_t num_keys);         // needs the exclusive lock
 
   // ConfigureSlots for a caller that holds the exclusive lock. If a present slot moves or goes,
-  // rows are brought up to date first and the catch-up is detached: it knows the old offsets.
-  void LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& specs);
+  // rows are brought up to date first and the catch-up is detached: it knows the old offsets. With
+  // `keeps` false all slots get their initial values.
+  void LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& specs, bool keeps = true);
   StepNumber& step_number() const;  // of the optimizer; needs the exclusive lock
   const std::vector<SlotVariableSpec>& slots() const;
   int64_t SlotOffset(const std::string& name) const;  // floats from Row(); throws std::out_of_range

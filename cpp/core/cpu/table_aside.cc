@@ -22,7 +22,13 @@ void CpuTable::Impl::SwapContent(Impl& other) noexcept {
 
 std::unique_ptr<Table> CpuTable::MakeAside(CallContext context) const {
   auto aside = std::make_unique<CpuTable>(options());
-  aside->ConfigureSlots(context, Slots());
+  std::vector<SlotVariableSpec> of_rule;
+  {
+    const SharedLock lock(impl_->mutex);
+    if (impl_->catch_up != nullptr) of_rule = impl_->slots;
+  }
+  aside->ConfigureSlots(context, of_rule);
+  aside->impl_->is_aside = true;
   aside->impl_->initial_row_scale = InitialRowScale(context);  // unless the content has its own
   return aside;
 }
@@ -30,8 +36,11 @@ std::unique_ptr<Table> CpuTable::MakeAside(CallContext context) const {
 void CpuTable::TakeContent(CallContext context, Table& other) {
   auto& aside = static_cast<CpuTable&>(other);
   const ExclusiveLock lock(impl_->mutex);
-  // An optimizer may have attached meanwhile. Its slots come first, where it expects them.
-  aside.ConfigureSlots(context, SlotsWithThoseOf(aside.slots(), slots()));
+  const bool stays =
+      impl_->catch_up != nullptr &&
+      !IsOfAnotherRule(aside.slots(), aside.step_number().last(), impl_->slots);
+  // The optimizer may have attached meanwhile: it expects its slots at their places.
+  if (stays) aside.ConfigureSlots(context, impl_->slots);
   impl_->TouchAll(context.threads());
   impl_->SwapContent(*aside.impl_);
   impl_->room = nullptr;
@@ -39,6 +48,8 @@ void CpuTable::TakeContent(CallContext context, Table& other) {
   impl_->imported_slots.swap(aside.impl_->imported_slots);
   impl_->slot_initial.swap(aside.impl_->slot_initial);
   impl_->ForgetSteps();  // no row owes anything any more
+  // The next step attaches an optimizer, and may find that the content is of another rule.
+  if (!stays) impl_->catch_up = nullptr;
   impl_->initial_row_scale = aside.impl_->initial_row_scale;
 }
 

@@ -193,6 +193,11 @@ struct CpuTable::Impl {
   void CatchUpAll(Executor& ex);
   void ForgetSteps();  // no row owes anything; the steps' weight decay goes to initial_row_scale
   double InitialRowScale() const;
+  SlotsAreOf SlotsOwner() const {
+    return catch_up != nullptr ? SlotsAreOf::kRule
+           : is_aside          ? SlotsAreOf::kExpectedRule
+                               : SlotsAreOf::kContent;
+  }
   void CatchUpInOrder(Executor& ex);
   // Copies rows and slot rows of keys, whose row numbers may be kNoRow. Either may be null.
   void CopyRows(Executor& ex, const uint64_t* keys, const uint32_t* row_numbers, int64_t num_keys,
@@ -271,6 +276,7 @@ struct CpuTable::Impl {
   std::shared_ptr<RowCatchUp> catch_up;
   double initial_row_scale = 1.0;  // weight decay of steps that no catch_up remembers
   StepNumber step_number;
+  bool is_aside = false;                  // see MakeAside
   std::unique_ptr<TableRecords> records;  // null without policies
   std::unique_ptr<ChangeLog> changes;     // null until a delta may follow
   Instant* instant = nullptr;             // of a dump beside training, or null

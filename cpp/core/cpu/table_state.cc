@@ -121,7 +121,7 @@ void CpuTable::ConfigureSlots(CallContext context, const std::vector<SlotVariabl
   LayOutSlots(context.threads(), specs);
 }
 
-void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& specs) {
+void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& specs, bool keeps) {
   Impl& impl = *impl_;
   if (SameSlots(specs, impl.slots)) return;
   CheckSlots(specs, impl.options.name);
@@ -152,7 +152,8 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
        first += std::min(old.chunk_rows(), arena->chunk_rows())) {
     if (old.HasRow(static_cast<uint32_t>(first))) arena->ReserveRow(static_cast<uint32_t>(first));
   }
-  const std::vector<KeptSlot> kept = KeptSlots(impl.slots, specs, embedding_floats);
+  const std::vector<KeptSlot> kept =
+      KeptSlots(keeps ? impl.slots : std::vector<SlotVariableSpec>(), specs, embedding_floats);
   std::atomic<bool> learnt{false};  // rows got an initial value that was not known before
   std::exception_ptr disk_error;
   int64_t first = 0;  // first row of the chunk being moved
@@ -277,7 +278,8 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
   if (impl.records != nullptr && impl.records->filter != nullptr) {
     impl.records->filter->CheckCounters(snapshot.policy.counters);
   }
-  const std::vector<SlotVariableSpec> specs = SlotsWithThoseOf(snapshot, impl.slots, impl.options);
+  const std::vector<SlotVariableSpec> specs =
+      SlotsWithThoseOf(snapshot, impl.slots, impl.SlotsOwner(), impl.options);
   // Unsaved slots of imported rows get their initial value, which means "up to date" only once
   // the history is forgotten.
   impl.CatchUpAll(ex);

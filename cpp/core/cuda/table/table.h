@@ -138,7 +138,7 @@ class CudaTable final : public Table {
 
   int64_t row_floats() const;
 
-  // Throws std::invalid_argument if the table has another optimizer, or slots of other widths.
+  // Throws std::invalid_argument if the table has another optimizer.
   void CheckOptimizer(const OptimizerOptions& options) const;
   // The optimizer of the table, attached (with its slots) at the first call. Throws as above.
   History& Attach(Stream stream, const OptimizerOptions& options);
@@ -158,6 +158,9 @@ class CudaTable final : public Table {
   Workspace& workspace();
 
  private:
+  // ConfigureSlots; with `keeps` false all slots get their initial values.
+  void LayOutSlots(Stream stream, const std::vector<SlotVariableSpec>& specs, bool keeps);
+
   class Reader;
   struct Impl;
   std::unique_ptr<Impl> impl_;

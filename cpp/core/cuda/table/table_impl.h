@@ -185,6 +185,7 @@ struct CudaTable::Impl {
   std::unique_ptr<History> history;
   double initial_row_scale = 1.0;  // weight decay of steps that no history remembers
   StepNumber step_number;
+  bool is_aside = false;                   // see MakeAside
   std::unique_ptr<DeviceRecords> records;  // null without policies
 };
 

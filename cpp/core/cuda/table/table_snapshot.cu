@@ -45,7 +45,11 @@ void CudaTable::Import(CallContext context, const TableSnapshot& snapshot, bool 
   if (impl.records != nullptr && impl.records->is_bloom()) {
     CheckBloomCounters(impl.records->bloom, snapshot.policy.counters);
   }
-  const std::vector<SlotVariableSpec> specs = SlotsWithThoseOf(snapshot, impl.slots, impl.options);
+  const SlotsAreOf owner = impl.history != nullptr ? SlotsAreOf::kRule
+                           : impl.is_aside         ? SlotsAreOf::kExpectedRule
+                                                   : SlotsAreOf::kContent;
+  const std::vector<SlotVariableSpec> specs =
+      SlotsWithThoseOf(snapshot, impl.slots, owner, impl.options);
   impl.CatchUpAll();
   ConfigureSlots(stream, specs);
 
@@ -112,7 +116,13 @@ void CudaTable::Import(CallContext context, const TableSnapshot& snapshot, bool 
 std::unique_ptr<Table> CudaTable::MakeAside(CallContext context) const {
   const double max_load_factor = impl_->max_load_factor;
   auto aside = std::make_unique<CudaTable>(options(), max_load_factor, context.stream());
-  aside->ConfigureSlots(context, Slots());
+  std::vector<SlotVariableSpec> of_rule;
+  {
+    const auto lock = impl_->Enter(context.stream());
+    if (impl_->history != nullptr) of_rule = impl_->slots;
+  }
+  aside->ConfigureSlots(context, of_rule);
+  aside->impl_->is_aside = true;
   aside->impl_->initial_row_scale = InitialRowScale(context);  // unless the content has its own
   return aside;
 }
@@ -138,11 +148,13 @@ void CudaTable::TakeContent(CallContext context, Table& other) {
   Impl &impl = *impl_, &aside = *static_cast<CudaTable&>(other).impl_;
   const auto lock = impl.Enter(stream);
   const auto aside_lock = aside.Enter(stream);
-  // An optimizer may have attached meanwhile: the rows are laid out for it. If other slots follow
-  // its own, it must be attached again, which removes them.
-  other.ConfigureSlots(context, SlotsWithThoseOf(aside.slots, impl.slots));
+  const bool stays = impl.history != nullptr &&
+                     !IsOfAnotherRule(aside.slots, aside.step_number.last(), impl.slots);
+  // The optimizer may have attached meanwhile: it expects its slots at their places.
+  if (stays) other.ConfigureSlots(context, impl.slots);
   impl.ForgetSteps();  // no row owes anything any more
-  if (aside.slots.size() != impl.slots.size()) impl.history = nullptr;
+  // The next step attaches an optimizer, and may find that the content is of another rule.
+  if (!stays) impl.history = nullptr;
   impl.LearnCounters();
   aside.LearnCounters();
   impl.SwapContent(aside);

@@ -268,8 +268,12 @@ double CudaTable::InitialRowScale(CallContext context) const {
 }
 
 void CudaTable::ConfigureSlots(CallContext context, const std::vector<SlotVariableSpec>& specs) {
+  LayOutSlots(context.stream(), specs, /*keeps=*/true);
+}
+
+void CudaTable::LayOutSlots(Stream stream, const std::vector<SlotVariableSpec>& specs,
+                            bool keeps) {
   Impl& impl = *impl_;
-  const Stream stream = context.stream();
   const auto lock = impl.Enter(stream);
   if (SameSlots(specs, impl.slots)) return;
   CheckSlots(specs, impl.options.name);
@@ -278,7 +282,8 @@ void CudaTable::ConfigureSlots(CallContext context, const std::vector<SlotVariab
   std::vector<int32_t> from_column(static_cast<size_t>(dim()));
   std::iota(from_column.begin(), from_column.end(), 0);
   std::vector<float> initial;
-  const std::vector<KeptSlot> kept = KeptSlots(impl.slots, specs, dim());
+  const std::vector<KeptSlot> kept =
+      KeptSlots(keeps ? impl.slots : std::vector<SlotVariableSpec>(), specs, dim());
   for (size_t s = 0; s < specs.size(); ++s) {
     for (int64_t i = 0; i < specs[s].width; ++i) {
       const int32_t column = static_cast<int32_t>(kept[s].offset + i);
@@ -314,10 +319,7 @@ void CudaTable::ConfigureSlots(CallContext context, const std::vector<SlotVariab
 
 void CudaTable::CheckOptimizer(const OptimizerOptions& options) const {
   const Impl& impl = *impl_;
-  if (impl.history == nullptr) {
-    return CheckSlotWidths(impl.slots, options, dim(), impl.options.name);
-  }
-  if (impl.history->options() == options) return;
+  if (impl.history == nullptr || impl.history->options() == options) return;
   throw std::invalid_argument("A table keeps the optimizer of its first step. Table '" +
                               impl.options.name + "' has " + impl.history->options().ToString() +
                               ". Received: " + options.ToString());
@@ -329,7 +331,14 @@ History& CudaTable::Attach(Stream stream, const OptimizerOptions& options) {
   CheckOptimizer(options);
   if (impl.history != nullptr) return *impl.history;
   auto history = std::make_unique<History>(options, stream);
-  ConfigureSlots(stream, OptimizerSlots(options, dim()));
+  const std::vector<SlotVariableSpec> slots = OptimizerSlots(options, dim()), held = impl.slots;
+  const int64_t last = impl.step_number.last();
+  const bool starts_anew = IsOfAnotherRule(held, last, slots);
+  LayOutSlots(stream, slots, !starts_anew);
+  if (starts_anew) {
+    impl.step_number.ResumeFrom(0);
+    SayThatStateStartsAnew(held, last, options, dim(), impl.options.name);
+  }
   impl.history = std::move(history);
   return *impl.history;
 }
