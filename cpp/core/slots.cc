@@ -31,6 +31,7 @@ std::string RulesWith(const std::vector<SlotVariableSpec>& slots, int64_t dim) {
     options.momentum_before_rate = widths.count("accumulation") > 0;
     if (SavedWidths(OptimizerSlots(options, dim)) != widths) continue;
     rules += (rules.empty() ? "" : " or ") + OptimizerName(options.kind);
+    if (options.amsgrad) rules += " with amsgrad";
   }
   for (const auto& [name, width] : widths) names += (names.empty() ? "" : ", ") + name;
   return !rules.empty() ? rules : "a rule with slot variables " + names;

@@ -49,8 +49,9 @@ class _Keras3(_Decaying):
             raise ValueError(
                 "Keras' LossScaleOptimizer, which `compile` puts around an optimizer under "
                 "`mixed_float16`, cannot handle embedding variables. Give compile "
-                "`sok.OptimizerWrapper(tf.keras.optimizers.LossScaleOptimizer(optimizer))`, or "
-                "choose `mixed_bfloat16`, which needs no loss scaling."
+                "`sok.OptimizerWrapper(tf.keras.optimizers.LossScaleOptimizer(optimizer))` (with "
+                "optimizers of tables `default=` is the one to scale), or choose "
+                "`mixed_bfloat16`, which needs no loss scaling."
             )
         super().__setattr__(name, value)
         if name == "loss_scale_factor":

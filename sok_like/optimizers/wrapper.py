@@ -34,9 +34,11 @@ def OptimizerWrapper(
             `tf.compat.v1.train`; or Keras' `LossScaleOptimizer` around one of them. Or a dictionary
             from names of tables to optimizers of Keras for them; `RowWiseAdagrad` and `LazyAdam`
             may be among these.
-        default: With a dictionary: the optimizer of all other tables and variables. The result is a
-            view of it. Its `optimizer_of("users").learning_rate` is that of a table's optimizer;
-            `model.save` keeps it, a tf.train.Checkpoint only the default's.
+        default: With a dictionary: the optimizer of all other tables and variables, or a
+            `LossScaleOptimizer` around it, which scales for all. The result is a view of it. Its
+            `optimizer_of("users").learning_rate` (with loss scaling that of its `inner_optimizer`)
+            is that of a table's optimizer; `model.save` keeps it, a tf.train.Checkpoint only the
+            default's.
         lazy: Adam and momentum move only the rows of the batch, as LazyAdam does, instead of every
             row that still has momentum.
         average_dense_gradients: Set it to False if something else already averages them over ranks.
@@ -54,19 +56,24 @@ def OptimizerWrapper(
         ValueError: embedding variables cannot follow the optimizer or one of its settings exactly;
             `optimizer` has been wrapped before, with other options.
     """
+    options = (lazy, average_dense_gradients, skip_nonfinite_gradients)
     is_dictionary = isinstance(optimizer, Mapping) and "class_name" not in optimizer
     if is_dictionary or default is not None:
-        options = (lazy, average_dense_gradients, skip_nonfinite_gradients)
-        return _per_table(optimizer, is_dictionary, default, options)
+        inner = getattr(default, "inner_optimizer", None)
+        if inner is None:
+            return _per_table(optimizer, is_dictionary, default, options)
+        return _loss_scaling(default, _per_table(optimizer, is_dictionary, inner, options))
     optimizer = named(optimizer)
-    _check_unwrapped(optimizer)
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:  # Keras' LossScaleOptimizer
-        options = (lazy, average_dense_gradients, skip_nonfinite_gradients)
-        return _loss_scaling(optimizer, inner, *options)
-    cls = embedding_aware(type(optimizer))  # type: ignore[arg-type]
-    cls._sok_rule(optimizer).check()  # type: ignore[attr-defined]
-    return _view(optimizer, lazy, average_dense_gradients, skip_nonfinite_gradients)
+        return _loss_scaling(optimizer, _wrapped(inner, options))
+    return _wrapped(optimizer, options)
+
+
+def _wrapped(optimizer, options):
+    _check_unwrapped(optimizer)
+    embedding_aware(type(optimizer))._sok_rule(optimizer).check()
+    return _view(optimizer, *options)
 
 
 def _view(optimizer, lazy, average_dense_gradients, skip_nonfinite_gradients):
@@ -103,11 +110,18 @@ def _per_table(optimizers, is_dictionary, default, options):
             f"Received: {type(default).__name__} with {sorted(default._sok_tables)}"
         )
     given = {key: named(each) for key, each in [*optimizers.items(), ("default", default)]}
-    families = {key: optimizer_family(type(each)) for key, each in given.items()}
-    if set(families.values()) - {"keras", "tf_keras"} or hasattr(default, "inner_optimizer"):
+    wrong = {
+        key: f"{type(each).__module__}.{type(each).__name__}"
+        for key, each in given.items()
+        if optimizer_family(type(each)) not in ("keras", "tf_keras")
+        or hasattr(each, "inner_optimizer")
+    }
+    if wrong:
         raise TypeError(
-            "Optimizers of tables, and the default, must be those of Keras 3 or tf_keras, without "
-            f"a LossScaleOptimizer. Received: {families}"
+            "Optimizers of tables, and the default, must be those of Keras 3 or tf_keras. A "
+            "LossScaleOptimizer goes around the default alone, and scales the loss for all: "
+            "`sok.OptimizerWrapper({...}, default=LossScaleOptimizer(optimizer))`. "
+            f"Received: {wrong}"
         )
     aware = {
         # The default needs a rule for tables only if it meets one: it may clip by norms.
@@ -144,6 +158,8 @@ def _listed(state):
 
 @functools.cache
 def _loss_scaling_class(cls):
+    if issubclass(cls, LossScaling):
+        return cls
     members = {"__module__": __name__}
     aware = type(f"EmbeddingAware{cls.__name__}", (LossScaling, cls), members)
     return tf.keras.utils.register_keras_serializable("sok_like")(aware)
@@ -156,14 +172,8 @@ def __getattr__(name: str) -> type:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _loss_scaling(optimizer, inner, lazy, average_dense_gradients, skip_nonfinite_gradients):
-    """A view of a LossScaleOptimizer around an embedding-aware view of its inner optimizer."""
-    wrapped = OptimizerWrapper(
-        inner,
-        lazy=lazy,
-        average_dense_gradients=average_dense_gradients,
-        skip_nonfinite_gradients=skip_nonfinite_gradients,
-    )
+def _loss_scaling(optimizer, wrapped):
+    """A view of a LossScaleOptimizer around `wrapped`, a view of its inner optimizer."""
     made = view(_loss_scaling_class(type(optimizer)), optimizer) if is_keras_3() else optimizer
     setattr(made, "inner_optimizer" if is_keras_3() else "_optimizer", wrapped)
     if not is_keras_3() and hasattr(wrapped, "exclude_from_weight_decay"):

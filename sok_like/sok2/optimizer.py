@@ -178,7 +178,8 @@ class OptimizerWrapper:
         rule = self._view.embedding_rule
         initial = dict(rule.options).get("initial_accumulator", 0.0)
         initial = initial if name == "accumulator" else 0.0
-        return SlotRows(variable, self._slots_of_rule()[name], initial)
+        slots = self._slots_of_rule()
+        return SlotRows(variable, slots[name], list(slots.values()), initial)
 
     def core_slot(self, name: str) -> str:
         """The core's name of a slot of a fused rule."""
@@ -186,9 +187,11 @@ class OptimizerWrapper:
 
     def _slots_of_rule(self):
         rule = self._view.embedding_rule
-        slots = dict(_SLOTS[rule.rule])
-        if dict(rule.options).get("amsgrad"):
+        slots, options = dict(_SLOTS[rule.rule]), dict(rule.options)
+        if options.get("amsgrad"):
             slots["vhat"] = "velocity_hat"
+        if options.get("momentum_before_rate"):
+            slots["momentum"] = "accumulation"
         return slots
 
 

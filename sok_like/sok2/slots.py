@@ -17,14 +17,15 @@ class SlotRows:
 
     Args:
         slot: The core's name of the slot.
+        slots: Those of all slots of the rule; an optimizer takes them together only.
     """
 
-    def __init__(self, table: EmbeddingVariable, slot: str, initial: float):
-        self.table, self._slot, self._initial = table, slot, initial
+    def __init__(self, table: EmbeddingVariable, slot: str, slots: list[str], initial: float):
+        self.table, self._slot, self._slots, self._initial = table, slot, slots, initial
 
     def sok2_export(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Keys `[size]` and float32 values `[size, dim]`, ascending by key."""
-        content = _Content(self.table, self._slot)
+        content = _Content(self.table, self._slot, self._slots)
         values = content.values()
         values = np.where(np.isnan(values), np.float32(self._initial), values)
         keys = tf.constant(content.keys)
@@ -36,13 +37,13 @@ class SlotRows:
         values = as_rows(values, "values", self.table.table_name)
         mine = held_here(self.table, keys)
         keys, values = tf.boolean_mask(keys, mine), tf.boolean_mask(values, mine)
-        _Content(self.table, self._slot).write(keys.numpy(), values.numpy())
+        _Content(self.table, self._slot, self._slots).write(keys.numpy(), values.numpy())
 
 
 class _Content:
     """A snapshot of a table in NumPy."""
 
-    def __init__(self, table, slot):
+    def __init__(self, table, slot, slots):
         if not tf.executing_eagerly():
             raise RuntimeError(
                 "Slots are exported and assigned eagerly. Received: a call in a graph "
@@ -55,10 +56,11 @@ class _Content:
         self._names = [name.decode() for name in self._snapshot.slot_names.numpy()]
         self._widths = self._snapshot.slot_widths.numpy().tolist()
         if slot not in self._names:  # before the first step
-            nothing = np.full([len(self.keys), table.dim], np.nan, np.float32)
+            missing = [name for name in slots if name not in self._names]
+            nothing = np.full([len(self.keys), len(missing) * table.dim], np.nan, np.float32)
             self._slot_rows = np.concatenate([self._slot_rows, nothing], 1)
-            self._names.append(slot)
-            self._widths.append(table.dim)
+            self._names += missing
+            self._widths += [table.dim] * len(missing)
         index = self._names.index(slot)
         first = sum(self._widths[:index])
         self._columns = slice(first, first + self._widths[index])

@@ -26,7 +26,11 @@ def _scaling(inner):
 
 def _doors():
     """How a program may put loss scaling around an optimizer that knows tables."""
-    doors = {"sok": lambda: sok.OptimizerWrapper(_scaling(_stock()))}
+    own = {"of_sok_tables": _stock()}
+    doors = {
+        "sok": lambda: sok.OptimizerWrapper(_scaling(_stock())),
+        "sok_tables": lambda: sok.OptimizerWrapper(own, default=_scaling(_stock())),
+    }
     if is_keras_3():
         doors["dmp"] = lambda: dmp.DistributedOptimizer(_scaling(_stock()))
         return doors
@@ -61,7 +65,7 @@ def _four_steps(door, optimizer, as_function):
         tables = [dmp.Embedding(8, 2, embeddings_initializer="ones") for _ in range(2)]
         layer = dmp.DistributedEmbedding(tables, "memory_balanced")
     else:
-        layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True)
+        layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True, name=f"of_{door}")
 
     def look_up(keys):
         return tf.concat(layer([keys[:, None]] * 2), 0) if door.startswith("dmp") else layer(keys)

@@ -83,6 +83,53 @@ def test_each_table_follows_its_optimizer(sok, tmp_path):
     same(values(loaded), alone(sok, 6))
 
 
+def scaling(optimizer):
+    return tf.keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=1024.0)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_a_scaled_default_scales_for_all(sok, tmp_path, policy):
+    tables, default = make(sok)
+    before = tf.keras.mixed_precision.global_policy()
+    tf.keras.mixed_precision.set_global_policy(policy)
+    try:
+        model = model_of(sok, sok.OptimizerWrapper(tables, default=scaling(default)))
+        fit(model)
+        expected = alone(sok, 4)
+    finally:
+        tf.keras.mixed_precision.set_global_policy(before)
+    if policy == "float32":
+        same(values(model), expected)
+    for name, value in expected.items():  # half floats of the rows, weights and products
+        np.testing.assert_allclose(values(model)[name], value, atol=5e-3, err_msg=name)
+    model.save(tmp_path / "m.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "m.keras")
+    of_users = loaded.optimizer.inner_optimizer.optimizer_of("rows/users")
+    assert float(of_users.learning_rate) == pytest.approx(0.1)
+    wrapped = sok.OptimizerWrapper(scaling(keras.SGD(0.2)))
+    again = sok.OptimizerWrapper(make(sok)[0], default=wrapped).inner_optimizer
+    assert again.optimizer_of("users") is not again
+
+
+def test_a_step_that_overflows_in_one_table_changes_nothing(sok):
+    tables, default = make(sok)
+    model = model_of(sok, sok.OptimizerWrapper(tables, default=scaling(default)))
+    fit(model, 1)
+    before = values(model)
+    variables = model.trainable_variables
+    for infinite in range(len(variables)):
+        gradients = []
+        for number, variable in enumerate(variables):
+            value, key = np.inf if number == infinite else 1.0, {"users": 1, "items": 5}
+            if (table := _table_of(variable)) is None:
+                gradients.append(tf.fill(variable.shape, value))
+            else:
+                gradients.append(tf.IndexedSlices(tf.fill([1, 2], value), tf.constant([key[table]])))
+        model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        for name, value in values(model).items():
+            np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
 def test_rates_of_tables(sok):
     optimizer = sok.OptimizerWrapper({"items": keras.SGD(0.5)}, default=keras.SGD(0.1))
     model = model_of(sok, optimizer)
@@ -135,6 +182,7 @@ def test_refused(sok):
         ({}, sgd(), "only then"),
         ({"users": v1}, sgd(), "Keras 3 or tf_keras"),
         ({"users": 3}, sgd(), "Keras 3 or tf_keras"),
+        ({"users": scaling(sgd())}, sgd(), r"`sok.*default=Loss.*Received: {'users': '.*Loss"),
     ):
         with pytest.raises((ValueError, TypeError), match=words):
             sok.OptimizerWrapper(wrong, default=default)

@@ -8,8 +8,10 @@
 #include <thread>
 #include <vector>
 
+#include "cpp/core/cpu/apply.h"
 #include "cpp/core/cpu/table.h"
 #include "cpp/core/cuda/table/table.h"
+#include "cpp/core/cuda/update/apply.h"
 #include "cpp/tests/check.h"
 #include "cpp/tests/cuda/runtime.h"
 
@@ -110,7 +112,7 @@ void SlotsAndSnapshots(Table& table, CallContext context) {
   CHECK_THROWS(table.Import(context, bad, true), std::invalid_argument, "3 values per key, 9");
   bad = snapshot;
   bad.slot_widths = {1, 2};
-  CHECK_THROWS(table.Import(context, bad, true), std::invalid_argument, "must have width");
+  CHECK_THROWS(table.Import(context, bad), std::invalid_argument, "must have width");
   bad.slot_names = {"v", "v"};
   CHECK_THROWS(table.Import(context, bad, true), std::invalid_argument, "different names");
   CHECK_THROWS(table.ConfigureSlots(context, {{"m", 0, 0.0f, true}}), std::invalid_argument,
@@ -123,6 +125,7 @@ void SlotsAndSnapshots(Table& table, CallContext context) {
 // In parts, from several threads, while another one waits to write.
 void ContentInParts(Table& table, CallContext context) {
   table.Clear(context);
+  table.ConfigureSlots(context, {{"m", 1, 0.25f, true}, {"v", 2, 0.0f, true}});
   const std::vector<uint64_t> keys = {7, 5, 9};
   const std::vector<float> values = {70, 71, 50, 51, 90, 91}, later = {1, 2};
   table.Assign(context, keys.data(), 3, values.data());
@@ -181,6 +184,73 @@ void Records(Table& table, CallContext context) {
   CHECK_EQ(table.Evict(context), 0);
 }
 
+const uint64_t kTrained = 5;
+const float kOnes[kDim] = {1.0f, 1.0f};
+
+void Apply(CpuTable& table, const OptimizerOptions& options, int64_t step) {
+  InlineExecutor threads;
+  ApplyGradients(threads, table, options, 0.01f, step, &kTrained, kOnes, 1, false);
+}
+
+void Apply(cuda::CudaTable& table, const OptimizerOptions& options, int64_t step) {
+  cuda::ApplyGradients(nullptr, {{&table, &kTrained, kOnes, 1}}, options, 0.01f, step, false);
+}
+
+OptimizerOptions Rule(OptimizerKind kind, bool variant = false) {
+  OptimizerOptions options;
+  options.kind = kind;
+  if (kind == OptimizerKind::kMomentum) options.momentum = 0.9f;
+  (kind == OptimizerKind::kMomentum ? options.momentum_before_rate : options.amsgrad) = variant;
+  return options;
+}
+
+// Content of `rule` after 2,000 steps: its slot rows are ones.
+TableSnapshot ContentOf(const OptimizerOptions& rule) {
+  TableSnapshot content;
+  content.keys = {kTrained};
+  content.rows = {1.0f, 1.0f};
+  NameSavedSlots(OptimizerSlots(rule, kDim), &content);
+  content.slot_rows.assign(static_cast<size_t>(content.slot_width()), 1.0f);
+  content.optimizer_step = 2000;
+  return content;
+}
+
+// Ten steps of Adam from nothing move a row by 10 * 0.01 if all gradients are 1. The optimizer has
+// counted 500 steps before. `is_trained`: by Adam, before the content comes.
+template <typename TableOfMemory>
+void ContentOfAnotherRule(CallContext context, bool is_trained) {
+  const OptimizerOptions adam = Rule(OptimizerKind::kAdam);
+  for (const OptimizerOptions& rule :
+       {Rule(OptimizerKind::kSgd), Rule(OptimizerKind::kMomentum),
+        Rule(OptimizerKind::kMomentum, true), Rule(OptimizerKind::kAdagrad),
+        Rule(OptimizerKind::kRowWiseAdagrad), Rule(OptimizerKind::kAdam, true),
+        Rule(OptimizerKind::kFtrl), Rule(OptimizerKind::kAdagradDecay),
+        Rule(OptimizerKind::kRmsprop), adam, Rule(OptimizerKind::kLazyAdam)}) {
+    TableOfMemory table(Options(false));
+    for (int64_t step = 1; is_trained && step <= 3; ++step) Apply(table, adam, step);
+    const TableSnapshot content = ContentOf(rule);
+    table.Import(context, content, /*replace=*/true);
+    // Another dump, before the next step, has what was in the first.
+    const TableSnapshot back = table.Export(context, true);
+    CHECK(back.slot_names == content.slot_names && back.slot_rows == content.slot_rows);
+    CHECK_EQ(back.optimizer_step, 2000);
+
+    const bool goes_on = rule.kind == OptimizerKind::kLazyAdam || rule == adam;
+    for (int64_t step = 501; step <= 510; ++step) Apply(table, adam, step);
+    const TableSnapshot trained = table.Export(context, true);
+    CHECK_EQ(trained.optimizer_step, goes_on ? 2010 : 10);
+    CHECK(trained.slot_names == std::vector<std::string>({"momentum", "velocity"}));
+    // Moments of ones stay ones, and are corrected by 1 - 0.999^t with t from 2001 to 2010.
+    const double expected = goes_on ? 0.0930 : 0.1;
+    CHECK(std::abs(1.0 - trained.rows[0] - expected) < 2e-4);
+  }
+  // Of a table that is trained, content of another rule cannot become a part.
+  TableOfMemory table(Options(false));
+  Apply(table, adam, 1);
+  CHECK_THROWS(table.Import(context, ContentOf(Rule(OptimizerKind::kAdagrad))),
+               std::invalid_argument, "must be of the table's optimizer");
+}
+
 void AllCalls(Table& table, CallContext context) {
   RowsInAndOut(table, context);
   SlotsAndSnapshots(table, context);
@@ -215,6 +285,10 @@ int main() {
     sok::AllCalls(host, threads);
     sok::cuda::CudaTable device(sok::Options(with_policy));
     sok::AllCalls(device, nullptr);
+  }
+  for (const bool is_trained : {false, true}) {
+    sok::ContentOfAnotherRule<sok::CpuTable>(threads, is_trained);
+    sok::ContentOfAnotherRule<sok::cuda::CudaTable>(nullptr, is_trained);
   }
   sok::TheWrongContextIsRefused();
   sok::RowsOnDiskAreForHostMemory();
