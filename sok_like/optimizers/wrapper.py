@@ -45,7 +45,7 @@ def OptimizerWrapper(
         skip_nonfinite_gradients: Skips keys whose gradient, summed over samples and ranks, has NaN
             or infinity in a step, as if the batch had not contained them. It counts them:
             `optimizer.skipped_gradients(variable)`. Otherwise such a gradient makes the row NaN
-            forever. For embedding variables only; it costs a pass over their gradients.
+            or infinite forever. For embedding variables only; it costs a pass over their gradients.
 
     Returns:
         A view of `optimizer`, whose class is a subclass of the optimizer's. Both share all state: a
