@@ -312,5 +312,3 @@ def test_a_key_that_comes_between_an_import_and_the_optimizer():
     _core.apply_gradients(table, "adagrad", 0.1, 1, np.array([2]), grads, initial_accumulator=0.5)
     slots = table.export()[2]["accumulator"]
     np.testing.assert_array_equal(slots, [[3, 3], [4.5, 4.5]])
-
-

@@ -66,12 +66,19 @@ def test_what_is_not_finite_spoils_elements_as_on_a_dense_variable(sok, name):
     stock, wrapped = make(0.5), sok.OptimizerWrapper(make(0.5))
     for gradient in ([NAN, INF, -INF, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, -1.0, 1.0, 1.0]):
         stock.apply_gradients([(tf.constant([gradient]), dense)])
-        wrapped.apply_gradients([(tf.IndexedSlices(tf.constant([gradient]), tf.constant([7])), table)])
+        wrapped.apply_gradients(
+            [(tf.IndexedSlices(tf.constant([gradient]), tf.constant([7])), table)]
+        )
     row = table.find([7])[0].numpy()
-    np.testing.assert_allclose(row, dense.numpy(), rtol=1e-4)
+    expected = dense.numpy()
+    if name == "SGD":  # tf_keras keeps a momentum of 0 times infinity, which is NaN
+        expected[0, 1:3] = row[0, 1:3]
+    np.testing.assert_allclose(row, expected, rtol=1e-4)
     spoiled = [-INF, INF] if name in ("SGD", "momentum") else [NAN, NAN]
     np.testing.assert_array_equal(row[0, :3], [NAN, *spoiled])
     assert np.isfinite(row[0, 3])
+
+
 STEPS = [
     ([[1, 2], [NAN, 1], [3, 4], [1, -INF]], [1, 2, 3, 4]),
     ([[1, 1], [1, 1], [NAN, 1]], [1, 2, 2]),  # the parts of key 2 count together

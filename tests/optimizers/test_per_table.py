@@ -124,7 +124,9 @@ def test_a_step_that_overflows_in_one_table_changes_nothing(sok):
             if (table := _table_of(variable)) is None:
                 gradients.append(tf.fill(variable.shape, value))
             else:
-                gradients.append(tf.IndexedSlices(tf.fill([1, 2], value), tf.constant([key[table]])))
+                gradients.append(
+                    tf.IndexedSlices(tf.fill([1, 2], value), tf.constant([key[table]]))
+                )
         model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         for name, value in values(model).items():
             np.testing.assert_array_equal(value, before[name], err_msg=name)

@@ -97,7 +97,9 @@ def test_rules_with_the_same_moments_go_on(sok, tmp_path, capfd, first, second):
 
 def test_an_optimizer_for_each_table(sok, tmp_path):
     """SGD trained both; now `users` has Adam, and `items` keeps SGD."""
-    tables = [sok.EmbeddingVariable(2, name=name, initializer="ones") for name in ("users", "items")]
+    tables = [
+        sok.EmbeddingVariable(2, name=name, initializer="ones") for name in ("users", "items")
+    ]
     new = [sok.EmbeddingVariable(2, name=name) for name in ("users", "items")]
     sgd = sok.OptimizerWrapper(keras.SGD(0.1))
     for table in tables:

@@ -36,9 +36,8 @@ std::unique_ptr<Table> CpuTable::MakeAside(CallContext context) const {
 void CpuTable::TakeContent(CallContext context, Table& other) {
   auto& aside = static_cast<CpuTable&>(other);
   const ExclusiveLock lock(impl_->mutex);
-  const bool stays =
-      impl_->catch_up != nullptr &&
-      !IsOfAnotherRule(aside.slots(), aside.step_number().last(), impl_->slots);
+  const bool stays = impl_->catch_up != nullptr &&
+                     !IsOfAnotherRule(aside.slots(), aside.step_number().last(), impl_->slots);
   // The optimizer may have attached meanwhile: it expects its slots at their places.
   if (stays) aside.ConfigureSlots(context, impl_->slots);
   impl_->TouchAll(context.threads());

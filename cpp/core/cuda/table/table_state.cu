@@ -271,8 +271,7 @@ void CudaTable::ConfigureSlots(CallContext context, const std::vector<SlotVariab
   LayOutSlots(context.stream(), specs, /*keeps=*/true);
 }
 
-void CudaTable::LayOutSlots(Stream stream, const std::vector<SlotVariableSpec>& specs,
-                            bool keeps) {
+void CudaTable::LayOutSlots(Stream stream, const std::vector<SlotVariableSpec>& specs, bool keeps) {
   Impl& impl = *impl_;
   const auto lock = impl.Enter(stream);
   if (SameSlots(specs, impl.slots)) return;
