@@ -39,7 +39,6 @@ from tests.core.test_optimizers import (
     test_a_full_table_makes_no_step,
     test_a_key_that_comes_between_an_import_and_the_optimizer,
     test_export_between_steps_changes_nothing,
-    test_imported_slot_of_other_width_is_refused,
     test_imported_slots_are_adopted,
     test_non_finite_gradients_stay_in_their_row,
     test_other_rule_or_option_is_refused,
