@@ -219,6 +219,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
             agreed(None, communicator, "the end of sok.callbacks.BackupAndRestore")
             if communicator.rank == 0:
                 with contextlib.suppress(OSError):
+                    # First what names the backup: an interrupt leaves none, and no half of one.
+                    durable.remove(durable.join(self.backup_dir, "checkpoint"))
                     durable.remove_folder(self.backup_dir)
             # No rank continues, perhaps with another `fit`, before the folder is removed.
             agreed(None, communicator, "the removal of the backup")
@@ -230,6 +232,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
     def _listen(self):
         self._signalled = False
         if threading.current_thread() is threading.main_thread():
+            self._process = os.getpid()
             self._previous = signal.signal(signal.SIGTERM, self._on_signal)
 
     def _stop_listening(self):
@@ -238,7 +241,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
             self._previous = None
 
     def _on_signal(self, number, frame):
-        if self._signalled:  # the second one, or after a `fit` that raised: end at once
+        # The second one, or after a `fit` that raised, or in a child of fork: end at once.
+        if self._signalled or os.getpid() != self._process:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
         self._signalled = True
@@ -250,7 +254,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         def state():
             return [
                 self._signalled,
-                running is not None and running.done,
+                running is not None and running.ended,
                 running is not None and running.failed,
             ]
 

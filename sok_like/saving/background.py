@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -27,7 +28,7 @@ from sok_like.saving import dump_owners, streams
 from sok_like.saving.format import checksums, durable, manifest, shard_file
 from sok_like.saving.pieces import Piece
 
-_CALL = "a dump in the background"
+_CALL, _DONE = "a dump in the background", "`done` of a dump in the background"
 _POLL = 0.05  # seconds between two looks for the file of another rank
 # What `agreed` raises on all ranks, once all of them have said how far they have come.
 _ON_ALL_RANKS = (RuntimeError, tf.errors.ResourceExhaustedError)
@@ -129,8 +130,8 @@ class BegunPiece(Piece):
             self._stream.close()
 
     def remove_mine(self) -> None:
-        """Removes this rank's file."""
-        durable.remove(durable.join(self.folder, self._file(self._rank)))
+        """Removes this rank's file, unless it is part of a dump that is complete."""
+        manifest.remove_unlisted(self.folder, self.name, [self._file(self._rank)])
 
     def _check_stopped(self):
         if self._stopped.is_set():
@@ -155,7 +156,8 @@ class BackgroundDump:
         self._pieces, self._publish = list(pieces), publish
         self._written, self._result = threading.Event(), None
         self._error: BaseException | None = None
-        self._failed: BaseException | None = None
+        self._failed: Exception | None = None
+        self._ending, self._done = threading.RLock(), False
         try:
             _agreed(self._open)
         except BaseException:
@@ -190,7 +192,17 @@ class BackgroundDump:
 
     @property
     def done(self) -> bool:
-        """Whether this rank has written its files; it may also have failed."""
+        """Whether all ranks have written their files; one may also have failed.
+
+        All ranks ask, at the same step, as it is an exchange. So all leave a loop together.
+        """
+        if not self._done and self in _running:
+            self._done = all(agreement.agreed(lambda: self.ended, comm.current(), _DONE))
+        return self._done or self not in _running
+
+    @property
+    def ended(self) -> bool:
+        """Whether this rank has written its files, or has failed; asks no other rank."""
         return not self._thread.is_alive()
 
     @property
@@ -202,39 +214,50 @@ class BackgroundDump:
         """Waits for the files of all ranks, and makes them the dump in the folder.
 
         All ranks call it. Training waits for what is not written yet: for nothing if `done` is
-        True on all ranks.
+        True. Threads may call it: the first one does this, and the others wait for it.
 
         Returns:
             The name of the dump, as `dump` returns it; a list of names for a list of tables. A
             second call returns the same.
 
         Raises:
-            RuntimeError: as for `dump`, on all ranks. The earlier dump is unchanged.
+            RuntimeError: as for `dump`, on all ranks. The earlier dump is unchanged. After any other
+                exception, such as Ctrl-C, each table has its earlier dump or this one.
         """
-        if self._failed is not None:
-            raise self._failed
-        if self in _running:
+        with self._ending:
+            if self._failed is not None:
+                raise self._failed
+            if self in _running:
+                self._end()
+        return self._result
+
+    def _end(self):
+        # Of a second call, unless this one comes to its end.
+        self._failed = RuntimeError("This dump in the background was interrupted: begin another")
+        try:
             for piece in self._pieces:
                 piece.hurry()
-            try:
-                # First, as nobody must wait for the file of a rank that could not write.
-                _agreed(lambda: self._settled(self._written.wait))
-                _agreed(lambda: self._settled(self._thread.join))
-                self._result = self._publish(self._pieces)
-            except BaseException as error:
-                self._failed = error
-                self._give_up(comm.current().world_size == 1 or isinstance(error, _ON_ALL_RANKS))
-                raise
-            finally:
-                self._forget()
-        return self._result
+            # First, as nobody must wait for the file of a rank that could not write.
+            _agreed(lambda: self._settled(self._written.wait))
+            _agreed(lambda: self._settled(self._thread.join))
+            self._result = self._publish(self._pieces)
+            self._failed = None
+        except BaseException as error:
+            self._failed = error if isinstance(error, Exception) else self._failed
+            self._give_up(comm.current().world_size == 1 or isinstance(error, _ON_ALL_RANKS))
+            raise
+        finally:
+            self._forget()
 
     def cancel(self) -> None:
         """Gives the dump up, on all ranks alike; the earlier dump is unchanged."""
-        if self in _running:
-            self._failed = RuntimeError("This dump in the background was cancelled")
-            self._give_up(remove=True)
-            self._forget()
+        with self._ending:
+            if self in _running:
+                self._failed = RuntimeError("This dump in the background was cancelled")
+                try:
+                    self._give_up(remove=True)
+                finally:
+                    self._forget()
 
     def _settled(self, wait):
         wait()
@@ -257,16 +280,32 @@ class BackgroundDump:
     @staticmethod
     def _at_exit():
         for running in list(_running):
-            names = [piece.name for piece in running._pieces]
+            if not running._ending.acquire(blocking=False):
+                continue  # a thread is finishing it
             print(
-                f"The dump in the background of tables {names} was not finished: nothing is saved. "
-                "Call finish() on all ranks.",
+                f"The dump in the background of tables {running._names()} was not finished: "
+                "nothing is saved. Call finish() on all ranks.",
                 file=sys.stderr,
             )
-            running._give_up(remove=True)
+            running.cancel()
+
+    @staticmethod
+    def _after_fork():
+        """In the child, which has neither the thread nor, perhaps, a thread that has the lock."""
+        for running in list(_running):
+            running._ending = threading.RLock()
+            running._failed = RuntimeError(
+                f"The dump in the background of tables {running._names()} belongs to the process "
+                f"that began it. Received: a call of its child of fork, process {os.getpid()}"
+            )
+            running._forget()
+
+    def _names(self):
+        return [piece.name for piece in self._pieces]
 
 
 atexit.register(BackgroundDump._at_exit)
+os.register_at_fork(after_in_child=BackgroundDump._after_fork)
 
 
 def publish(pieces: Sequence[BegunPiece]) -> None:

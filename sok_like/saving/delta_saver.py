@@ -78,7 +78,7 @@ class DeltaSaver:
         earlier one. Other dumps and restores of the table by this class finish it first.
 
             dump = saver.begin_dump(tables, folder)   # all ranks, between the same two steps
-            while not dump.done: ...                  # training steps
+            while not dump.done: ...                  # a training step of all ranks
             dump.finish()                             # all ranks
 
         Args:
@@ -86,8 +86,8 @@ class DeltaSaver:
             filepath: Folder, as for `dump`.
 
         Returns:
-            The dump: `done` says whether the files of this rank are written, and `finish()`, which
-            all ranks call, completes it.
+            The dump: `done` says whether the files of all ranks are written, and `finish()`
+            completes it. All ranks ask the one, and call the other.
 
         Raises:
             TypeError: as for `dump`.
@@ -180,7 +180,7 @@ class _Work:
     def __init__(self, variable, filepath, call, name=None):
         self._variable, self._filepath, self._table = variable, filepath, variable.table_name
         self._communicator = comm.current()
-        self._written: list[str] = []
+        self._written = ""  # this rank's file
         self.steps = Steps(
             self._communicator,
             f"sok_{name or call}_{self._table}",
@@ -209,7 +209,7 @@ class _Work:
     def _write(self, dump_id, shard):
         communicator = self._communicator
         name = manifest.shard_name(self._table, dump_id, communicator.rank, communicator.world_size)
-        self._written.append(name)
+        self._written = name
         try:
             return shard_file.write_shard(
                 self._folder, name, shard, f"dump of table '{self._table}'"
@@ -231,11 +231,11 @@ class _Work:
             raise durable.explained(error, self._table) from error
 
     def remove_mine(self):
-        while self._written:
-            durable.remove(durable.join(self._folder, self._written.pop()))
+        if self._written:
+            manifest.remove_unlisted(self._folder, self._table, [self._written])
 
     def finished(self, _):
-        self._written.clear()
+        """The dump is complete, on all ranks."""
 
 
 class WholeDump(_Work):
@@ -262,8 +262,7 @@ class WholeDump(_Work):
         if self._communicator.rank == 0:
             self._write_manifest(told[0]["id"], [each["entry"] for each in told])
 
-    def finished(self, told):
-        super().finished(told)
+    def finished(self, _):
         dump_owners.mark_writer(self._folder, self._variable)
 
 
@@ -314,7 +313,6 @@ class _Dump(_Work):
         return {"name": name}, name.encode()
 
     def finished(self, told):
-        self._written.clear()
         dump_owners.mark_writer(self._folder, self._variable)
         remember(self._variable, told[0]["name"], self._number)
 

@@ -61,12 +61,17 @@ def remove_all(path: str) -> None:
     _remove(path + _SUFFIX)
 
 
+def may_name(path: str, references: Iterable[str]) -> None:
+    """Called before the file is replaced: whatever comes now, it names the new ones or the old."""
+    if path in _latest:
+        _latest[path] |= set(references)
+
+
 def remove_others(path: str, references: Iterable[str]) -> None:
     """Removes the folders of earlier saves; `references` are those of the last one."""
     references = set(references)
     kept = references | _kept_for_backup(path)
-    for name in _references_in(path) - kept:
-        _remove(durable.join(path + _SUFFIX, name))
+    remove(path, _references_in(path) - kept)
     _latest[path] = references
 
 

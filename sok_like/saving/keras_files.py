@@ -129,7 +129,7 @@ def save_together(
             return
         _replaced(path, write)
         if path.endswith(_FILES):
-            folders.remove_all(path)  # of an earlier save by several ranks
+            folders.remove_others(path, ())  # of an earlier save by several ranks
         return
     kinds = kinds or NotSameOnRanks(())
     pieces: list[Piece] = [HashPiece(table) for table in kinds.tables]

@@ -151,8 +151,6 @@ def write(steps: Steps, variable: Any, filepath: Any, shard: Sequence[Any]) -> N
         return durable.join(filepath, f"{_stem(table)}{kind}")
 
     def count(_):
-        if rank == 0:
-            durable.remove(target(_KEYS))
         return {"file": shard[0], "keys": shard[1], "dump": f"{secrets.randbits(62):016x}"}
 
     def write_mine(told):
@@ -177,9 +175,9 @@ def write(steps: Steps, variable: Any, filepath: Any, shard: Sequence[Any]) -> N
 
     def publish(_):
         if rank == 0:
-            for kind, path in reversed(list(zip((_KEYS, _VALUES), aside, strict=True))):
-                durable.rename(path, target(kind))
-                # Left by killed processes.
+            targets = [target(kind) for kind in (_KEYS, _VALUES)]
+            durable.rename_all(list(zip(aside, targets, strict=True))[::-1])
+            for kind in (_KEYS, _VALUES):  # left by killed processes
                 stem = re.escape(os.path.basename(_aside(target(kind))))
                 for name in durable.names(filepath):
                     if re.fullmatch(stem + r"\.[0-9a-f]{16}\.tmp(\.tmp)?", name):

@@ -135,6 +135,8 @@ class Stream:
         if stream:
             self._library.sok_stream_close(stream)
 
+    __del__ = close  # Ctrl-C may come before anybody has it who would close it
+
 
 @contextlib.contextmanager
 def content(number: int, dim: int, since: int | None = None) -> Iterator[tuple[Shard, int]]:

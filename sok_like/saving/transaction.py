@@ -96,6 +96,8 @@ def save(
         if communicator.world_size == 1 or isinstance(error, _ON_ALL_RANKS):
             folders.remove(path, references)
         raise
+    # From here on nothing new is removed: the file may name it, though an error comes.
+    folders.may_name(path, references)
     agreed(publish, communicator, call)
     if communicator.rank == 0:
         folders.remove_others(path, references)

@@ -39,6 +39,7 @@ HEADROOM = 0.25
 
 # Ops of stock TensorFlow that call into this process.
 _PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+_LAST = "saved_model.pb"  # the file that makes a folder a SavedModel
 
 
 def export_saved_model(
@@ -215,9 +216,9 @@ def _write(path, module, concrete, parts, deltas):
         with checkpoints.by_one_rank():
             tf.saved_model.save(module, aside, signatures=concrete)
         _merge(parts, durable.join(aside, "variables"))
-        if deltas == _beside(path):
-            durable.remove_folder(deltas)  # they belong to the SavedModel that is replaced
         _move(aside, path)
+        if deltas == _beside(path):
+            durable.remove_folder(deltas)  # they belong to the SavedModel that was replaced
     except AssertionError as error:  # a resource that the module does not hold
         raise ValueError(
             f"`model` uses a resource that none of its attributes holds, so it cannot be exported: "
@@ -292,7 +293,7 @@ def _check_path(path):
     gfile = tf.io.gfile
     if not durable.exists(path):  # raises if there is no file system for the path
         return
-    is_model = gfile.isdir(path) and gfile.exists(os.path.join(path, "saved_model.pb"))
+    is_model = gfile.isdir(path) and gfile.exists(os.path.join(path, _LAST))
     if not is_model and not (gfile.isdir(path) and not gfile.listdir(path)):
         raise wrong_argument(
             "path", "a new folder, an empty one or a SavedModel to be replaced", path
@@ -301,21 +302,28 @@ def _check_path(path):
 
 def _move(aside, path):
     """Puts the complete SavedModel in its place, so that nobody reads an incomplete one."""
-    gfile = tf.io.gfile
-    if durable.local(path) is None:
-        return _copy(aside, path)
-    if gfile.exists(path):
-        gfile.rename(path, f"{aside}.old")  # is removed with its folder
-    gfile.rename(aside, path)
+    put = _copy if durable.local(path) is None else _rename
+    try:
+        put(aside, path)
+    except BaseException:
+        if not durable.exists(durable.join(path, _LAST)):  # the earlier one has left its place
+            put(aside, path)
+        raise
+
+
+def _rename(aside, path):
+    if tf.io.gfile.exists(path):
+        tf.io.gfile.rename(path, f"{aside}.old")  # is removed with its folder
+    tf.io.gfile.rename(aside, path)
 
 
 def _copy(aside, path):
-    """`_move` for file systems that may not rename folders; `saved_model.pb` makes it a model."""
-    gfile, last = tf.io.gfile, "saved_model.pb"
-    durable.remove(durable.join(path, last))  # from now on nobody reads a mixture
+    """`_rename` for file systems that may not rename folders; `_LAST` makes it a model."""
+    gfile = tf.io.gfile
+    durable.remove(durable.join(path, _LAST))  # from now on nobody reads a mixture
     durable.remove_folder(path)
     files = [(folder, name) for folder, _, names in gfile.walk(aside) for name in names]
-    for folder, name in sorted(files, key=lambda file: file[1] == last):
+    for folder, name in sorted(files, key=lambda file: file[1] == _LAST):
         target = path + folder[len(aside) :].rstrip("/")
         durable.make_folder(target)
         gfile.copy(durable.join(folder, name), durable.join(target, name))

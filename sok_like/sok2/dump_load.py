@@ -91,8 +91,10 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
                 with durable.written(file) as joined:
                     for each in written:
                         joined.write(durable.read(each))
-        for file, (name, *_) in zip(aside, parts, strict=True):
-            durable.rename(file, durable.join(folder, name))
+        targets = [(file, durable.join(folder, name)) for file, (name, *_) in zip(aside, parts)]
+        for table in dumped:  # its keys come last
+            of_table = [pair for pair, (name, *_) in zip(targets, parts) if owners[name] == table.stem]
+            durable.rename_all(of_table[::-1])
         remove(ranks)
 
     def remove(of_ranks):

@@ -20,7 +20,7 @@ import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 ASIDE = ".tmp"  # the end of the names of files that are being written
@@ -118,6 +118,24 @@ def rename(aside: Path, path: Path) -> None:
         lambda gfile, at: gfile.rename(os.fspath(aside), at, overwrite=True),
     )
     sync_folder(os.path.dirname(os.fspath(path)) or ".")
+
+
+def rename_all(pairs: Sequence[tuple[Path, Path]]) -> None:
+    """Gives files that belong together their names, each with its name aside.
+
+    An exception comes when all have their names, or none. The last one's old file goes first, and
+    so a process that is killed leaves no mixture in which it is there.
+    """
+    last = pairs[-1][1]
+    try:
+        remove(last)
+        for aside, path in pairs:
+            rename(aside, path)
+    except BaseException:
+        for aside, path in [] if exists(last) else pairs:
+            if exists(aside):
+                rename(aside, path)
+        raise
 
 
 def sync_folder(path: Path) -> None:

@@ -26,8 +26,9 @@ import dataclasses
 import hashlib
 import json
 import re
+import threading
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from sok_like.saving.format import checksums, durable
@@ -50,6 +51,7 @@ _SHARD_FIELDS = {"file": str, "bytes": int, "checksum": str, "keys": int}
 _PER_FILE, _PER_CHARACTER, _REST = 2**10, 12, 2**14
 _MAX_NAME = 2**16  # characters of a table's name that is not known
 _MAX_STEM = 120  # characters: file systems take 255, and the rest of a name needs up to 60
+_publishing = threading.Lock()  # a dump removes the files of the others
 
 
 class Head(NamedTuple):
@@ -133,7 +135,8 @@ def write_manifest(
             it), `step` and `shards`; None if no delta can follow.
 
     Raises:
-        OSError: the manifest could not be written. The previous dump is still there.
+        OSError: the manifest could not be written, or the folder lacks a file that it lists. The
+            previous dump is still there, unless the manifest was in its place already.
     """
     manifest = {
         "format": FORMAT,
@@ -144,11 +147,28 @@ def write_manifest(
         "deltas": None if deltas is None else list(deltas),
     }
     manifest["sha256"] = _checksum(manifest)
-    durable.write(_path_of(folder, head.table), (json.dumps(manifest, indent=1) + "\n").encode())
-    # The dump is complete. Files that cannot be removed now are removed by the next dump.
-    with contextlib.suppress(OSError):
-        listed = [*entries, *(entry for delta in deltas or () for entry in delta["shards"])]
-        _remove_others(folder, head.table, {entry["file"] for entry in listed})
+    data = (json.dumps(manifest, indent=1) + "\n").encode()
+    listed = [entries, *(delta["shards"] for delta in deltas or ())]
+    with _publishing:
+        for shards in listed:
+            check_seen(folder, shards)
+        durable.write(_path_of(folder, head.table), data)
+        # The dump is complete. Files that cannot be removed now are removed by the next dump.
+        with contextlib.suppress(OSError):
+            kept = {entry["file"] for shards in listed for entry in shards}
+            _remove_others(folder, head.table, kept)
+
+
+def remove_unlisted(folder: str, table: str, files: Iterable[str]) -> None:
+    """Removes files of a table's dump that has failed, but none that its manifest lists.
+
+    An error may come when the manifest has its name already. Then they are the dump.
+    """
+    path = _path_of(folder, table)
+    text = durable.read(path) if durable.exists(path) else b""
+    for file in files:
+        if json.dumps(file).encode() not in text:
+            durable.remove(durable.join(folder, file))
 
 
 def _path_of(folder, table):
