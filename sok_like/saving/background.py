@@ -17,7 +17,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +31,6 @@ _CALL, _DONE = "a dump in the background", "`done` of a dump in the background"
 _POLL = 0.05  # seconds between two looks for the file of another rank
 # What `agreed` raises on all ranks, once all of them have said how far they have come.
 _ON_ALL_RANKS = (RuntimeError, tf.errors.ResourceExhaustedError)
-_running: weakref.WeakSet = weakref.WeakSet()
 
 
 class BegunPiece(Piece):
@@ -72,7 +70,7 @@ class BegunPiece(Piece):
 
             def parts(num_rows):
                 for part in read(num_rows):
-                    self._check_stopped()
+                    self.check_stopped()
                     yield part
 
             shard.read = parts
@@ -87,7 +85,7 @@ class BegunPiece(Piece):
             return
         path = durable.join(self.folder, self._file(self._other))
         while not durable.exists(path):
-            self._check_stopped()
+            self.check_stopped()
             time.sleep(_POLL)
         self._read_back = checksums.of_file(path)
 
@@ -133,7 +131,8 @@ class BegunPiece(Piece):
         """Removes this rank's file, unless it is part of a dump that is complete."""
         manifest.remove_unlisted(self.folder, self.name, [self._file(self._rank)])
 
-    def _check_stopped(self):
+    def check_stopped(self) -> None:
+        """Raises RuntimeError once it is to stop."""
         if self._stopped.is_set():
             raise RuntimeError(f"The dump of table '{self.name}' was given up")
 
@@ -158,16 +157,20 @@ class BackgroundDump:
         self._error: BaseException | None = None
         self._failed: Exception | None = None
         self._ending, self._done = threading.RLock(), False
+        self._thread = threading.Thread(target=self._run, name="sok_dump", daemon=True)
         try:
             _agreed(self._open)
+            for piece in pieces:
+                piece.table.__dict__["running_dump"] = self
+            dump_owners.running.add(self)
+            self._thread.start()
         except BaseException:
-            self._close()
+            self._forget()
+            for piece in pieces:
+                piece.stop()
+            if not self._thread.is_alive():  # else it closes them itself
+                self._close()
             raise
-        for piece in pieces:
-            piece.table.__dict__["running_dump"] = self
-        _running.add(self)
-        self._thread = threading.Thread(target=self._run, name="sok_dump", daemon=True)
-        self._thread.start()
 
     def _open(self):
         for piece in self._pieces:
@@ -176,6 +179,7 @@ class BackgroundDump:
     def _run(self):
         try:
             for piece in self._pieces:
+                piece.check_stopped()
                 piece.write_file()
             self._written.set()
             for piece in self._pieces:
@@ -196,9 +200,9 @@ class BackgroundDump:
 
         All ranks ask, at the same step, as it is an exchange. So all leave a loop together.
         """
-        if not self._done and self in _running:
+        if not self._done and self in dump_owners.running:
             self._done = all(agreement.agreed(lambda: self.ended, comm.current(), _DONE))
-        return self._done or self not in _running
+        return self._done or self not in dump_owners.running
 
     @property
     def ended(self) -> bool:
@@ -225,10 +229,11 @@ class BackgroundDump:
                 exception, such as Ctrl-C, each table has its earlier dump or this one.
         """
         with self._ending:
+            if self._failed is None and self in dump_owners.running:
+                self._end()
+            self._forget()  # Ctrl-C may have come before
             if self._failed is not None:
                 raise self._failed
-            if self in _running:
-                self._end()
         return self._result
 
     def _end(self):
@@ -246,18 +251,13 @@ class BackgroundDump:
             self._failed = error if isinstance(error, Exception) else self._failed
             self._give_up(comm.current().world_size == 1 or isinstance(error, _ON_ALL_RANKS))
             raise
-        finally:
-            self._forget()
 
     def cancel(self) -> None:
         """Gives the dump up, on all ranks alike; the earlier dump is unchanged."""
         with self._ending:
-            if self in _running:
+            if self in dump_owners.running:
                 self._failed = RuntimeError("This dump in the background was cancelled")
-                try:
-                    self._give_up(remove=True)
-                finally:
-                    self._forget()
+                self._give_up(remove=True)
 
     def _settled(self, wait):
         wait()
@@ -265,11 +265,13 @@ class BackgroundDump:
             raise self._error
 
     def _forget(self):
-        _running.discard(self)
+        dump_owners.running.discard(self)
         for piece in self._pieces:
-            piece.table.__dict__.pop("running_dump", None)
+            if piece.table.__dict__.get("running_dump") is self:
+                del piece.table.__dict__["running_dump"]
 
     def _give_up(self, remove):
+        self._forget()
         for piece in self._pieces:
             piece.stop()
         self._thread.join()
@@ -279,26 +281,26 @@ class BackgroundDump:
 
     @staticmethod
     def _at_exit():
-        for running in list(_running):
-            if not running._ending.acquire(blocking=False):
+        for dump in list(dump_owners.running):
+            if not dump._ending.acquire(blocking=False):
                 continue  # a thread is finishing it
             print(
-                f"The dump in the background of tables {running._names()} was not finished: "
+                f"The dump in the background of tables {dump._names()} was not finished: "
                 "nothing is saved. Call finish() on all ranks.",
                 file=sys.stderr,
             )
-            running.cancel()
+            dump.cancel()
 
     @staticmethod
     def _after_fork():
         """In the child, which has neither the thread nor, perhaps, a thread that has the lock."""
-        for running in list(_running):
-            running._ending = threading.RLock()
-            running._failed = RuntimeError(
-                f"The dump in the background of tables {running._names()} belongs to the process "
+        for dump in list(dump_owners.running):
+            dump._ending = threading.RLock()
+            dump._failed = RuntimeError(
+                f"The dump in the background of tables {dump._names()} belongs to the process "
                 f"that began it. Received: a call of its child of fork, process {os.getpid()}"
             )
-            running._forget()
+            dump._forget()
 
     def _names(self):
         return [piece.name for piece in self._pieces]

@@ -16,6 +16,8 @@ from sok_like.runtime.process import local_size
 from sok_like.saving.format import durable, manifest
 from sok_like.table.variable import as_embedding_variable
 
+# Dumps in the background that are neither finished nor given up.
+running: weakref.WeakSet = weakref.WeakSet()
 # The tables that wrote or read the dump in a folder, by folder and table name.
 _known_by: dict[tuple[str, str], list[weakref.ref]] = {}
 
@@ -116,12 +118,12 @@ def finish_running(variable: Any) -> None:
     Raises:
         RuntimeError: in a graph, where it could only be finished when an op runs; or as `finish`.
     """
-    running = variable.__dict__.get("running_dump")
-    if running is None:
+    dump = variable.__dict__.get("running_dump")
+    if dump is None or dump not in running:
         return
     if not tf.executing_eagerly():
         raise RuntimeError(
             "A dump in the background must be finished, by `finish()`, before a graph dumps or "
             f"restores its table. Received: table '{variable.table_name}'"
         )
-    running.finish()
+    dump.finish()

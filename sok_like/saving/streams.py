@@ -100,9 +100,11 @@ class Stream:
         MemoryError: there is too little memory.
     """
 
+    _stream: Any = None
+
     def __init__(self, number: int, since: int | None = None, beside: bool = False):
-        self._library, self._stream, self._since = _library(), _POINTER(), since
-        self._closing = threading.Lock()
+        self._closing, self._library, self._since = threading.Lock(), _library(), since
+        self._stream = _POINTER()
         instant, after = _INT64(), -1 if since is None else int(since)
         opened = ctypes.byref(self._stream), ctypes.byref(instant)
         see_problem(self._library.sok_stream_open(int(number), after, beside, *opened))
@@ -135,7 +137,9 @@ class Stream:
         if stream:
             self._library.sok_stream_close(stream)
 
-    __del__ = close  # Ctrl-C may come before anybody has it who would close it
+    def __del__(self):
+        if self._stream:  # Ctrl-C came before somebody had it who would close it
+            self.close()
 
 
 @contextlib.contextmanager

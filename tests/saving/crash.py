@@ -1,12 +1,15 @@
 """Processes killed (-9) while they dump: what is in the folder is the dump before or the new one.
 
-    python -m tests.saving.crash --kills 200       (`make crash`)
+    python -m tests.saving.crash --kills 200 --interrupts 200       (`make crash`)
 
 A child dumps the same table again and again, each time with other rows, and prints what it begins
 and what it has finished. It is killed at a random instant, mostly while it writes. Then the dump is
 read: all its rows are of one instant, the last one finished or the one begun. The next child dumps
 once before it is killed in its turn, which must leave no file of earlier dumps. Two
 of three dumps are deltas, here of all keys.
+
+Then every call that writes or removes files is interrupted at so many moments of each kind, in this
+process (`interrupts.py`).
 """
 
 import argparse
@@ -110,6 +113,7 @@ def run(num_kills, seed):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--interrupts", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--child", nargs=2, metavar=("FOLDER", "FIRST"))
     options = parser.parse_args()
@@ -118,6 +122,19 @@ def main():
         return
     counts = run(options.kills, options.seed)
     print(f"{options.kills} kills: {dict(counts)}; every dump that was left is whole")
+    interrupt(options.interrupts, options.seed)
+
+
+def interrupt(limit, seed):
+    """Interrupts each case; its module needs TensorFlow, which a child must not wait for."""
+    import sok_like as sok
+    from tests.saving import interrupts
+
+    sok.Init(global_batch_size=1)
+    for name in interrupts.CASES if limit else ():
+        with tempfile.TemporaryDirectory() as folder:
+            counts = interrupts.run(name, pathlib.Path(folder) / "files", limit, seed)
+        print(f"{sum(counts.values())} interrupts of {name}: {dict(counts)}", flush=True)
 
 
 if __name__ == "__main__":

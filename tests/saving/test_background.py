@@ -5,6 +5,7 @@ threads whose order differs from run to run.
 """
 
 import functools
+import os
 import shutil
 import threading
 
@@ -29,7 +30,7 @@ def on_host():
 def begun(table, folder, monkeypatch, change):
     """A dump that calls `change` before each part of a few keys, and its table's state."""
     monkeypatch.setattr(shard_file, "PIECE", 256)
-    monkeypatch.setattr(background.BegunPiece, "_check_stopped", lambda _: change())
+    monkeypatch.setattr(background.BegunPiece, "check_stopped", lambda _: change())
     piece = background.BegunPiece(table, str(folder), "0" * 16)
     piece.open()
     return piece, state(table)
@@ -346,6 +347,50 @@ def test_what_ends_unfinished(sok, tmp_path, capfd):
     background.BackgroundDump._at_exit()
     assert "'grown'] was not finished: nothing is saved" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_finish_of_three_threads(sok, tmp_path):
+    table, optimizer = made(sok, "sgd")
+    train(table, optimizer, range(100))
+    saver = sok.Saver()
+    for _ in range(10):
+        train(table, optimizer, range(100))
+        dump, names = saver.begin_dump(table, tmp_path), []
+        threads = [threading.Thread(target=lambda: names.append(dump.finish())) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert names == [dump.finish()] * 3
+        check_same(state(restored(sok, tmp_path, "sgd")[0]), state(table))
+
+
+def test_a_child_of_fork_leaves_its_parent_s_dump(sok, tmp_path, monkeypatch):
+    table, optimizer = made(sok, "sgd")
+    train(table, optimizer, range(100))
+    go_on, read_back = threading.Event(), background.BegunPiece.read_back
+    late = lambda piece: (go_on.wait(60), read_back(piece))  # noqa: E731
+    monkeypatch.setattr(background.BegunPiece, "read_back", late)
+    dump = sok.Saver().begin_dump(table, tmp_path)
+    assert dump._written.wait(60) and not dump.done
+    files = sorted(tmp_path.iterdir())
+    with dump._ending:  # of a thread that the child does not have
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                dump.cancel()
+                dump.finish()
+            except RuntimeError as error:
+                background.BackgroundDump._at_exit()  # as `sys.exit` does
+                status = int("belongs to the process" not in str(error))
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+    assert sorted(tmp_path.iterdir()) == files
+    go_on.set()
+    dump.finish()
+    check_same(state(restored(sok, tmp_path, "sgd")[0]), state(table))
 
 
 def test_arguments(sok, tmp_path):
