@@ -368,6 +368,7 @@ def _check_connected(size):
 
 
 _current: Communicator | None = None
+_process = os.getpid()  # of the communicator
 
 
 def current() -> Communicator:
@@ -376,6 +377,11 @@ def current() -> Communicator:
         raise RuntimeError(
             "sok.Init must be called before any other call of sok_like. "
             "Received: a call before it; add `sok.Init(global_batch_size=...)` at the start."
+        )
+    if _current.world_size > 1 and os.getpid() != _process:
+        raise RuntimeError(
+            f"Process {_process} is rank {_current.rank}, and a child that it forks is none: it "
+            f"must not call sok_like. Received: a call in its child, process {os.getpid()}"
         )
     return _current
 
@@ -392,8 +398,8 @@ def is_initialized() -> bool:
 
 def set_current(communicator: Communicator | None) -> None:
     """Replaces the communicator; None forgets it."""
-    global _current
-    _current = communicator
+    global _current, _process
+    _current, _process = communicator, os.getpid()
 
 
 def choose(groups_later: bool = False) -> Communicator:

@@ -132,10 +132,10 @@ class Stream:
 
     def close(self) -> None:
         """Lets calls that change the table go on."""
-        with self._closing:
+        with self._closing:  # Python takes no signal between these lines
             stream, self._stream = self._stream, _POINTER()
-        if stream:
-            self._library.sok_stream_close(stream)
+            if stream:
+                self._library.sok_stream_close(stream)
 
     def __del__(self):
         if self._stream:  # Ctrl-C came before somebody had it who would close it

@@ -1,5 +1,9 @@
 """`sok.callbacks.BackupAndRestore` in the middle of an epoch; oracle: a `fit` without a break."""
 
+import os
+import signal
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -50,6 +54,21 @@ def test_no_batch_is_trained_twice(kind, background, tmp_path):
         assert (seen, said) == (batches[first:], [])
         assert epochs[-1] == 2 and not folder.exists()
         check_same(model, expected)
+
+
+def test_a_child_of_fork_ends_by_sigterm(tmp_path):
+    """As the workers of a pool do that loads data, when the pool is closed."""
+    callback = sok.callbacks.BackupAndRestore(tmp_path)
+    callback._listen()
+    try:
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)  # the handler runs
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == signal.SIGTERM and not callback._signalled
+    finally:
+        callback._stop_listening()
 
 
 def test_it_goes_on_from_backup_to_backup(tmp_path):

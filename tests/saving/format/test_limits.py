@@ -148,7 +148,8 @@ def test_a_manifest_far_too_long_for_its_folder_is_not_read(tmp_path, version):
     assert time.perf_counter() - begin < 2
 
 
-def test_the_longest_names_fit_the_limit(tmp_path):
+def test_the_longest_names_fit_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(manifest_file, "check_seen", lambda *_: None)  # files of 2**50 bytes
     for table in ("é" * 30_000, "\U0001f600" * 20_000, '"\\' * 9_000):
         names = [manifest_file.shard_name(table, "1" * 16, rank, 40) for rank in range(40)]
         entries = [

@@ -266,6 +266,18 @@ def test_a_folder_that_is_not_shared(tmp_path):
         manifest_file.check_seen(str(tmp_path / "mine"), [entry, other])
 
 
+def test_a_dump_whose_files_another_dump_removed_does_not_replace_it(tmp_path):
+    name = manifest_file.shard_name("user id/x", "1", 0, 1)
+    entry = shard_file.write_shard(tmp_path, name, shard([1]))
+    dump(tmp_path, [shard([2])], dump_id="2")  # of another thread, between the two calls
+    head = manifest_file.Head("user id/x", 3, "int64", "1")
+    with pytest.raises(FileNotFoundError, match=r"1\.0-of-1\.npz.* is missing"):
+        manifest_file.write_manifest(tmp_path, head, [entry])
+    assert read(tmp_path).keys.tolist() == [2]
+    manifest_file.remove_unlisted(tmp_path, "user id/x", [name.replace(".1.", ".2."), name])
+    assert read(tmp_path).keys.tolist() == [2]
+
+
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_told_once_and_names_the_file(tmp_path, capsys):
     # The shard goes to a device that is always full.
