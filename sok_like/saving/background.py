@@ -20,17 +20,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from sok_like.runtime import agreement, comm
 from sok_like.saving import dump_owners, streams
 from sok_like.saving.format import checksums, durable, manifest, shard_file
 from sok_like.saving.pieces import Piece
+from sok_like.saving.transaction import ON_ALL_RANKS
 
 _CALL, _DONE = "a dump in the background", "`done` of a dump in the background"
 _POLL = 0.05  # seconds between two looks for the file of another rank
-# What `agreed` raises on all ranks, once all of them have said how far they have come.
-_ON_ALL_RANKS = (RuntimeError, tf.errors.ResourceExhaustedError)
 
 
 class BegunPiece(Piece):
@@ -65,12 +62,13 @@ class BegunPiece(Piece):
     def write_file(self) -> None:
         """Writes all keys."""
         with contextlib.closing(self._stream):
+            self._check_stopped()
             shard = self._stream.shard(self.table.dim)
             self._step, shard.erased, read = int(shard.optimizer_step), None, shard.read
 
             def parts(num_rows):
                 for part in read(num_rows):
-                    self.check_stopped()
+                    self._check_stopped()
                     yield part
 
             shard.read = parts
@@ -85,7 +83,7 @@ class BegunPiece(Piece):
             return
         path = durable.join(self.folder, self._file(self._other))
         while not durable.exists(path):
-            self.check_stopped()
+            self._check_stopped()
             time.sleep(_POLL)
         self._read_back = checksums.of_file(path)
 
@@ -98,8 +96,6 @@ class BegunPiece(Piece):
     def see(self, folder: str, told: Sequence[dict[str, Any]]) -> None:
         """The same, with what the thread has read back."""
         entries = [each["entry"] for each in told]
-        if self._rank == 0:
-            manifest.check_seen(folder, entries)
         if self._world_size > 1:
             entry = entries[self._other]
             manifest.check_same(folder, {**entry, "checksum": self._read_back}, entry, self._other)
@@ -129,10 +125,9 @@ class BegunPiece(Piece):
 
     def remove_mine(self) -> None:
         """Removes this rank's file, unless it is part of a dump that is complete."""
-        manifest.remove_unlisted(self.folder, self.name, [self._file(self._rank)])
+        manifest.remove_unlisted(self.folder, self.name, self._file(self._rank))
 
-    def check_stopped(self) -> None:
-        """Raises RuntimeError once it is to stop."""
+    def _check_stopped(self):
         if self._stopped.is_set():
             raise RuntimeError(f"The dump of table '{self.name}' was given up")
 
@@ -157,6 +152,7 @@ class BackgroundDump:
         self._error: BaseException | None = None
         self._failed: Exception | None = None
         self._ending, self._done = threading.RLock(), False
+        self._text = f"The dump in the background of tables {[piece.name for piece in pieces]}"
         self._thread = threading.Thread(target=self._run, name="sok_dump", daemon=True)
         try:
             _agreed(self._open)
@@ -179,7 +175,6 @@ class BackgroundDump:
     def _run(self):
         try:
             for piece in self._pieces:
-                piece.check_stopped()
                 piece.write_file()
             self._written.set()
             for piece in self._pieces:
@@ -225,8 +220,8 @@ class BackgroundDump:
             second call returns the same.
 
         Raises:
-            RuntimeError: as for `dump`, on all ranks. The earlier dump is unchanged. After any other
-                exception, such as Ctrl-C, each table has its earlier dump or this one.
+            RuntimeError: as for `dump`, on all ranks. After any exception, also Ctrl-C, each table
+                has its earlier dump or this one.
         """
         with self._ending:
             if self._failed is None and self in dump_owners.running:
@@ -249,7 +244,7 @@ class BackgroundDump:
             self._failed = None
         except BaseException as error:
             self._failed = error if isinstance(error, Exception) else self._failed
-            self._give_up(comm.current().world_size == 1 or isinstance(error, _ON_ALL_RANKS))
+            self._give_up(comm.current().world_size == 1 or isinstance(error, ON_ALL_RANKS))
             raise
 
     def cancel(self) -> None:
@@ -285,8 +280,7 @@ class BackgroundDump:
             if not dump._ending.acquire(blocking=False):
                 continue  # a thread is finishing it
             print(
-                f"The dump in the background of tables {dump._names()} was not finished: "
-                "nothing is saved. Call finish() on all ranks.",
+                f"{dump._text} was not finished: nothing is saved. Call finish() on all ranks.",
                 file=sys.stderr,
             )
             dump.cancel()
@@ -297,13 +291,10 @@ class BackgroundDump:
         for dump in list(dump_owners.running):
             dump._ending = threading.RLock()
             dump._failed = RuntimeError(
-                f"The dump in the background of tables {dump._names()} belongs to the process "
-                f"that began it. Received: a call of its child of fork, process {os.getpid()}"
+                f"{dump._text} belongs to the process that began it. "
+                f"Received: a call in a child that it has forked, process {os.getpid()}"
             )
             dump._forget()
-
-    def _names(self):
-        return [piece.name for piece in self._pieces]
 
 
 atexit.register(BackgroundDump._at_exit)
@@ -313,20 +304,11 @@ os.register_at_fork(after_in_child=BackgroundDump._after_fork)
 def publish(pieces: Sequence[BegunPiece]) -> None:
     """Writes the manifests of dumps that stand alone, all in one folder."""
     folder = pieces[0].folder
-
-    def see():
-        for piece, entries in zip(pieces, by_piece, strict=True):
-            piece.see(folder, entries)
-
-    def finish():
-        for piece, entries in zip(pieces, by_piece, strict=True):
-            if comm.current().rank == 0:
-                piece.finish(folder, entries)
-
     told = _agreed(lambda: [piece.write(folder) for piece in pieces])
-    by_piece = [list(entries) for entries in zip(*told, strict=True)]
-    _agreed(see)
-    _agreed(finish)
+    listed = list(zip(pieces, zip(*told, strict=True), strict=True))
+    _agreed(lambda: [piece.see(folder, entries) for piece, entries in listed])
+    listed = listed if comm.current().rank == 0 else []
+    _agreed(lambda: [piece.finish(folder, entries) for piece, entries in listed])
 
 
 def _agreed(function):
@@ -335,6 +317,6 @@ def _agreed(function):
     try:
         return agreement.agreed(function, communicator, _CALL)
     except Exception as error:
-        if communicator.world_size == 1 and not isinstance(error, _ON_ALL_RANKS):
+        if communicator.world_size == 1 and not isinstance(error, ON_ALL_RANKS):
             agreement.raise_first([agreement.problem_of(error)], cause=error)
         raise

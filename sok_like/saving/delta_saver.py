@@ -232,7 +232,7 @@ class _Work:
 
     def remove_mine(self):
         if self._written:
-            manifest.remove_unlisted(self._folder, self._table, [self._written])
+            manifest.remove_unlisted(self._folder, self._table, self._written)
 
     def finished(self, _):
         """The dump is complete, on all ranks."""

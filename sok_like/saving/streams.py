@@ -100,8 +100,6 @@ class Stream:
         MemoryError: there is too little memory.
     """
 
-    _stream: Any = None
-
     def __init__(self, number: int, since: int | None = None, beside: bool = False):
         self._closing, self._library, self._since = threading.Lock(), _library(), since
         self._stream = _POINTER()
@@ -138,7 +136,7 @@ class Stream:
                 self._library.sok_stream_close(stream)
 
     def __del__(self):
-        if self._stream:  # Ctrl-C came before somebody had it who would close it
+        if getattr(self, "_stream", None):  # Ctrl-C came before somebody had it who would close it
             self.close()
 
 

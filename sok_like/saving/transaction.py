@@ -41,7 +41,7 @@ _SAME_PATH = (
     "Received: {here!r} on rank {rank} and {first!r} on rank 0"
 )
 # What `agreed` raises on all ranks, once all of them have said how far they have come.
-_ON_ALL_RANKS = (RuntimeError, tf.errors.ResourceExhaustedError)
+ON_ALL_RANKS = (RuntimeError, tf.errors.ResourceExhaustedError)
 
 
 # ---- saving ----
@@ -77,23 +77,18 @@ def save(
         places.extend(folders.folder_of(path, reference) for reference in references)
         return [piece.write(folder) for piece, folder in zip(pieces, places, strict=True)]
 
-    def see():
-        for piece, folder, entries in zip(pieces, places, by_piece, strict=True):
-            piece.see(folder, entries)
-
     def publish():
-        if communicator.rank == 0:
-            for piece, folder, entries in zip(pieces, places, by_piece, strict=True):
-                piece.finish(folder, entries)
+        for piece, folder, entries in listed if communicator.rank == 0 else ():
+            piece.finish(folder, entries)
         common(references)
 
     try:
         told = agreed(write, communicator, call)
-        by_piece = [list(entries) for entries in zip(*told, strict=True)]
-        agreed(see, communicator, call)
+        listed = list(zip(pieces, places, zip(*told, strict=True), strict=True))
+        agreed(lambda: [piece.see(*place) for piece, *place in listed], communicator, call)
     except Exception as error:
         # Otherwise another rank may go on, and publish what this one removes.
-        if communicator.world_size == 1 or isinstance(error, _ON_ALL_RANKS):
+        if communicator.world_size == 1 or isinstance(error, ON_ALL_RANKS):
             folders.remove(path, references)
         raise
     # From here on nothing new is removed: the file may name it, though an error comes.

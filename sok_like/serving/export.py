@@ -39,7 +39,6 @@ HEADROOM = 0.25
 
 # Ops of stock TensorFlow that call into this process.
 _PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
-_LAST = "saved_model.pb"  # the file that makes a folder a SavedModel
 
 
 def export_saved_model(
@@ -293,7 +292,7 @@ def _check_path(path):
     gfile = tf.io.gfile
     if not durable.exists(path):  # raises if there is no file system for the path
         return
-    is_model = gfile.isdir(path) and gfile.exists(os.path.join(path, _LAST))
+    is_model = gfile.isdir(path) and gfile.exists(os.path.join(path, "saved_model.pb"))
     if not is_model and not (gfile.isdir(path) and not gfile.listdir(path)):
         raise wrong_argument(
             "path", "a new folder, an empty one or a SavedModel to be replaced", path
@@ -306,7 +305,9 @@ def _move(aside, path):
     try:
         put(aside, path)
     except BaseException:
-        if not durable.exists(durable.join(path, _LAST)):  # the earlier one has left its place
+        if not durable.exists(
+            durable.join(path, "saved_model.pb")
+        ):  # the earlier one has left its place
             put(aside, path)
         raise
 
@@ -318,12 +319,12 @@ def _rename(aside, path):
 
 
 def _copy(aside, path):
-    """`_rename` for file systems that may not rename folders; `_LAST` makes it a model."""
-    gfile = tf.io.gfile
-    durable.remove(durable.join(path, _LAST))  # from now on nobody reads a mixture
+    """`_rename` for file systems that may not rename folders; `saved_model.pb` makes it a model."""
+    gfile, last = tf.io.gfile, "saved_model.pb"
+    durable.remove(durable.join(path, last))  # from now on nobody reads a mixture
     durable.remove_folder(path)
     files = [(folder, name) for folder, _, names in gfile.walk(aside) for name in names]
-    for folder, name in sorted(files, key=lambda file: file[1] == _LAST):
+    for folder, name in sorted(files, key=lambda file: file[1] == last):
         target = path + folder[len(aside) :].rstrip("/")
         durable.make_folder(target)
         gfile.copy(durable.join(folder, name), durable.join(target, name))

@@ -7,6 +7,7 @@ error on one rank raises on all ranks, and leaves all files and variables unchan
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 from collections.abc import Callable
@@ -91,10 +92,10 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
                 with durable.written(file) as joined:
                     for each in written:
                         joined.write(durable.read(each))
-        targets = [(file, durable.join(folder, name)) for file, (name, *_) in zip(aside, parts)]
-        for table in dumped:  # its keys come last
-            of_table = [pair for pair, (name, *_) in zip(targets, parts) if owners[name] == table.stem]
-            durable.rename_all(of_table[::-1])
+        pairs = [(file, name) for file, (name, *_) in zip(aside, parts, strict=True)]
+        for _, group in itertools.groupby(pairs, lambda pair: owners[pair[1]]):
+            of_table = [(file, durable.join(folder, name)) for file, name in group]
+            durable.rename_all(of_table[::-1])  # the keys come last
         remove(ranks)
 
     def remove(of_ranks):

@@ -30,6 +30,8 @@ from tests.saving.in_memory import whole
 
 # The package, and what deletes old checkpoints.
 _TRACED = str(pathlib.Path(sok_like.__file__).parent), checkpoint_management.__file__
+# What Ctrl-C cannot interrupt, as Python takes signals at calls only, or ignores there.
+_NOT_TRACED = streams.Stream.close.__code__, streams.Stream.__del__.__code__
 _OPERATIONS = [(builtins, "open")]
 _OPERATIONS += [(os, name) for name in ("replace", "unlink", "rmdir", "fsync", "open", "mkdir")]
 _OPERATIONS += [(tf.io.gfile, name) for name in ("rename", "remove", "rmtree", "makedirs", "copy")]
@@ -66,7 +68,7 @@ class Line(Moment):
 
     def _trace(self, frame, event, _):
         code = frame.f_code
-        if not code.co_filename.startswith(_TRACED) or code is streams.Stream.close.__code__:
+        if not code.co_filename.startswith(_TRACED) or code in _NOT_TRACED:
             return None
         # A `with` is seen again before it calls `__exit__`, where Python takes no signal.
         line = linecache.getline(code.co_filename, frame.f_lineno)
@@ -80,7 +82,6 @@ class Operation(Moment):
 
     Of this thread, as the order of others varies; or, in a graph, of those that run it in turn.
     """
-
 
     def __init__(self, number=None, kind="fails", in_graph=False):
         super().__init__(number)
@@ -365,12 +366,10 @@ class BackupEnds(Backup):
 class Export(_OfModel):
     """A SavedModel that is replaced."""
 
-    options = {}
-
     def call(self):
         specs = tf.TensorSpec([None], tf.int64)
         path = self.folder / "served"
-        sok_like.export_saved_model(self.model, path, signatures=specs, **self.options)
+        sok_like.export_saved_model(self.model, path, signatures=specs)
 
     def read(self):
         path = str(self.folder / "served")

@@ -30,7 +30,7 @@ def on_host():
 def begun(table, folder, monkeypatch, change):
     """A dump that calls `change` before each part of a few keys, and its table's state."""
     monkeypatch.setattr(shard_file, "PIECE", 256)
-    monkeypatch.setattr(background.BegunPiece, "check_stopped", lambda _: change())
+    monkeypatch.setattr(background.BegunPiece, "_check_stopped", lambda _: change())
     piece = background.BegunPiece(table, str(folder), "0" * 16)
     piece.open()
     return piece, state(table)
@@ -356,7 +356,8 @@ def test_finish_of_three_threads(sok, tmp_path):
     for _ in range(10):
         train(table, optimizer, range(100))
         dump, names = saver.begin_dump(table, tmp_path), []
-        threads = [threading.Thread(target=lambda: names.append(dump.finish())) for _ in range(3)]
+        finish = functools.partial(lambda dump, names: names.append(dump.finish()), dump, names)
+        threads = [threading.Thread(target=finish) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -28,7 +28,7 @@ import json
 import re
 import threading
 import urllib.parse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sok_like.saving.format import checksums, durable
@@ -159,16 +159,12 @@ def write_manifest(
             _remove_others(folder, head.table, kept)
 
 
-def remove_unlisted(folder: str, table: str, files: Iterable[str]) -> None:
-    """Removes files of a table's dump that has failed, but none that its manifest lists.
-
-    An error may come when the manifest has its name already. Then they are the dump.
-    """
+def remove_unlisted(folder: str, table: str, file: str) -> None:
+    """Removes a file of a dump that has failed, unless the table's manifest lists it already."""
     path = _path_of(folder, table)
     text = durable.read(path) if durable.exists(path) else b""
-    for file in files:
-        if json.dumps(file).encode() not in text:
-            durable.remove(durable.join(folder, file))
+    if json.dumps(file).encode() not in text:
+        durable.remove(durable.join(folder, file))
 
 
 def _path_of(folder, table):
