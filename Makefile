@@ -45,7 +45,7 @@ help:
 	@echo "make mutants    plants bugs in the CUDA backend: the emulator's tests find each; ARGS=..."
 	@echo "make fuzz       50,000 damaged dumps, 3,000 damaged files of Keras and TensorFlow: each is"
 	@echo "                refused or read right; ARGS=... are those of the dumps"
-	@echo "make crash      200 processes killed while they dump; ARGS=..."
+	@echo "make crash      200 processes killed while they dump, and all that writes files interrupted"
 	@echo "make clean      remove what was built; make distclean removes .venv as well"
 	@echo "PYTHON=..., CXX=... and SOK_CACHE=... choose the Python, the compiler, the wheel cache"
 

@@ -141,7 +141,7 @@ def write(steps: Steps, variable: Any, filepath: Any, shard: Sequence[Any]) -> N
             is written.
 
     Raises:
-        RuntimeError: as in `Steps.take`; then there is no file of keys.
+        RuntimeError: as in `Steps.take`; then both files are the earlier ones, or the new ones.
     """
     rank, table, dim = comm.current().rank, variable.table_name, variable.dim
     key_dtype = np.dtype(variable.key_dtype.as_numpy_dtype)

@@ -8,7 +8,7 @@ from tests import emulated
 from tests.saving import interrupts
 
 # The moments of each kind that are tried; 4 where nothing is said.
-LIMITS = {"finish": 25, "dump": 8, "compact": 2, "backup ends": 3, "export": 1}
+LIMITS = {"finish": 12, "dump": 8, "compact": 2, "backup ends": 3, "export": 1}
 
 
 @pytest.mark.keras(slow=True)
@@ -20,7 +20,7 @@ def test_what_was_published_stays_whole(sok, tmp_path, name):
     if emulated.asked_for():
         pytest.skip("dumps in the background and deltas are of tables in host memory")
     counts = interrupts.run(name, tmp_path / "files", LIMITS.get(name, 4))
-    assert sum(counts.values()) > 6
+    assert sum(counts.values()) > 3
 
 
 def test_a_save_that_was_interrupted_leaves_what_a_copy_of_the_file_needs(tmp_path):
