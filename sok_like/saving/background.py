@@ -304,11 +304,19 @@ os.register_at_fork(after_in_child=BackgroundDump._after_fork)
 def publish(pieces: Sequence[BegunPiece]) -> None:
     """Writes the manifests of dumps that stand alone, all in one folder."""
     folder = pieces[0].folder
+
+    def see():
+        for piece, entries in listed:
+            piece.see(folder, entries)
+
+    def finish():
+        for piece, entries in listed if comm.current().rank == 0 else ():
+            piece.finish(folder, entries)
+
     told = _agreed(lambda: [piece.write(folder) for piece in pieces])
     listed = list(zip(pieces, zip(*told, strict=True), strict=True))
-    _agreed(lambda: [piece.see(folder, entries) for piece, entries in listed])
-    listed = listed if comm.current().rank == 0 else []
-    _agreed(lambda: [piece.finish(folder, entries) for piece, entries in listed])
+    _agreed(see)
+    _agreed(finish)
 
 
 def _agreed(function):

@@ -77,6 +77,10 @@ def save(
         places.extend(folders.folder_of(path, reference) for reference in references)
         return [piece.write(folder) for piece, folder in zip(pieces, places, strict=True)]
 
+    def see():
+        for piece, folder, entries in listed:
+            piece.see(folder, entries)
+
     def publish():
         for piece, folder, entries in listed if communicator.rank == 0 else ():
             piece.finish(folder, entries)
@@ -85,7 +89,7 @@ def save(
     try:
         told = agreed(write, communicator, call)
         listed = list(zip(pieces, places, zip(*told, strict=True), strict=True))
-        agreed(lambda: [piece.see(*place) for piece, *place in listed], communicator, call)
+        agreed(see, communicator, call)
     except Exception as error:
         # Otherwise another rank may go on, and publish what this one removes.
         if communicator.world_size == 1 or isinstance(error, ON_ALL_RANKS):
