@@ -9,11 +9,12 @@ import sys
 
 import pytest
 
-from tests import asked_checks, cores, emulated
+from tests import asked_checks, checks, cores, emulated
 from tests.ranks import RanksFailed, once_per_run, skip_many_ranks
 
 # Before anything imports TensorFlow, which reads it once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "16")  # a rank that is a thread may wait in one
 cores.collect_seldom()
 cores.start_fast()
 
@@ -96,16 +97,17 @@ def sok():
 @functools.cache
 def _results_of_one_rank(check):
     """In this process, which runs a check when a test first asks for it."""
-    from tests.checks import run
+    return [checks.run(1, [check], str(cores.folder() / "files"))]
 
-    return [run(1, [check], str(cores.folder() / "files"))]
+
+_results_on_threads = functools.cache(checks.run_on_threads)
 
 
 @functools.cache
 def _results(world_size):
     """What the ranks returned, or the exception that ended them: nothing is launched twice."""
     groups = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}  # meshes with two axes are groups of ranks
-    only = asked_checks.of(_selected, world_size)
+    only = [c for c in asked_checks.of(_selected, world_size) if not checks.on_threads(c)]
     arguments = {"world_size": world_size, "only": only, "folder": str(cores.folder() / "files")}
     return once_per_run(f"checks{world_size}", "tests.checks:run", world_size, arguments, groups)
 
@@ -113,16 +115,17 @@ def _results(world_size):
 @pytest.fixture
 def rank_results(sok):
     """`rank_results(world_size, "module.check")`: what each rank found; one launch a session."""
-    from tests.checks import computed, is_slow
-
     if emulated.asked_for():
         pytest.skip("some of the checks' tables are not for devices")
 
     def results(world_size, check):
         skip_many_ranks(world_size)
-        if is_slow(world_size, check):
+        if checks.is_slow(world_size, check):
             pytest.skip(f"{check} on {world_size} ranks is for SLOW=1")
-        ranks = _results_of_one_rank(check) if world_size == 1 else _results(world_size)
+        if world_size > 1 and checks.on_threads(check):
+            ranks = [{check: result} for result in _results_on_threads(world_size, check)]
+        else:
+            ranks = _results_of_one_rank(check) if world_size == 1 else _results(world_size)
         if isinstance(ranks, RanksFailed):
             pytest.fail(str(ranks), pytrace=False)
         assert all(check in result for result in ranks), (
@@ -131,6 +134,6 @@ def rank_results(sok):
         found = [result[check] for result in ranks]
         for rank, result in enumerate(found):
             assert type(result).__name__ != "Raised", f"rank {rank}: {result!r}"
-        return [computed(result) for result in found]
+        return [checks.computed(result) for result in found]
 
     return results

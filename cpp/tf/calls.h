@@ -8,8 +8,9 @@
 
 namespace sok {
 
-// The next call of a lookup in this process.
-Call NextCall(const std::string& lookup, Stage stage, Wire wire);
+// The next call of a lookup on a line of this process: a process that is one rank has line 0, one
+// whose threads are ranks a line for each.
+Call NextCall(const std::string& lookup, int64_t line, Stage stage, Wire wire);
 
 // Continues counting from a call that another rank was found in, so that all ranks number the next
 // call alike after one of them missed some.

@@ -144,6 +144,7 @@ void OutputMessage::Set(OpKernelContext* ctx) const {
 StampOp::StampOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
   tensorflow::DataType wire;
   OP_REQUIRES_OK(ctx, ctx->GetAttr("lookup", &lookup_));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("line", &line_));
   OP_REQUIRES_OK(ctx, ctx->GetAttr("stage", &stage_));
   OP_REQUIRES_OK(ctx, ctx->GetAttr("wire_dtype", &wire));
   wire_ = wire == tensorflow::DT_BFLOAT16 ? Wire::kBfloat16

@@ -137,11 +137,11 @@ class StampOp : public OpKernel {
   explicit StampOp(OpKernelConstruction* ctx);
 
  protected:
-  Call Next() const { return NextCall(lookup_, static_cast<Stage>(stage_), wire_); }
+  Call Next() const { return NextCall(lookup_, line_, static_cast<Stage>(stage_), wire_); }
 
  private:
   std::string lookup_;
-  int64_t stage_;
+  int64_t line_, stage_;
   Wire wire_;
 };
 

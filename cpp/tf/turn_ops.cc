@@ -34,6 +34,7 @@ REGISTER_OP("SokStampCall")
     .Input("splits: int32")
     .Output("stamped: int64")
     .Attr("lookup: string")
+    .Attr("line: int = 0")
     .Attr("stage: int")
     .Attr("wire_dtype: {float, bfloat16, half} = DT_FLOAT")
     .SetIsStateful()  // counts the calls

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Protocol, runtime_checkable
 
 import tensorflow as tf
@@ -303,12 +304,15 @@ class HorovodCommunicator:
 
 
 def launched_world_size() -> int:
-    """The number of processes that were launched, as far as it is known without Horovod.
+    """The number of ranks that were launched, as far as it is known without Horovod.
 
     Raises:
         RuntimeError: it is 1, and TF_CONFIG names several workers.
         ValueError: it is 1, and TF_CONFIG cannot be read.
     """
+    of_thread = _of_thread.get()
+    if of_thread is not None:
+        return of_thread.world_size
     horovod = sys.modules.get("horovod.tensorflow")
     launched = _said_by_launcher()[1]
     if horovod is not None and horovod.is_initialized():
@@ -369,37 +373,50 @@ def _check_connected(size):
 
 _current: Communicator | None = None
 _process = os.getpid()  # of the communicator
+# Of a thread that is a rank of its own, as in tests; None elsewhere.
+_of_thread: ContextVar[Communicator | None] = ContextVar("communicator", default=None)
 
 
 def current() -> Communicator:
     """The communicator of this process."""
-    if _current is None:
+    communicator = _of_thread.get() or _current
+    if communicator is None:
         raise RuntimeError(
             "sok.Init must be called before any other call of sok_like. "
             "Received: a call before it; add `sok.Init(global_batch_size=...)` at the start."
         )
-    if _current.world_size > 1 and os.getpid() != _process:
+    if communicator.world_size > 1 and os.getpid() != _process:
         raise RuntimeError(
-            f"Process {_process} is rank {_current.rank}, and a child that it forks is none: it "
-            f"must not call sok_like. Received: a call in its child, process {os.getpid()}"
+            f"Process {_process} is rank {communicator.rank}. A process that it forks is not a "
+            f"rank and must not call sok_like. Received: a call in process {os.getpid()}"
         )
-    return _current
+    return communicator
 
 
 def current_or_single() -> Communicator:
     """The communicator of this process; before `sok.Init` that of a single one."""
-    return SingleProcess() if _current is None else _current
+    return current() if is_initialized() else SingleProcess()
 
 
 def is_initialized() -> bool:
     """Whether `sok.Init` (or a front door that calls it) has run in this process."""
-    return _current is not None
+    return (_of_thread.get() or _current) is not None
+
+
+def line() -> int:
+    """Which exchanges follow each other: 0, or a number for each thread that is a rank."""
+    return getattr(_of_thread.get(), "line", 0)
 
 
 def set_current(communicator: Communicator | None) -> None:
     """Replaces the communicator; None forgets it."""
     global _current, _process
     _current, _process = communicator, os.getpid()
+
+
+def set_of_thread(communicator: Communicator) -> None:
+    """Makes this thread a rank of its own, with a `line` that no other one has."""
+    _of_thread.set(communicator)
 
 
 def choose(groups_later: bool = False) -> Communicator:

@@ -26,10 +26,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime import devices, native, second_order, stalls
+from sok_like.runtime import comm, devices, native, second_order, stalls
 from sok_like.runtime.comm import IN_TURN, Communicator
 
-_token: tf.Tensor | None = None
+_tokens: dict[int, tf.Tensor] = {}  # by line: ranks that are threads exchange side by side
 # As in cpp/core/cpu/message.h: stages of a call, and the int64 words of a head.
 _KEYS, _ROWS, _NOTES = 1, 2, 4
 _HEAD = 8
@@ -188,6 +188,7 @@ def _stamped(message, splits, lookup, stage, wire_dtype=None):
             message=message,
             splits=splits,
             lookup=lookup,
+            line=comm.line(),
             stage=stage,
             wire_dtype=wire_dtype or tf.float32,
         )
@@ -412,18 +413,19 @@ def _token_here():
 
 
 def _outermost_token():
-    global _token
     with tf.init_scope():
         if not tf.executing_eagerly():
             graph = tf.compat.v1.get_default_graph()
             if not hasattr(graph, "_sok_token"):
                 graph._sok_token = _make_token()
             return graph._sok_token
-        if _token is None:
-            _token = _make_token()
-        return _token
+        line = comm.line()
+        if line not in _tokens:
+            _tokens[line] = _make_token()
+        return _tokens[line]
 
 
 def _make_token():
+    name = f"sok_turns{comm.line()}"
     with tf.device("CPU:0"):
-        return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name="sok_turns")
+        return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=name)

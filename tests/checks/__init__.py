@@ -15,6 +15,8 @@ import time
 import traceback
 from collections.abc import Callable
 
+from tests import cores
+
 # The modules of this package, and on how many ranks at most tests ask for their checks.
 MODULES = {
     **{"parity": 4, "hashed": 4, "dmp": 4, "distribution": 4},
@@ -28,6 +30,13 @@ MODULES = {
     **{"own_layers": 2, "gathered": 2, "background": 2},
     **{"fused": 2, "storage": 2, "other_ranks": 4, "fewer_ranks": 3, "not_averaged": 2, "wire": 2},
     **{"masks": 2, "resuming": 2, "live": 2},
+}
+# Modules of numbers and errors, whose ranks are threads of the test's process. Each front door has
+# checks on processes, too: parity, shards, dense files, `fit`, distributions.
+ON_THREADS = {
+    *("groups", "hashed", "dmp", "norms", "wire", "by_key", "columns", "deeprec", "failures"),
+    *("fused", "loss_scale", "sok2_dense", "storage"),
+    *("tapes", "masks"),
 }
 # What `make test-all` alone runs on so many ranks, and what it alone runs on two under tf_keras:
 # names of checks, or their beginnings. What each holds, others hold on other numbers of ranks, with
@@ -137,6 +146,25 @@ def is_slow(world_size, name):
     return world_size > 1 and name.startswith(slow) and not os.environ.get("SLOW")
 
 
+def on_threads(name):
+    """Whether the ranks of the check `name` are threads of the test's process."""
+    return name.partition(".")[0] in ON_THREADS
+
+
+def run_on_threads(world_size, name):
+    """What the check `name` finds, or the exception that it raises, on each rank."""
+    from tests import thread_ranks  # loads TensorFlow
+
+    module, _, of_module = name.partition(".")
+
+    def check():
+        return importlib.import_module(f"tests.checks.{module}").checks(world_size)[of_module]()
+
+    cores.clear_session()
+    found = thread_ranks.run(world_size, check)
+    return [Raised(result) if isinstance(result, BaseException) else result for result in found]
+
+
 def run(world_size, only, folder):
     """The checks named in `only`: results by name, without those of other numbers of ranks.
 
@@ -152,7 +180,6 @@ def run(world_size, only, folder):
 
 def _results(world_size, only):
     import sok_like as sok
-    from tests import cores
     from tests.checks.parity import SEED
 
     cores.tune_no_datasets()

@@ -1,7 +1,5 @@
 """Hash tables among the tables of a `dmp.DistributedEmbedding`: what each rank does."""
 
-import functools
-
 import numpy as np
 import tensorflow as tf
 
@@ -109,7 +107,6 @@ class Trainer:
         return [[o.numpy() for o in self.step(*tensors(i))] for i in steps]
 
 
-@functools.cache
 def train(optimizer):
     """All steps; then half of them, a copy by weights and state, and the rest."""
     whole, first, second = (Trainer(n, optimizer) for n in ("whole", "first", "second"))

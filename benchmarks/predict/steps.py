@@ -1,6 +1,6 @@
-"""Measures training steps for `planner.predict`, which starts it on one or two ranks:
+"""Measures training steps for `benchmarks.predict`, which starts it on one or two ranks:
 
-    python -m sok_like.run -np 2 -m sok_like.inspection.step_times '[{"tables": 26, ...}]'
+    python -m sok_like.run -np 2 -m benchmarks.predict.steps '[{"tables": 26, ...}]'
 
 Rank 0 prints one JSON object: `seconds` per workload, the number of `cores`, and `page`, the
 seconds per byte of new memory. A time is the least of many bursts of steps: other programs take the
@@ -20,10 +20,10 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.predict.model import Workload
 from sok_like.lookup import hash_lookup
 from sok_like.optimizers.lazy_adam import LazyAdam
 from sok_like.optimizers.wrapper import OptimizerWrapper
-from sok_like.planner.step_time import Workload
 from sok_like.runtime import comm
 from sok_like.runtime.checks import require
 from sok_like.runtime.initialize import ensure_initialized

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from sok_like.planner.step_time import Machine, Workload, counts, predict
+from benchmarks.predict.model import Machine, Workload, counts, predict
 
 # One unit of each constant is one second, so that a prediction shows what was counted.
 ONES = Machine(4, **dict.fromkeys([f.name for f in dataclasses.fields(Machine)][1:], 1.0))

@@ -1,7 +1,7 @@
-"""Predicts the time of a training step on any number of ranks, by the model of `step_time`.
+"""Predicts the time of a training step on any number of ranks, by the model of `model.py`.
 
-    python -m sok_like.planner.predict --measure --machine machine.json     constants of this host
-    python -m sok_like.planner.predict --machine machine.json --tables 26 --batch 8192 --dim 16 \\
+    python -m benchmarks.predict --measure --machine machine.json     constants of this host
+    python -m benchmarks.predict --machine machine.json --tables 26 --batch 8192 --dim 16 \\
         --ranks 1 2 16 128 1024 --ranks-per-host 8
 
 It prints a line per number of ranks: the time, its terms, and the largest of them.
@@ -18,8 +18,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from benchmarks.predict.model import TERMS, Machine, Workload, counts, predict
 from sok_like.planner.report import aligned
-from sok_like.planner.step_time import TERMS, Machine, Workload, counts, predict
 from sok_like.runtime.checks import check_integer, require
 
 HELPS = {
@@ -104,7 +104,7 @@ def measure(ranks: int, workloads: Sequence[Workload]) -> tuple[list[Measured], 
         RuntimeError: the ranks have failed, with what they wrote last.
     """
     line = [sys.executable, "-m", "sok_like.run", "-np", str(check_integer("ranks", ranks))]
-    line += ["-m", "sok_like.inspection.step_times", json.dumps([vars(w) for w in workloads])]
+    line += ["-m", "benchmarks.predict.steps", json.dumps([vars(w) for w in workloads])]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{ranks} rank(s) could not be measured: {done.stderr[-2000:]}")
@@ -157,7 +157,7 @@ def format_prediction(
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; see the docstring of this module."""
     parser = argparse.ArgumentParser(
-        prog="python -m sok_like.planner.predict",
+        prog="python -m benchmarks.predict",
         description="Predicts the time of a training step on any number of ranks.",
     )
     parser.add_argument("--machine", metavar="FILE", help="constants as JSON")
@@ -179,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         together = machine.cores if args.ranks_per_host is None else args.ranks_per_host
         print(format_prediction(workload, machine, args.ranks, together))
     except (ValueError, OSError, RuntimeError) as error:
-        raise SystemExit(f"sok_like.planner.predict: {error}") from None
+        raise SystemExit(f"benchmarks.predict: {error}") from None
 
 
 def _machine(args):

@@ -1,6 +1,6 @@
 """Predicted and measured steps: constants from 1 and 2 ranks, then other steps of 1, 2 and 4 ranks.
 
-    python -m benchmarks.predict --machine out/machine.json     below 5 minutes; prints two tables
+    python -m benchmarks.predict.compare --machine out/machine.json   5 minutes
 
 No step that is predicted has been used for the constants: batch sizes differ, and 4 ranks take no
 part in the calibration. See docs/scaling.md.
@@ -15,8 +15,8 @@ import os
 import statistics
 import time
 
-from sok_like.planner import predict
-from sok_like.planner.step_time import Workload
+from benchmarks.predict import __main__ as predict
+from benchmarks.predict.model import Workload
 
 PREDICTED = [
     Workload(tables=tables, batch=batch, dim=dim)
@@ -28,7 +28,9 @@ PREDICTED = [
 
 def main() -> None:
     """Prints predicted and measured steps as Markdown, and a reading for more ranks."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.predict", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.predict.compare", description=__doc__
+    )
     parser.add_argument("--machine", metavar="FILE", help="writes the constants there, as JSON")
     args = parser.parse_args()
     begun, load = time.monotonic(), os.getloadavg()

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from sok_like.planner import predict as program
-from sok_like.planner.step_time import Machine, Workload, predict
+from benchmarks.predict import __main__ as program
+from benchmarks.predict.model import Machine, Workload, predict
 
 MACHINE = Machine(
     cores=2,
@@ -127,5 +127,5 @@ def test_errors(arguments, error, file):
 def test_a_file_that_is_no_machine(text, tmp_path):
     path = tmp_path / "machine.json"
     path.write_text(text)
-    with pytest.raises(SystemExit, match="sok_like.planner.predict: "):
+    with pytest.raises(SystemExit, match="benchmarks.predict: "):
         program.main(["--machine", str(path)])
