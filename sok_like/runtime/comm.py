@@ -18,6 +18,7 @@ from typing import Protocol, runtime_checkable
 import tensorflow as tf
 
 from sok_like.runtime.launchers import NO_HOROVOD, horovod_library
+from sok_like.runtime.slices import distinct
 from sok_like.runtime.tensor_checks import checked
 
 # Set for each process by the launchers of Horovod, Open MPI, MPICH and Slurm (srun).
@@ -164,13 +165,6 @@ def _bits_as(tensor, dtype):
 def _as_summed(tensor):
     """The same numbers in a dtype that Horovod can add."""
     return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
-
-
-def distinct(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """The same gradient with each index once: Keras 3 would square repeated ones separately."""
-    indices, inverse = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, inverse, tf.size(indices))
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 class HorovodCommunicator:
