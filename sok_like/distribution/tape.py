@@ -17,7 +17,7 @@ from tensorflow.python.ops import gradients_util
 from sok_like.distribution.sharded_gradient import ShardedGradient, local_part, sharded_gradient
 from sok_like.distribution.sharded_variable import shard_of
 from sok_like.lookup.local_variables import is_local, unique_in_graph
-from sok_like.runtime import comm, hooks, turns
+from sok_like.runtime import hooks, turns
 from sok_like.runtime.slices import distinct
 from sok_like.table.variable import is_embedding_variable
 

@@ -152,6 +152,14 @@ def _of_two_lookups(door, change, mode):
     return rows, of_kernel.numpy(), float(norm)
 
 
+def _averaged(rows):
+    """The rows of a lookup whose gradients are sums over ranks, so that they are means."""
+    import sok_like as sok
+
+    share = rows / sok.size()
+    return share + tf.stop_gradient(rows - share)
+
+
 def _two_lookups(door, name):
     """A table, and a function that looks keys up, and the next ones, in two lookups of it."""
     import sok_like as sok
@@ -163,7 +171,7 @@ def _two_lookups(door, name):
         def look_up(keys):
             ids = [tf.RaggedTensor.from_uniform_row_length(k, 1) for k in (keys, OTHER(keys))]
             sums = [sok2.lookup_sparse(variable, each, combiners="sum") for each in ids]
-            return [rows / sok.size() for rows in sums]  # its gradients are sums over ranks
+            return [_averaged(rows) for rows in sums]
 
         return variable, look_up
     if door == "group":
@@ -187,11 +195,11 @@ def _two_lookups(door, name):
         return layer(keys, training=True)
 
     def by_gather(keys):
-        return tf.gather(variable, keys) / sok.size()  # its gradients are sums over ranks
+        return _averaged(tf.gather(variable, keys))
 
     def by_sparse(keys):
         ids = tf.RaggedTensor.from_uniform_row_length(keys, 1)
-        return tf.nn.embedding_lookup_sparse(variable, ids, None, "sum") / sok.size()
+        return _averaged(tf.nn.embedding_lookup_sparse(variable, ids, None, "sum"))
 
     read = {"twice": by_layer, "outside": by_layer, "gather": by_gather, "sparse": by_sparse}[door]
     return variable, lambda keys: (read(keys), read(OTHER(keys)))

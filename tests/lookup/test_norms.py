@@ -113,7 +113,7 @@ def test_a_table_that_two_lookups_read(rank_results, check_name, world_size, doo
     assert change == "global_norm" or not np.allclose(right, dense)
     factor = LIMIT / whole if change == "by_global_norm" else 1.0
     seen = {}
-    for rows, kernel, norm in results:
+    for rows, _, norm in results:
         for key, row in rows.items():
             seen[key] = seen.get(key, 0.0) + row
         np.testing.assert_allclose(norm, whole if "global" in change else 0.0, rtol=1e-5)
