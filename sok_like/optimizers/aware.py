@@ -19,6 +19,7 @@ from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers import graph_step, owner, per_table, same_on_ranks
 from sok_like.optimizers.rules import OptimizerRule, rule_of
 from sok_like.runtime import comm, finite, ops, turns
+from sok_like.runtime.slices import distinct
 from sok_like.table.variable import as_embedding_variable, is_embedding_variable, unwrap
 
 
@@ -254,9 +255,11 @@ class EmbeddingAware:
     def _sok_aggregate(self, grads_and_vars, own, learning_rate, step):
         """What tf_keras' LossScaleOptimizer asks for before it decides whether to take the step.
 
-        `own` is the stock method, which sums over the replicas of a strategy.
+        `own` is the stock method, which sums over the replicas of a strategy. Gradients are summed
+        by key: parts may be finite, and their sum not.
         """
         embedding, other = split(grads_and_vars)
+        embedding = [(g if g is None else distinct(g), v) for g, v in embedding]
         other = self._sok_average_gradients(other, learning_rate, step)
         other = list(own(other)) if other else other
         return finite.with_decision([*embedding, *other], comm.current_or_single())
