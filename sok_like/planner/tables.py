@@ -18,6 +18,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sok_like.planner import readers
 from sok_like.runtime.checks import as_integer
 
 # How a table may be sharded, in the order of the groups.
@@ -45,6 +46,22 @@ class TableConfig:
     def hashed(self) -> bool:
         """Whether it is a hash table."""
         return is_hashed(self.config)
+
+    @property
+    def name(self) -> str:
+        """Its name in errors."""
+        return str(self.config.get("name") or f"table_{self.table_id}")
+
+    @property
+    def readers(self) -> dict[str, Any]:
+        """Its regularizer and its constraint, by their arguments."""
+        return {argument: self.config.get(argument) for argument in readers.ARGUMENTS}
+
+    def most_slices(self, world_size: int) -> int:
+        """The largest number of slices of columns that it can have."""
+        if any(readers.COLUMNS in readers.whole_axes(each) for each in self.readers.values()):
+            return 1
+        return min(world_size, self.output_dim)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +135,10 @@ def read_tables(embeddings: Sequence[Any]) -> list[TableConfig]:
             config = {"layer_type": None, **embedding}
         elif callable(getattr(embedding, "get_config", None)):
             config = {**embedding.get_config(), "layer_type": type(embedding)}
+            for argument in {*readers.ARGUMENTS} & {*config}:
+                # Of a class or function that is not registered, Keras makes no object again.
+                if config[argument] is not None and readers.stock_name(config[argument]) is None:
+                    config[argument] = getattr(embedding, argument, config[argument])
         else:
             raise TypeError(
                 "`embeddings` must hold layers with get_config(), or dictionaries. "
