@@ -18,7 +18,6 @@ from sok_like.runtime.attributes import view
 from sok_like.runtime.finite import all_finite, with_decision, without_decision
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.runtime.keras_version import optimizer_family
-from sok_like.runtime.slices import distinct
 
 # Arguments of Horovod's wrappers: some have no effect here; the others must mean an average over
 # all ranks, or gradients of replicated and local variables would have different scales.
@@ -77,7 +76,7 @@ def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str)
     several times in a step is trained as with a dense gradient.
     """
     communicator = comm.current()
-    gradients = [distinct(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    gradients = [comm.distinct(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     if communicator.world_size == 1:
         return gradients
     shared = [i for i, variable in enumerate(variables) if not is_local(variable)]

@@ -19,7 +19,6 @@ from sok_like.planner import readers
 from sok_like.runtime import comm, hooks, turns
 from sok_like.runtime.attributes import view
 from sok_like.runtime.keras_version import is_keras_3, keras_optimizers
-from sok_like.runtime.slices import summed_values
 
 # They update each element of a variable independently, so they can work on a shard.
 _STOCK = ("keras.src", "tf_keras.src")
@@ -132,7 +131,7 @@ class _ScalingOnShards(_TakesParts):
 
     def _sok_parts(self, grads, variables):
         parts = _parts(grads, variables, self._sok_distribution)
-        values = [summed_values(part) for part in parts if part is not None]
+        values = [comm.summed_values(part) for part in parts if part is not None]
         finite = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
         mine = tf.where(tf.reduce_all(tf.stack(finite)), 0.0, 1.0)
         name = unique_in_graph("sok_distribution_finite")

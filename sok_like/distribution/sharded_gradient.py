@@ -22,7 +22,7 @@ import tensorflow as tf
 from sok_like.distribution.collectives import summed
 from sok_like.distribution.sharded_variable import Shard, shard_of
 from sok_like.lookup import norms
-from sok_like.runtime.slices import summed_values
+from sok_like.runtime.comm import summed_values
 
 # Shards by key: a TensorFlow ExtensionType can hold strings and numbers, but no other objects.
 _shards: weakref.WeakValueDictionary = weakref.WeakValueDictionary()

@@ -17,8 +17,7 @@ from tensorflow.python.ops import gradients_util
 from sok_like.distribution.sharded_gradient import ShardedGradient, local_part, sharded_gradient
 from sok_like.distribution.sharded_variable import shard_of
 from sok_like.lookup.local_variables import is_local, unique_in_graph
-from sok_like.runtime import hooks, turns
-from sok_like.runtime.slices import distinct
+from sok_like.runtime import comm, hooks, turns
 from sok_like.table.variable import is_embedding_variable
 
 
@@ -127,7 +126,7 @@ def _mean_of_slices(gradient, source, line, name):
     rows = line.all_gather(gradient.indices, f"{name}_rows")
     values = values / tf.cast(line.world_size, values.dtype)
     mean = tf.IndexedSlices(values, rows, gradient.dense_shape)
-    return distinct(mean) if getattr(source, "_sok_distinct", False) else mean
+    return comm.distinct(mean) if getattr(source, "_sok_distinct", False) else mean
 
 
 @hooks.at_init

@@ -22,7 +22,9 @@ from tensorflow.python.util import dispatch
 
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime import comm, hooks, turns
-from sok_like.runtime.slices import distinct, keys_are_unique, summed_values
+from sok_like.runtime.comm import distinct, summed_values
+from sok_like.runtime.keras_version import is_keras_3, keras_optimizers
+from sok_like.runtime.ops import keys_are_unique
 
 _PART, _SHAPE_OF_PART = "_sok_part", tf.int64
 
@@ -84,17 +86,30 @@ def _has_parts(t_list):
 
 @tf.experimental.dispatch_for_api(tf.clip_by_norm, {"t": tf.IndexedSlices})
 def _clip_by_norm(t, clip_norm, axes=None, name=None):
-    if not is_part(t):
-        return NotImplemented
-    t = distinct(t)
-    sums = tf.reduce_sum(tf.square(t.values), axes, keepdims=True)
+    return _clipped(t, clip_norm, axes, name) if is_part(t) else NotImplemented
+
+
+def _clipped(part, clip_norm, axes=None, name=None):
+    values = summed_values(part)
+    sums = tf.reduce_sum(tf.square(values), axes, keepdims=True)
     # Each row is on one rank, so only sums over rows go on over ranks.
-    if axes is None or {0, -t.values.shape.rank} & {*np.ravel(tf.get_static_value(axes))}:
+    if axes is None or {0, -values.shape.rank} & {*np.ravel(tf.get_static_value(axes))}:
         sums = _summed_over_ranks(sums)
     norm = tf.sqrt(sums)
     limit = tf.cast(clip_norm, norm.dtype)
-    values = tf.identity(t.values * limit / tf.maximum(norm, limit), name=name)
-    return tf.IndexedSlices(values, t.indices, t.dense_shape)
+    values = tf.identity(values * limit / tf.maximum(norm, limit), name=name)
+    if not isinstance(part, tf.IndexedSlices):
+        return values
+    return tf.IndexedSlices(values, distinct(part).indices, part.dense_shape)
+
+
+def _clip_gradients(own, self, grads):
+    """The step of an optimizer of Keras 3, which has norms of its own."""
+    if self.clipnorm:
+        return [_clipped(g, self.clipnorm) if is_part(g) else own(self, [g])[0] for g in grads]
+    if self.global_clipnorm and _has_parts(grads):
+        return tf.clip_by_global_norm(grads, self.global_clipnorm)[0]
+    return own(self, grads)
 
 
 @tf.experimental.dispatch_for_api(tf.clip_by_value, {"t": tf.IndexedSlices})
@@ -123,3 +138,6 @@ def _install():
     # Lets `tf.experimental.dispatch_for_api` accept it as it accepts the stock function.
     signatures = dispatch._TYPE_BASED_DISPATCH_SIGNATURES
     signatures[hook.value] = signatures[stock]
+    if is_keras_3():
+        why = "optimizers clip gradients of tables by norms over all ranks"
+        hooks.wrap(keras_optimizers().Optimizer, "_clip_gradients", _clip_gradients, why)

@@ -15,9 +15,8 @@ import tensorflow as tf
 from sok_like.optimizers import graph_step
 from sok_like.optimizers.aware import EmbeddingAware
 from sok_like.optimizers.legacy_keras import LegacyKeras
-from sok_like.runtime import finite
+from sok_like.runtime import comm, finite
 from sok_like.runtime.keras_version import keras_optimizers, optimizer_family
-from sok_like.runtime.slices import distinct
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _STOCK = ("keras", "tf_keras", "tensorflow")  # packages of stock optimizers
@@ -108,7 +107,7 @@ class _Keras3(_Decaying):
 
 
 def _summed(gradient):
-    return distinct(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+    return comm.distinct(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def unscaled(gradient: tf.IndexedSlices | None, scale: Any) -> tf.IndexedSlices | None:

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import native
-from sok_like.runtime.slices import keys_are_unique
+from sok_like.runtime import native, ops
 from sok_like.table.keys import as_keys, as_rows
 from sok_like.table.variable import EmbeddingVariable
 
@@ -78,7 +77,7 @@ class OptimizerRule:
             grads=[as_rows(g.values, "values", v.table_name) for g, v in pairs],
             learning_rate=tf.cast(learning_rate, tf.float32),
             step=tf.cast(step, tf.int64),
-            keys_are_unique=all(keys_are_unique(gradient) for gradient, _ in pairs),
+            keys_are_unique=all(ops.keys_are_unique(gradient) for gradient, _ in pairs),
             rule=self.rule,
             **dict(self.options),
         )

@@ -149,21 +149,15 @@ class DistEmbeddingStrategy(CompatibilityLists):
         return thresholds.group_inputs(table_groups, input_table_map)
 
     def _check_cuts(self) -> None:
-        """Refuses thresholds that cut what a regularizer or constraint needs whole."""
-        for table in (self._tables[i] for i in self.table_groups[ROW_WISE]):
-            if table.input_dim > 1:
-                instead = (
-                    f"`row_slice_threshold` more than its {table.size} elements, or "
-                    "`data_parallel_threshold` at least as many"
-                )
-                readers.check_cut(table.readers, readers.ROWS, table.name, instead)
-        # Without a threshold such a table is not sliced.
+        """Refuses thresholds that cut what must be whole; without one, it is not cut."""
+        for table_id in self.table_groups[ROW_WISE]:
+            instead = "`row_slice_threshold` above its {} elements, or `data_parallel_threshold`"
+            self._tables[table_id].check_cut(readers.ROWS, instead + " not below")
         threshold = self.column_slice_threshold
         for table in (self._tables[i] for i in self.table_groups[COLUMN_WISE]):
-            is_cut = threshold is not None and table.size > threshold and table.output_dim > 1
-            if is_cut and self.world_size > 1:
-                instead = f"`column_slice_threshold` at least its {table.size} elements"
-                readers.check_cut(table.readers, readers.COLUMNS, table.name, instead)
+            is_larger = threshold is not None and table.size > threshold
+            if is_larger and min(self.world_size, table.output_dim) > 1:
+                table.check_cut(readers.COLUMNS, "`column_slice_threshold` not below its {}")
 
     # Column-wise tables.
 

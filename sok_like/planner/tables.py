@@ -52,16 +52,17 @@ class TableConfig:
         """Its name in errors."""
         return str(self.config.get("name") or f"table_{self.table_id}")
 
-    @property
-    def readers(self) -> dict[str, Any]:
-        """Its regularizer and its constraint, by their arguments."""
+    def _readers(self) -> dict[str, Any]:
         return {argument: self.config.get(argument) for argument in readers.ARGUMENTS}
 
     def most_slices(self, world_size: int) -> int:
         """The largest number of slices of columns that it can have."""
-        if any(readers.COLUMNS in readers.whole_axes(each) for each in self.readers.values()):
-            return 1
-        return min(world_size, self.output_dim)
+        axes = set().union(*map(readers.whole_axes, self._readers().values()))
+        return 1 if readers.COLUMNS in axes else min(world_size, self.output_dim)
+
+    def check_cut(self, axis: int, instead: str) -> None:
+        """See `readers.check_cut`; `instead` has a place for the number of elements."""
+        readers.check_cut(self._readers(), axis, self.name, instead.format(self.size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,9 +137,10 @@ def read_tables(embeddings: Sequence[Any]) -> list[TableConfig]:
         elif callable(getattr(embedding, "get_config", None)):
             config = {**embedding.get_config(), "layer_type": type(embedding)}
             for argument in {*readers.ARGUMENTS} & {*config}:
-                # Of a class or function that is not registered, Keras makes no object again.
-                if config[argument] is not None and readers.stock_name(config[argument]) is None:
-                    config[argument] = getattr(embedding, argument, config[argument])
+                reader = getattr(embedding, argument, None)
+                # Keras makes no object again of a function, or of a class that it does not know.
+                if reader is not None and readers.stock_name(reader) is None:
+                    config[argument] = reader
         else:
             raise TypeError(
                 "`embeddings` must hold layers with get_config(), or dictionaries. "

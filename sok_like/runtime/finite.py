@@ -12,8 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.runtime import turns
-from sok_like.runtime.comm import Communicator
-from sok_like.runtime.slices import summed_values
+from sok_like.runtime.comm import Communicator, summed_values
 
 _DECISION = object()  # stands in the place of a variable
 

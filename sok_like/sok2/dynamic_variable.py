@@ -19,7 +19,6 @@ from sok_like.lookup import by_key as by_key  # makes tables readable by key
 from sok_like.runtime import comm, native
 from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.runtime.initialize import ensure_initialized
-from sok_like.runtime.slices import distinct
 from sok_like.runtime.tensor_checks import checked
 from sok_like.sok2.distributed_variable import home_of
 from sok_like.table import export_assign
@@ -218,7 +217,7 @@ class DynamicVariable(EmbeddingVariable):
             tf.errors.InvalidArgumentError: another rank holds a key.
         """
         keys, values = self._delta(sparse_delta)
-        delta = distinct(tf.IndexedSlices(values, keys))
+        delta = comm.distinct(tf.IndexedSlices(values, keys))
         rows, _ = self.find(delta.indices)
         return self._write(delta.indices, rows + delta.values)
 

@@ -14,8 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup.local_variables import mark_local
-from sok_like.runtime import native
-from sok_like.runtime.slices import distinct
+from sok_like.runtime import comm, native
 from sok_like.sok2.distributed_variable import is_static, plain
 from sok_like.table.keys import as_keys, as_rows
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable
@@ -82,7 +81,7 @@ class RowOptimizer:
                 f"Received: {gradient!r} (table '{table.table_name}')"
             )
         values = as_rows(gradient.values, "values", table.table_name)
-        summed = distinct(tf.IndexedSlices(values, as_keys(gradient.indices)))
+        summed = comm.distinct(tf.IndexedSlices(values, as_keys(gradient.indices)))
         keys = summed.indices
         copies = [(held, self._copy(held)) for held in (table, *self._slots_of(table).values())]
         for held, copy in copies:

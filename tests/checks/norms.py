@@ -20,6 +20,7 @@ ROWS = ramp((6, DIM))
 
 def checks(world_size):
     every = {"clipped": clipped, "with_distribution": with_distribution, "tables": tables}
+    every |= {"by_optimizers": by_optimizers}
     return {**every, "several": several, "several_with_distribution": several_with_distribution}
 
 
@@ -203,3 +204,48 @@ def _two_lookups(door, name):
 
     read = {"twice": by_layer, "outside": by_layer, "gather": by_gather, "sparse": by_sparse}[door]
     return variable, lambda keys: (read(keys), read(OTHER(keys)))
+
+
+CLIPPING = [(door, name) for door in ("sok2", "dmp") for name in ("clipnorm", "global_clipnorm")]
+
+
+def by_optimizers():
+    """How far rows move by which a stock optimizer clips a table that two lookups read."""
+    return {f"{door} {name}": _moved(door, name) for door, name in CLIPPING}
+
+
+def _moved(door, setting):
+    import sok_like as sok
+    from sok_like import dist_model_parallel as dmp
+
+    if door == "sok2":
+        variable, look_up = _two_lookups(door, setting)
+        weights = [variable.as_weight()]
+        start = variable.numpy()
+        numbers = np.arange(sok.rank(), 6, sok.size())
+    else:
+        layer = dmp.DistributedEmbedding(
+            [tf.keras.layers.Embedding(6, DIM)], input_table_map=[0, 0], row_slice_threshold=1
+        )
+
+        def look_up(keys):
+            return layer([keys, OTHER(keys)])
+
+        layer.build(None)
+        layer.set_weights([ROWS])
+        weights = layer.trainable_variables
+        variable, start = weights[0], weights[0].numpy()
+        numbers = np.array_split(np.arange(6), sok.size())[sok.rank()]
+    optimizer = tf.keras.optimizers.SGD(RATE, **{setting: LIMIT})
+
+    @tf.function
+    def step(keys):
+        with tf.GradientTape() as tape:
+            tape = dmp.DistributedGradientTape(tape)
+            first, second = look_up(keys)
+            loss = tf.reduce_mean(tf.reduce_sum((first + 2 * second) * KERNEL, -1))
+        gradients = tape.gradient(loss, [variable])
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
+    step(tf.constant(np.ravel(KEYS if sok.size() == 1 else KEYS[sok.rank()]), tf.int64))
+    return dict(zip(numbers.tolist(), start - variable.numpy(), strict=True))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.checks.norms import KERNEL, KEYS, LIMIT, MODES, OTHER, ROWS, SEVERAL
+from tests.checks.norms import CLIPPING, KERNEL, KEYS, LIMIT, MODES, OTHER, ROWS, SEVERAL
 
 each_world = pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
 each_mode = pytest.mark.parametrize("mode", MODES)
@@ -122,3 +122,18 @@ def test_a_table_that_two_lookups_read(rank_results, check_name, world_size, doo
         np.testing.assert_allclose(seen[key], row, rtol=1e-5)
     kernel = np.mean([kernel for _, kernel, _ in results], 0)
     np.testing.assert_allclose(kernel, of_kernel * factor, rtol=1e-5)
+
+
+@pytest.mark.keras
+@each_world
+@pytest.mark.parametrize(("door", "setting"), CLIPPING)
+def test_stock_optimizers_clip_by_the_norm_of_the_whole_table(
+    rank_results, world_size, door, setting
+):
+    moved = [r[f"{door} {setting}"] for r in rank_results(world_size, "norms.by_optimizers")]
+    of_rows, _ = of_two_lookups()
+    factor = LIMIT / norm_of(*of_rows.values())  # the only variable
+    seen = {key: row for of_rank in moved for key, row in of_rank.items()}
+    assert sorted(seen) == list(range(6))
+    for key, row in seen.items():
+        np.testing.assert_allclose(row, of_rows.get(key, 0.0) * factor, rtol=1e-4, atol=1e-6)

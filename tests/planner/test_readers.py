@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.dist_model_parallel import DistEmbeddingStrategy
-from sok_like.planner import readers
+import sok_like.dist_model_parallel as dmp
+from sok_like.planner import DistEmbeddingStrategy, readers
 
 pytestmark = pytest.mark.keras
 
@@ -111,3 +111,17 @@ def test_a_threshold_cuts_it_or_raises(name):
 def test_tables_are_joined_only_if_it_sums_over_elements(name):
     strategy = DistEmbeddingStrategy([_layer(name), _layer(name)], 1)
     assert len(strategy.local_configs[0]) == (1 if name in ("r l1", "r l2", "r l1_l2") else 2)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_layer_applies_it(name):
+    layer = dmp.DistributedEmbedding([_layer(name)])
+    layer.build(None)
+    layer.set_weights([TABLE])
+    reader = ALL[name]
+    if name.startswith("r "):
+        np.testing.assert_allclose(tf.add_n(layer.losses), reader(tf.constant(TABLE)), rtol=1e-5)
+        return
+    gradients = [tf.zeros_like(TABLE)]
+    tf.keras.optimizers.SGD(1.0).apply_gradients(zip(gradients, layer.trainable_variables))
+    np.testing.assert_allclose(layer.get_weights()[0], reader(tf.constant(TABLE)), rtol=1e-5)

@@ -199,7 +199,7 @@ def refusal_is_right(arguments):
 def cuts_a_constraint(arguments):
     """Whether a table whose MaxNorm reads whole columns has more elements than thresholds allow."""
     constrained = [c for c in arguments["embeddings"] if "embeddings_constraint" in c]
-    sizes = [c["input_dim"] * c["output_dim"] for c in constrained if c["input_dim"] > 1]
+    sizes = [c["input_dim"] * c["output_dim"] for c in constrained]
     replicated = arguments["data_parallel_threshold"] or 0
     row_wise = arguments["row_slice_threshold"]
     return row_wise and any(size >= row_wise and size > replicated for size in sizes)
