@@ -122,6 +122,6 @@ def test_a_layer_applies_it(name):
     if name.startswith("r "):
         np.testing.assert_allclose(tf.add_n(layer.losses), reader(tf.constant(TABLE)), rtol=1e-5)
         return
-    gradients = [tf.zeros_like(TABLE)]
-    tf.keras.optimizers.SGD(1.0).apply_gradients(zip(gradients, layer.trainable_variables))
+    pairs = [(tf.zeros_like(TABLE), variable) for variable in layer.trainable_variables]
+    tf.keras.optimizers.SGD(1.0).apply_gradients(pairs)
     np.testing.assert_allclose(layer.get_weights()[0], reader(tf.constant(TABLE)), rtol=1e-5)
