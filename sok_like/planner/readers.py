@@ -1,8 +1,10 @@
 """Along which axes a table may be cut, by what its regularizer or constraint reads together.
 
-L1, L2, L1L2; NonNeg             one element                rows and columns
-MaxNorm, MinMaxNorm, UnitNorm    a line along their `axis`  the other axis
-all others, also functions       everything                 neither
+    L1, L2, L1L2; NonNeg             one element                rows and columns
+    MaxNorm, MinMaxNorm, UnitNorm    a line along their `axis`  the other axis
+    all others, also functions       everything                 neither
+
+Only Keras' own classes are known: a subclass may read more.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ ROWS, COLUMNS = 0, 1
 
 
 def stock_name(reader: Any) -> str | None:
-    """The class of a regularizer or constraint if it is one of Keras: a subclass may read more.
+    """The class of a regularizer or constraint, if it is one of Keras.
 
     Args:
         reader: The object, its name or its configuration.
@@ -43,9 +45,10 @@ def whole_axes(reader: Any) -> set[int]:
 
 
 def check_cut(readers: Mapping[str, Any], axis: int, table_name: str, instead: str) -> None:
-    """Raises ValueError if a reader, by its argument, needs what cuts along an axis part.
+    """Raises ValueError if a table that is cut along `axis` must be whole along it.
 
     Args:
+        readers: Its regularizer and constraint, by their arguments.
         instead: What leaves the table whole.
     """
     for argument, reader in readers.items():
