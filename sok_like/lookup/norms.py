@@ -48,7 +48,8 @@ def is_part(gradient: Any) -> bool:
     """Whether other ranks have other parts of it: it is marked, or a table's gradient."""
     # TensorFlow's gradients of ordinary variables have a dense shape.
     if isinstance(gradient, tf.IndexedSlices):
-        return gradient.dense_shape is None or gradient.dense_shape.dtype == _SHAPE_OF_PART
+        shape = gradient.dense_shape  # a program's own may be a list
+        return shape is None or getattr(shape, "dtype", None) == _SHAPE_OF_PART
     return hasattr(gradient, _PART)
 
 
@@ -109,6 +110,9 @@ def _clip_gradients(own, self, grads):
         return [_clipped(g, self.clipnorm) if is_part(g) else own(self, [g])[0] for g in grads]
     if self.global_clipnorm and _has_parts(grads):
         return tf.clip_by_global_norm(grads, self.global_clipnorm)[0]
+    if self.clipvalue:
+        limits = -self.clipvalue, self.clipvalue
+        return [tf.clip_by_value(g, *limits) if is_part(g) else own(self, [g])[0] for g in grads]
     return own(self, grads)
 
 

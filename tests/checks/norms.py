@@ -207,6 +207,7 @@ def _two_lookups(door, name):
 
 
 CLIPPING = [(door, name) for door in ("sok2", "dmp") for name in ("clipnorm", "global_clipnorm")]
+CLIPPING += [("sok2", "clipvalue"), ("dmp", "clipvalue")]
 
 
 def by_optimizers():
