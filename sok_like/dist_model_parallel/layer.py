@@ -139,7 +139,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             check_combiner(table.config.get("combiner"), each)
             for each, table in zip(legal, tables, strict=True)
         ]
-        self._names = [str(t.config.get("name") or f"table_{t.table_id}") for t in tables]
+        self._names = [table.name for table in tables]
         self._find_masks(tables)
         self.dp_layers: list[Any] = []
         self.local_embedding_layers: list[Any] = []

@@ -15,6 +15,7 @@ from sok_like.distribution.sharded_variable import on_shards, path_of, shard_of,
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.loss_scale import LossScaling
+from sok_like.planner import readers
 from sok_like.runtime import comm, hooks, turns
 from sok_like.runtime.attributes import view
 from sok_like.runtime.keras_version import is_keras_3, keras_optimizers
@@ -130,7 +131,7 @@ class _ScalingOnShards(_TakesParts):
 
     def _sok_parts(self, grads, variables):
         parts = _parts(grads, variables, self._sok_distribution)
-        values = [getattr(part, "values", part) for part in parts if part is not None]
+        values = [comm.summed_values(part) for part in parts if part is not None]
         finite = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
         mine = tf.where(tf.reduce_all(tf.stack(finite)), 0.0, 1.0)
         name = unique_in_graph("sok_distribution_finite")
@@ -159,7 +160,7 @@ def check_variables(optimizer: Any, variables: Any) -> None:
         )
     for variable in shards:
         constraint = getattr(variable, "constraint", None)
-        if constraint is not None and type(constraint).__name__ != "NonNeg":
+        if readers.whole_axes(constraint):
             raise ValueError(
                 "A constraint other than NonNeg needs the whole variable, which no rank has. "
                 f"Received: {type(constraint).__name__} on the sharded '{path_of(variable)}'"

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from sok_like.distribution.collectives import summed
 from sok_like.distribution.sharded_variable import path_of, shard_of
+from sok_like.planner import readers
 from sok_like.runtime import hooks
 
 
@@ -17,7 +18,7 @@ def penalties_of_shards() -> contextlib.ExitStack:
     Other penalties need whole values, and gather them.
     """
     stack = contextlib.ExitStack()
-    for name in ("L1", "L2", "L1L2"):
+    for name in readers.ADDITIVE:
         why = "penalties of sharded variables are sums over ranks"
         hook = hooks.wrap(getattr(tf.keras.regularizers, name), "__call__", _over_shards, why)
         stack.callback(hook.undo)

@@ -22,7 +22,7 @@ import tensorflow as tf
 from sok_like.distribution.collectives import summed
 from sok_like.distribution.sharded_variable import Shard, shard_of
 from sok_like.lookup import norms
-from sok_like.runtime import comm
+from sok_like.runtime.comm import summed_values
 
 # Shards by key: a TensorFlow ExtensionType can hold strings and numbers, but no other objects.
 _shards: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
@@ -146,16 +146,16 @@ def _squared_norms(gradients: Sequence[Any], of_parts: Callable) -> list:
     for i, gradient in enumerate(gradients):
         if gradient is None:
             continue
-        sharded = isinstance(gradient, ShardedGradient)
-        if sharded:
+        if norms.is_part(gradient):
+            squares[i] = norms.squares(gradient)
+            continue
+        if isinstance(gradient, ShardedGradient):
             values = of_parts(gradient)
             by_axes.setdefault(gradient._shard.axes, []).append(i)
         else:
             sparse = isinstance(gradient, tf.IndexedSlices)
             values = gradient.values if sparse else tf.convert_to_tensor(gradient)
         squares[i] = tf.reduce_sum(tf.square(values))
-        if not sharded and norms.is_part(gradient):  # a rank has the gradients of its own keys
-            squares[i] = norms.summed_over_ranks(squares[i])
     for axes, places in by_axes.items():
         mesh = gradients[places[0]]._shard.mesh
         total = tf.stack([tf.cast(squares[i], tf.float32) for i in places])
@@ -173,7 +173,7 @@ def _occurrences(gradient):
 
 def _sums(gradient):
     """`tf.norm` first sums the values of each row."""
-    return comm.distinct(gradient.local).values if gradient.sparse else gradient.values
+    return summed_values(gradient.local)
 
 
 _Gradient = typing.Union[ShardedGradient, tf.Tensor, tf.IndexedSlices]  # noqa: UP007 (TensorFlow reads it)

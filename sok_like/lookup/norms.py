@@ -1,10 +1,13 @@
-"""Norms of gradients over ranks, for programs that clip by hand.
+"""Norms of tables' gradients, for programs that clip by hand.
+
+    parts of several lookups --sum of equal keys--> values --squares--> sum over ranks
 
 A tape gives a rank the gradients of its own keys, and for ordinary variables those of its own
 batch. A clipping factor computed from them would differ between ranks, and weights would drift
-apart. So `tf.clip_by_global_norm` and `tf.linalg.global_norm` of lists with gradients of tables,
-and `tf.clip_by_norm` of such a gradient, use the norm that one process with the whole batch would
-see. Squares of tables' gradients are summed over ranks; other gradients are averaged first.
+apart. Where several lookups have read a key, its gradient is the sum of what the tape returns. So
+`tf.clip_by_global_norm` and `tf.linalg.global_norm` of lists with gradients of tables, and
+`tf.clip_by_norm` and `tf.clip_by_value` of such a gradient, see what one process with the whole
+batch and a dense gradient would see. Ordinary gradients in these lists are averaged first.
 """
 
 from __future__ import annotations
@@ -12,12 +15,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import clip_ops
 from tensorflow.python.util import dispatch
 
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime import comm, hooks, turns
+from sok_like.runtime.comm import distinct, summed_values
+from sok_like.runtime.keras_version import is_keras_3, keras_optimizers
+from sok_like.runtime.ops import keys_are_unique
 
 _PART, _SHAPE_OF_PART = "_sok_part", tf.int64
 
@@ -41,26 +48,32 @@ def is_part(gradient: Any) -> bool:
     """Whether other ranks have other parts of it: it is marked, or a table's gradient."""
     # TensorFlow's gradients of ordinary variables have a dense shape.
     if isinstance(gradient, tf.IndexedSlices):
-        return gradient.dense_shape is None or gradient.dense_shape.dtype == _SHAPE_OF_PART
+        shape = gradient.dense_shape  # a program's own may be a list
+        return shape is None or getattr(shape, "dtype", None) == _SHAPE_OF_PART
     return hasattr(gradient, _PART)
 
 
-def summed_over_ranks(squares: tf.Tensor) -> tf.Tensor:
-    """The sum of a scalar over ranks; a collective."""
-    communicator = comm.current()
-    mine = tf.reshape(tf.cast(squares, tf.float32), [1])
-    name = unique_in_graph("sok_norm")
+def squares(part: Any) -> tf.Tensor:
+    """The squared norm over all ranks of a gradient of which each has a part; a collective."""
+    return _summed_over_ranks(_squares([part]))
+
+
+def _summed_over_ranks(numbers):
+    communicator = comm.current_or_single()
+    if communicator.world_size == 1:
+        return numbers
+    mine, name = tf.cast(numbers, tf.float32)[tf.newaxis], unique_in_graph("sok_norm")
     every = turns.collective_in_turn(communicator, "all_gather", mine, name)
-    return tf.cast(tf.reduce_sum(every), squares.dtype)
+    return tf.cast(tf.reduce_sum(every, 0), numbers.dtype)
 
 
 def _global_norm(own, t_list, name=None):
-    if comm.current_or_single().world_size == 1 or not _has_parts(t_list):
+    if not _has_parts(t_list):
         return own(t_list, name)
     parts = [g for g in t_list if g is not None and is_part(g)]
     whole = _averaged([g for g in t_list if g is not None and not is_part(g)])
-    squares = summed_over_ranks(_squares(parts))
-    return tf.sqrt(squares + tf.cast(_squares(whole), squares.dtype), name=name)
+    of_parts = _summed_over_ranks(_squares(parts))
+    return tf.sqrt(of_parts + tf.cast(_squares(whole), of_parts.dtype), name=name)
 
 
 def _has_parts(t_list):
@@ -74,25 +87,51 @@ def _has_parts(t_list):
 
 @tf.experimental.dispatch_for_api(tf.clip_by_norm, {"t": tf.IndexedSlices})
 def _clip_by_norm(t, clip_norm, axes=None, name=None):
-    alone = comm.current_or_single().world_size == 1
-    if alone or not is_part(t) or axes is not None:
-        return NotImplemented
-    norm = tf.sqrt(summed_over_ranks(_squares([t])))
+    return _clipped(t, clip_norm, axes, name) if is_part(t) else NotImplemented
+
+
+def _clipped(part, clip_norm, axes=None, name=None):
+    values = summed_values(part)
+    sums = tf.reduce_sum(tf.square(values), axes, keepdims=True)
+    # Each row is on one rank, so only sums over rows go on over ranks.
+    if axes is None or {0, -values.shape.rank} & {*np.ravel(tf.get_static_value(axes))}:
+        sums = _summed_over_ranks(sums)
+    norm = tf.sqrt(sums)
     limit = tf.cast(clip_norm, norm.dtype)
-    values = tf.identity(t.values * limit / tf.maximum(norm, limit), name=name)
-    return tf.IndexedSlices(values, t.indices, t.dense_shape)
+    values = tf.identity(values * limit / tf.maximum(norm, limit), name=name)
+    if not isinstance(part, tf.IndexedSlices):
+        return values
+    return tf.IndexedSlices(values, distinct(part).indices, part.dense_shape)
+
+
+def _clip_gradients(own, self, grads):
+    """The step of an optimizer of Keras 3, which has norms of its own."""
+    if self.clipnorm:
+        return [_clipped(g, self.clipnorm) if is_part(g) else own(self, [g])[0] for g in grads]
+    if self.global_clipnorm and _has_parts(grads):
+        return tf.clip_by_global_norm(grads, self.global_clipnorm)[0]
+    if self.clipvalue:
+        limits = -self.clipvalue, self.clipvalue
+        return [tf.clip_by_value(g, *limits) if is_part(g) else own(self, [g])[0] for g in grads]
+    return own(self, grads)
+
+
+@tf.experimental.dispatch_for_api(tf.clip_by_value, {"t": tf.IndexedSlices})
+def _clip_by_value(t, clip_value_min, clip_value_max, name=None):
+    if not is_part(t) or keys_are_unique(t):
+        return NotImplemented
+    return tf.clip_by_value(distinct(t), clip_value_min, clip_value_max, name)
 
 
 def _averaged(gradients):
-    if not gradients:
-        return []
+    if not gradients or comm.current_or_single().world_size == 1:
+        return gradients
     name = unique_in_graph("sok_norm_of_averages")
     return turns.collective_in_turn(comm.current(), "average", gradients, name)
 
 
 def _squares(gradients):
-    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-    sums = [tf.reduce_sum(tf.square(value)) for value in values]
+    sums = [tf.reduce_sum(tf.square(summed_values(gradient))) for gradient in gradients]
     return tf.add_n([tf.cast(each, sums[0].dtype) for each in sums]) if sums else tf.zeros([])
 
 
@@ -103,3 +142,6 @@ def _install():
     # Lets `tf.experimental.dispatch_for_api` accept it as it accepts the stock function.
     signatures = dispatch._TYPE_BASED_DISPATCH_SIGNATURES
     signatures[hook.value] = signatures[stock]
+    if is_keras_3():
+        why = "optimizers clip gradients of tables by norms over all ranks"
+        hooks.wrap(keras_optimizers().Optimizer, "_clip_gradients", _clip_gradients, why)

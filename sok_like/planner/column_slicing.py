@@ -18,7 +18,7 @@ def num_slices(table: TableConfig, threshold: int | None, world_size: int) -> in
         return 1
     # ceil(size / threshold), rounded up to a power of two, without a loop that might not end.
     needed = -(-table.size // threshold)
-    return min(1 << (needed - 1).bit_length(), world_size, table.output_dim)
+    return min(1 << (needed - 1).bit_length(), table.most_slices(world_size))
 
 
 def slice_widths(output_dim: int, slices: int) -> list[int]:
@@ -47,7 +47,7 @@ def automatic_threshold(tables: Sequence[TableConfig], world_size: int) -> int |
         smaller = [
             (table.size - 1) // count
             for table, count in zip(tables, counts, strict=True)
-            if count < min(world_size, table.output_dim)
+            if count < table.most_slices(world_size)
         ]
         if not smaller:
             return threshold

@@ -14,19 +14,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sok_like.planner import readers
+
 # Settings in which joined tables may differ.
 _OWN = ("input_dim", "name", "embeddings_initializer", "input_length", "batch_input_shape")
-_ADDITIVE_REGULARIZERS = ("L1", "L2", "L1L2")
 
 
 def may_join(config: Mapping[str, Any]) -> bool:
     """Whether a table may be joined with others at all."""
     if config.get("embeddings_constraint") is not None:
         return False
-    regularizer = config.get("embeddings_regularizer")
-    if isinstance(regularizer, Mapping):
-        return regularizer.get("class_name") in _ADDITIVE_REGULARIZERS
-    return regularizer is None or type(regularizer).__name__ in _ADDITIVE_REGULARIZERS
+    return not readers.whole_axes(config.get("embeddings_regularizer"))
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:

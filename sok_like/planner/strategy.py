@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sok_like.planner import column_slicing, concat, placement, thresholds
+from sok_like.planner import column_slicing, concat, placement, readers, thresholds
 from sok_like.planner.compatibility import CompatibilityLists, out_ranges
 from sok_like.planner.report import Step, format_report
 from sok_like.planner.tables import (
@@ -78,8 +78,9 @@ class DistEmbeddingStrategy(CompatibilityLists):
     `CompatibilityLists` has further attributes.
 
     Raises:
-        ValueError: an argument is out of range, or `column_slice_threshold` leaves a rank without a
-            table although a smaller one would not.
+        ValueError: an argument is out of range, `column_slice_threshold` leaves a rank without a
+            table although a smaller one would not, or a threshold cuts a table whose regularizer or
+            constraint needs all of it (see `readers`).
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class DistEmbeddingStrategy(CompatibilityLists):
         self.table_groups = self.init_table_groups(
             self.global_configs, self.row_slice_threshold, self.data_parallel_threshold
         )
+        self._check_cuts()
         self.input_groups, self.map_groups, self.rev_group_ids = self.init_input_and_map_groups(
             self.table_groups, self.input_table_map
         )
@@ -145,6 +147,17 @@ class DistEmbeddingStrategy(CompatibilityLists):
     ) -> tuple[list[list[int]], list[list[int]], list[int]]:
         """See `thresholds.group_inputs`."""
         return thresholds.group_inputs(table_groups, input_table_map)
+
+    def _check_cuts(self) -> None:
+        """Refuses thresholds that cut what must be whole; without one, it is not cut."""
+        for table_id in self.table_groups[ROW_WISE]:
+            instead = "`row_slice_threshold` above its {} elements, or `data_parallel_threshold`"
+            self._tables[table_id].check_cut(readers.ROWS, instead + " not below")
+        threshold = self.column_slice_threshold
+        for table in (self._tables[i] for i in self.table_groups[COLUMN_WISE]):
+            is_larger = threshold is not None and table.size > threshold
+            if is_larger and min(self.world_size, table.output_dim) > 1:
+                table.check_cut(readers.COLUMNS, "`column_slice_threshold` not below its {}")
 
     # Column-wise tables.
 
@@ -246,8 +259,8 @@ class DistEmbeddingStrategy(CompatibilityLists):
         if self.column_slice_threshold is None or all(ranks) or len(configs) < len(self._tables):
             return
         if any(
-            len(slices) < min(self.world_size, config["output_dim"])
-            for slices, config in zip(sliced, configs, strict=True)
+            len(slices) < table.most_slices(self.world_size)
+            for slices, table in zip(sliced, read_tables(configs), strict=True)
         ):
             idle = [rank for rank, slices in enumerate(ranks) if not slices]
             raise ValueError(

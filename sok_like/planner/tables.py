@@ -18,6 +18,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sok_like.planner import readers
 from sok_like.runtime.checks import as_integer
 
 # How a table may be sharded, in the order of the groups.
@@ -45,6 +46,23 @@ class TableConfig:
     def hashed(self) -> bool:
         """Whether it is a hash table."""
         return is_hashed(self.config)
+
+    @property
+    def name(self) -> str:
+        """Its name in errors."""
+        return str(self.config.get("name") or f"table_{self.table_id}")
+
+    def _readers(self) -> dict[str, Any]:
+        return {argument: self.config.get(argument) for argument in readers.ARGUMENTS}
+
+    def most_slices(self, world_size: int) -> int:
+        """The largest number of slices of columns that it can have."""
+        axes = set().union(*map(readers.whole_axes, self._readers().values()))
+        return 1 if readers.COLUMNS in axes else min(world_size, self.output_dim)
+
+    def check_cut(self, axis: int, instead: str) -> None:
+        """See `readers.check_cut`; `instead` has a place for the number of elements."""
+        readers.check_cut(self._readers(), axis, self.name, instead.format(self.size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +136,11 @@ def read_tables(embeddings: Sequence[Any]) -> list[TableConfig]:
             config = {"layer_type": None, **embedding}
         elif callable(getattr(embedding, "get_config", None)):
             config = {**embedding.get_config(), "layer_type": type(embedding)}
+            for argument in {*readers.ARGUMENTS} & {*config}:
+                reader = getattr(embedding, argument, None)
+                # Keras makes no object again of a function, or of a class that it does not know.
+                if reader is not None and readers.stock_name(reader) is None:
+                    config[argument] = reader
         else:
             raise TypeError(
                 "`embeddings` must hold layers with get_config(), or dictionaries. "

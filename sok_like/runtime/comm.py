@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
@@ -33,6 +33,9 @@ _TRAINING_TASKS = ("chief", "master", "worker")
 # per cycle (1 ms by default). A rank that waits in MPI polls, and so takes the core from the rank
 # it waits for.
 _TRANSPORT = {"HOROVOD_CYCLE_TIME": "0.1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+
+# An attribute of tensors: says of the indices of a sparse gradient that each is there once.
+UNIQUE = "_sok_keys_are_unique"
 
 # MPI counts elements in int32: those of one tensor, or of everything that ranks gather.
 _MOST_COUNTED = 2**31 - 1
@@ -168,10 +171,21 @@ def _as_summed(tensor):
 
 
 def distinct(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """The same gradient with each index once: Keras 3 would square repeated ones separately."""
+    """The same gradient with each index once, as what is not linear in it needs.
+
+    TensorFlow concatenates the gradients of several lookups of a table.
+    """
+    if getattr(slices.indices, UNIQUE, False):
+        return slices
     indices, inverse = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, inverse, tf.size(indices))
+    setattr(indices, UNIQUE, True)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def summed_values(gradient: Any) -> tf.Tensor:
+    """The values of a gradient, dense or sparse, with those of equal indices summed."""
+    return distinct(gradient).values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 class HorovodCommunicator:

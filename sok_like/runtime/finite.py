@@ -12,15 +12,16 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.runtime import turns
-from sok_like.runtime.comm import Communicator
+from sok_like.runtime.comm import Communicator, summed_values
 
 _DECISION = object()  # stands in the place of a variable
 
 
 def all_finite(gradients: Iterable[Any], communicator: Communicator) -> tf.Tensor:
     """Whether all gradients of all ranks are finite: bool scalar, the same on every rank."""
-    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-    each = [tf.reduce_all(tf.math.is_finite(v)) for v in values if v is not None]
+    # Parts of several lookups may be finite, and their sum not.
+    values = [summed_values(gradient) for gradient in gradients if gradient is not None]
+    each = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
     finite = tf.reduce_all(tf.stack(each)) if each else tf.constant(True)
     if communicator.world_size == 1:
         return finite

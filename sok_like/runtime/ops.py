@@ -12,22 +12,18 @@ import tensorflow as tf
 
 from sok_like.runtime import comm, devices, gradient_scale, native, second_order
 
-_UNIQUE = "_sok_keys_are_unique"  # an attribute of tensors
-
 
 def keys_are_unique(gradient: tf.IndexedSlices) -> bool:
     """Whether the gradient is known to have each key once, because it came from one lookup.
 
     TensorFlow concatenates the gradients of several lookups, which makes a new tensor of keys.
     """
-    return getattr(gradient.indices, _UNIQUE, False)
+    return getattr(gradient.indices, comm.UNIQUE, False)
 
 
 def finite_rows(gradient: tf.IndexedSlices) -> tuple[tf.IndexedSlices, tf.Tensor]:
     """The gradient with each key once, and bool `[num_keys]`: which rows are finite."""
-    if not keys_are_unique(gradient):
-        gradient = comm.distinct(gradient)
-        setattr(gradient.indices, _UNIQUE, True)
+    gradient = comm.distinct(gradient)
     return gradient, tf.reduce_all(tf.math.is_finite(gradient.values), axis=1)
 
 
@@ -35,14 +31,14 @@ def masked(gradient: tf.IndexedSlices, kept: tf.Tensor) -> tf.IndexedSlices:
     """The rows of a gradient where `kept`, bool `[num_keys]`, is true."""
     keys = tf.boolean_mask(gradient.indices, kept)
     if keys_are_unique(gradient):
-        setattr(keys, _UNIQUE, True)
+        setattr(keys, comm.UNIQUE, True)
     values = tf.boolean_mask(gradient.values, kept)
     return tf.IndexedSlices(values, keys, gradient.dense_shape)
 
 
 def _slices(grads, keys, *, unique=False):
     if unique:
-        setattr(keys, _UNIQUE, True)
+        setattr(keys, comm.UNIQUE, True)
     # Keys are not positions: a dense gradient would fill the memory with zeros. Without a dense
     # shape, the conversion to one raises.
     return tf.IndexedSlices(grads, keys)

@@ -22,6 +22,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from sok_like.lookup import norms
 from sok_like.lookup.exchange import BY_KEY
 from sok_like.lookup.local_variables import mark_local
+from sok_like.planner import readers
 from sok_like.runtime import comm
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.initialize import check_replicas
@@ -98,6 +99,8 @@ class ShardedVariable(ResourceVariable):
         self._home = None if target_gpu is None else home_of(f"localized:{target_gpu}")
         name = name or f"sok_static_Variable_{next(_count)}"
         self._table_name = name
+        if self._world_size > 1 and self._home is None:
+            readers.check_cut({"constraint": constraint}, readers.ROWS, name, "mode='localized:#'")
         if variable_def is not None or import_scope is not None:
             raise ValueError(
                 "`variable_def` and `import_scope` must be None: a variable is made from its rows. "

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 DIM, LIMIT, RATE = 3, 0.05, 1.0
 KEYS = [[1, 2, 2, 5], [2, 4, 1, 1]]  # of each rank; one process has both
+OTHER = lambda keys: (keys + 1) % 6  # noqa: E731
 KERNEL = np.array([0.5, -1.0, 2.0], np.float32)
 MODES = ("eager", "function")
 
@@ -18,7 +19,9 @@ ROWS = ramp((6, DIM))
 
 
 def checks(world_size):
-    return {"clipped": clipped, "with_distribution": with_distribution, "tables": tables}
+    every = {"clipped": clipped, "with_distribution": with_distribution, "tables": tables}
+    every |= {"by_optimizers": by_optimizers}
+    return {**every, "several": several, "several_with_distribution": several_with_distribution}
 
 
 def with_distribution():
@@ -26,6 +29,13 @@ def with_distribution():
     import sok_like.distribution.sharded_gradient  # noqa: F401 (registers functions for lists)
 
     return clipped()
+
+
+def several_with_distribution():
+    """As `with_distribution`."""
+    import sok_like.distribution.sharded_gradient  # noqa: F401 (registers functions for lists)
+
+    return several()
 
 
 def clipped():
@@ -92,3 +102,151 @@ def tables():
 
     outside = norm(keys, tf.function(gradients))  # of what the function has returned
     return float(norm(keys)), float(tf.function(norm)(keys)), float(outside)
+
+
+# What changes gradients of a table that two lookups read, and of the kernel.
+CHANGES = {
+    "by_global_norm": lambda pair: tf.clip_by_global_norm(pair, LIMIT),
+    "global_norm": lambda pair: (pair, tf.linalg.global_norm(pair)),
+    "by_norm": lambda pair: ([tf.clip_by_norm(pair[0], LIMIT), pair[1]], tf.constant(0.0)),
+    "by_norm_of_rows": lambda pair: ([tf.clip_by_norm(pair[0], LIMIT, [1]), pair[1]], 0.0),
+    "by_norm_of_columns": lambda pair: ([tf.clip_by_norm(pair[0], LIMIT, [0]), pair[1]], 0.0),
+    "by_value": lambda pair: ([tf.clip_by_value(pair[0], -LIMIT, LIMIT), pair[1]], 0.0),
+}
+SEVERAL = [("group", change) for change in CHANGES] + [("twice", "global_norm")]
+SEVERAL += [("gather", "by_global_norm"), ("sparse", "by_norm"), ("outside", "by_global_norm")]
+SEVERAL += [("sok2", change) for change in ("by_global_norm", "by_norm", "by_value")]
+
+
+def several():
+    """As `clipped`, of a table that two lookups read, the second one with twice the weight."""
+    return {
+        f"{door} {change} {mode}": _of_two_lookups(door, CHANGES[change], mode)
+        for door, change in SEVERAL
+        for mode in MODES
+    }
+
+
+def _of_two_lookups(door, change, mode):
+    import sok_like as sok
+
+    variable, look_up = _two_lookups(door, f"{door}_{mode}")
+    kernel = tf.Variable(KERNEL)
+
+    def gradients(keys):
+        with tf.GradientTape() as tape:
+            first, second = look_up(keys)
+            loss = tf.reduce_mean(tf.reduce_sum((first + 2 * second) * kernel, -1))
+        pair = tape.gradient(loss, [variable, kernel])
+        return pair if door == "outside" else change(pair)
+
+    call = tf.function(gradients) if mode == "function" else gradients
+    keys = np.ravel(KEYS if sok.size() == 1 else KEYS[sok.rank()])
+    result = call(tf.constant(keys, tf.int64))
+    (of_rows, of_kernel), norm = change(result) if door == "outside" else result
+    rows = {}
+    keys = of_rows.indices.numpy()
+    if door == "sok2":  # numbers of rows within this rank's part
+        keys = keys * sok.size() + sok.rank()
+    for key, row in zip(keys.tolist(), of_rows.values.numpy(), strict=True):
+        rows[key] = rows.get(key, 0.0) + row
+    return rows, of_kernel.numpy(), float(norm)
+
+
+def _averaged(rows):
+    """The rows of a lookup whose gradients are sums over ranks, so that they are means."""
+    import sok_like as sok
+
+    share = rows / sok.size()
+    return share + tf.stop_gradient(rows - share)
+
+
+def _two_lookups(door, name):
+    """A table, and a function that looks keys up, and the next ones, in two lookups of it."""
+    import sok_like as sok
+    from sok_like import sok2
+
+    if door == "sok2":
+        variable = sok2.Variable(ROWS, name=name)
+
+        def look_up(keys):
+            ids = [tf.RaggedTensor.from_uniform_row_length(k, 1) for k in (keys, OTHER(keys))]
+            sums = [sok2.lookup_sparse(variable, each, combiners="sum") for each in ids]
+            return [_averaged(rows) for rows in sums]
+
+        return variable, look_up
+    if door == "group":
+        layer = sok.GroupEmbedding(
+            {"a": DIM, "b": DIM}, tables={"a": "of_both", "b": "of_both"}, combiners="sum",
+            gradient_scale="mean", table_options={"of_both": {"initializer": ramp}}, name=name,
+        )  # fmt: skip
+
+        def look_up(keys):
+            found = layer({"a": keys[:, None], "b": OTHER(keys)[:, None]}, training=True)
+            return found["a"], found["b"]
+
+        return layer.trainable_variables[0], look_up
+    layer = sok.All2AllDenseEmbedding(
+        None, DIM, 1, 1, dynamic_input=True, gradient_scale="mean", embedding_initializer=ramp,
+        name=name,
+    )  # fmt: skip
+    variable = layer.embedding_variable
+
+    def by_layer(keys):
+        return layer(keys, training=True)
+
+    def by_gather(keys):
+        return _averaged(tf.gather(variable, keys))
+
+    def by_sparse(keys):
+        ids = tf.RaggedTensor.from_uniform_row_length(keys, 1)
+        return _averaged(tf.nn.embedding_lookup_sparse(variable, ids, None, "sum"))
+
+    read = {"twice": by_layer, "outside": by_layer, "gather": by_gather, "sparse": by_sparse}[door]
+    return variable, lambda keys: (read(keys), read(OTHER(keys)))
+
+
+CLIPPING = [(door, name) for door in ("sok2", "dmp") for name in ("clipnorm", "global_clipnorm")]
+CLIPPING += [("sok2", "clipvalue"), ("dmp", "clipvalue")]
+
+
+def by_optimizers():
+    """How far rows move by which a stock optimizer clips a table that two lookups read."""
+    return {f"{door} {name}": _moved(door, name) for door, name in CLIPPING}
+
+
+def _moved(door, setting):
+    import sok_like as sok
+    from sok_like import dist_model_parallel as dmp
+
+    if door == "sok2":
+        variable, look_up = _two_lookups(door, setting)
+        weights = [variable.as_weight()]
+        start = variable.numpy()
+        numbers = np.arange(sok.rank(), 6, sok.size())
+    else:
+        layer = dmp.DistributedEmbedding(
+            [tf.keras.layers.Embedding(6, DIM)], input_table_map=[0, 0], row_slice_threshold=1
+        )
+
+        def look_up(keys):
+            return layer([keys, OTHER(keys)])
+
+        layer.build(None)
+        layer.set_weights([ROWS])
+        weights = layer.trainable_variables
+        variable, start = weights[0], weights[0].numpy()
+        numbers = np.array_split(np.arange(6), sok.size())[sok.rank()]
+    optimizer = tf.keras.optimizers.SGD(RATE, **{setting: LIMIT})
+
+    @tf.function
+    def step(keys):
+        with tf.GradientTape() as tape:
+            tape = dmp.DistributedGradientTape(tape)
+            first, second = look_up(keys)
+            loss = tf.reduce_mean(tf.reduce_sum((first + 2 * second) * KERNEL, -1))
+        gradients = tape.gradient(loss, [variable])
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
+    step(tf.constant(np.ravel(KEYS if sok.size() == 1 else KEYS[sok.rank()]), tf.int64))
+    return dict(zip(numbers.tolist(), start - variable.numpy(), strict=True))

@@ -313,6 +313,29 @@ def fit():
     }
 
 
+def constrained():
+    """Tables that were cut in two ways, or left whole, after a step without gradients."""
+    given = {
+        "by columns": (tf.keras.constraints.MaxNorm(0.5), {}),
+        "by rows": (tf.keras.constraints.UnitNorm(axis=1), {"row_slice_threshold": 1}),
+        "whole": (tf.keras.constraints.UnitNorm(axis=1), {}),
+    }
+    found = {}
+    for name, (constraint, arguments) in given.items():
+        table = tf.keras.layers.Embedding(6, 4, embeddings_constraint=constraint)
+        layer = dmp.DistributedEmbedding([table], **arguments)
+        layer.build(None)
+        layer.set_weights([CONSTRAINED])
+        pairs = [(tf.zeros_like(v), v) for v in layer.trainable_variables]
+        dmp.DistributedOptimizer(tf.keras.optimizers.SGD(1.0)).apply_gradients(pairs)
+        sizes = [int(np.prod(variable.shape)) for variable in layer.trainable_variables]
+        found[name] = (layer.get_weights(all_ranks=True)[0], sum(sizes))
+    return found
+
+
+CONSTRAINED = np.arange(24, dtype=np.float32).reshape(6, 4) / 10
+
+
 def checks():
     yield from trainings()
     if comm.current().world_size > (3 if os.environ.get("SLOW") else 2):
@@ -328,6 +351,7 @@ def checks():
         fit,
         old_optimizer,
         one_id_a_sample,
+        constrained,
         user_guide,
     ):
         yield check.__name__, check

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.dist_model_parallel import cases
+from tests.dist_model_parallel import cases, rank_checks
 from tests.dist_model_parallel.worlds import each_world
 
 pytestmark = pytest.mark.keras
@@ -68,6 +68,19 @@ def test_each_element_is_on_one_rank(rank_results, world_size, name):
     ]
     held = sum(result["elements"] for result in rank_results(world_size, f"dmp.{name}.adagrad"))
     assert held == sum(size * n for size, n in zip(whole, copies, strict=True))
+
+
+@pytest.mark.ranks
+def test_constraints_see_what_they_need(rank_results):
+    table = tf.constant(rank_checks.CONSTRAINED)
+    of_columns, of_rows = tf.keras.constraints.MaxNorm(0.5), tf.keras.constraints.UnitNorm(axis=1)
+    right = {"by columns": of_columns(table), "by rows": of_rows(table), "whole": of_rows(table)}
+    ranks = rank_results(2, "dmp.constrained")
+    for found in ranks:
+        for name, expected in right.items():
+            np.testing.assert_allclose(found[name][0], expected, rtol=1e-5)
+    sizes = {name: sorted(found[name][1] for found in ranks) for name in right}
+    assert sizes == {"by columns": [12, 12], "by rows": [12, 12], "whole": [0, 24]}
 
 
 @each_world

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.checks.norms import KERNEL, KEYS, LIMIT, MODES, ROWS
+from tests.checks.norms import CLIPPING, KERNEL, KEYS, LIMIT, MODES, OTHER, ROWS, SEVERAL
 
 each_world = pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
 each_mode = pytest.mark.parametrize("mode", MODES)
@@ -73,3 +74,69 @@ def test_global_norm_of_dense_tables(rank_results, world_size):
     right = norm_of(*of_rows) * np.sqrt(2)  # both tables begin with the same rows
     for found in rank_results(world_size, "norms.tables"):
         np.testing.assert_allclose(found, right, rtol=1e-5)
+
+
+def of_two_lookups():
+    """As `whole_gradients`, of a table that two lookups read: their parts are summed by key."""
+    keys = np.array(KEYS).ravel()
+    counts = np.zeros(6)
+    np.add.at(counts, keys, 1)
+    np.add.at(counts, OTHER(keys), 2)
+    of_rows = counts[:, None] * KERNEL / len(keys)
+    used = np.flatnonzero(counts)
+    of_kernel = (ROWS[keys] + 2 * ROWS[OTHER(keys)]).mean(0)
+    return {key: of_rows[key] for key in used.tolist()}, of_kernel
+
+
+def clipped_to(rows, axis):
+    """Stock TensorFlow's `clip_by_norm` of the dense gradient."""
+    return tf.clip_by_norm(tf.constant(rows, tf.float32), LIMIT, axis).numpy()
+
+
+@pytest.mark.parametrize("check_name", ["norms.several", "norms.several_with_distribution"])
+@each_world
+@each_mode
+@pytest.mark.parametrize(("door", "change"), SEVERAL)
+def test_a_table_that_two_lookups_read(rank_results, check_name, world_size, door, change, mode):
+    results = [r[f"{door} {change} {mode}"] for r in rank_results(world_size, check_name)]
+    of_rows, of_kernel = of_two_lookups()
+    whole = norm_of(*of_rows.values(), of_kernel)
+    dense = np.array(list(of_rows.values()))
+    right = {
+        "by_norm": lambda: clipped_to(dense, None),
+        "by_norm_of_rows": lambda: clipped_to(dense, 1),
+        "by_norm_of_columns": lambda: clipped_to(dense, 0),
+        "by_value": lambda: np.clip(dense, -LIMIT, LIMIT),
+        "by_global_norm": lambda: dense * LIMIT / whole,
+        "global_norm": lambda: dense,
+    }[change]()
+    assert change == "global_norm" or not np.allclose(right, dense)
+    factor = LIMIT / whole if change == "by_global_norm" else 1.0
+    seen = {}
+    for rows, _, norm in results:
+        for key, row in rows.items():
+            seen[key] = seen.get(key, 0.0) + row
+        np.testing.assert_allclose(norm, whole if "global" in change else 0.0, rtol=1e-5)
+    assert sorted(seen) == sorted(of_rows)
+    for key, row in zip(of_rows, right, strict=True):
+        np.testing.assert_allclose(seen[key], row, rtol=1e-5)
+    kernel = np.mean([kernel for _, kernel, _ in results], 0)
+    np.testing.assert_allclose(kernel, of_kernel * factor, rtol=1e-5)
+
+
+@pytest.mark.keras
+@each_world
+@pytest.mark.parametrize(("door", "setting"), CLIPPING)
+def test_stock_optimizers_clip_the_gradient_of_the_whole_table(
+    rank_results, world_size, door, setting
+):
+    moved = [r[f"{door} {setting}"] for r in rank_results(world_size, "norms.by_optimizers")]
+    of_rows, _ = of_two_lookups()
+    factor = LIMIT / norm_of(*of_rows.values())  # the only variable
+    right = {key: row * factor for key, row in of_rows.items()}
+    if setting == "clipvalue":
+        right = {key: np.clip(row, -LIMIT, LIMIT) for key, row in of_rows.items()}
+    seen = {key: row for of_rank in moved for key, row in of_rank.items()}
+    assert sorted(seen) == list(range(6))
+    for key, row in seen.items():
+        np.testing.assert_allclose(row, right.get(key, 0.0), rtol=1e-4, atol=1e-6)

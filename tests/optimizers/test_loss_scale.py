@@ -22,7 +22,8 @@ def make(inner=None):
     layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True)
     dense = tf.Variable([1.0, -1.0])
     inner = inner or tf.keras.optimizers.SGD(0.5)
-    optimizer = tf.keras.optimizers.LossScaleOptimizer(inner, initial_scale=SCALE)
+    kinds = tf.keras.optimizers if is_keras_3() else tf.keras.mixed_precision
+    optimizer = kinds.LossScaleOptimizer(inner, initial_scale=SCALE)
     return layer, dense, sok.OptimizerWrapper(optimizer)
 
 
@@ -54,6 +55,26 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_scale():
     np.testing.assert_array_equal(layer(tf.constant([5, 6], tf.int64)), before)
     np.testing.assert_array_equal(dense, weights)
     assert float(optimizer.dynamic_scale) == SCALE / 2
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize(("parts", "skipped"), [((3e38, 3e38), True), ((3e38, -3e38), False)])
+def test_the_sum_of_several_lookups_must_be_finite(parts, skipped, in_graph):
+    layer, _, optimizer = make()
+    table = layer.trainable_variables[0]
+    keys = tf.constant([5, 6], tf.int64)
+    before = layer(keys).numpy()
+
+    def take():
+        gradients = [tf.IndexedSlices(tf.fill([2, 2], part), keys) for part in parts]
+        # What TensorFlow makes of two lookups' gradients.
+        both = tf.IndexedSlices(tf.concat([g.values for g in gradients], 0), tf.tile(keys, [2]))
+        optimizer.apply_gradients([(both, table)])
+
+    (tf.function(take) if in_graph else take)()
+    scale = optimizer.dynamic_scale if is_keras_3() else optimizer.loss_scale
+    assert float(scale) == (SCALE / 2 if skipped else SCALE)
+    np.testing.assert_array_equal(layer(keys), before)
 
 
 @pytest.mark.ranks
