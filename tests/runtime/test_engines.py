@@ -2,17 +2,21 @@
 
 import functools
 import os
+import traceback
 
 import pytest
 
+from tests import thread_ranks
 from tests.ranks import RanksFailed, run_ranks, skip_many_ranks
+from tests.runtime import engine_contract
 
-ROUNDS = 2000 if os.environ.get("SLOW") else 45
+ROUNDS = 2000 if os.environ.get("SLOW") else 30
 PROMISES = (
     *("exchanges", "gathers", "sums", "averages", "order", "concurrency", "late", "groups"),
     *("large", "disagreement", "forked", "counted"),
 )
 NOT_OF = {"mpi": ("counted",), "horovod": ("large", "disagreement", "forked")}
+NOT_OF["memory"] = NOT_OF["mpi"] + NOT_OF["horovod"]
 
 
 def results_of(engine, num_ranks):
@@ -27,21 +31,27 @@ def results_of(engine, num_ranks):
 def _results(engine, num_ranks):
     env = {"SOK_ENGINE": engine, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
     arguments = {"engine": engine, "rounds": ROUNDS}
+    if engine == "memory":
+        found = thread_ranks.run(num_ranks, lambda: engine_contract.run(engine, ROUNDS))
+        failed = [result for result in found if isinstance(result, BaseException)]
+        return RanksFailed("".join(traceback.format_exception(failed[0]))) if failed else found
     try:
         return run_ranks("tests.runtime.engine_contract:run", num_ranks, args=arguments, env=env)
     except RanksFailed as error:
         return error
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("promise", PROMISES)
 @pytest.mark.parametrize(
     "engine, num_ranks",
     [
-        ("mpi", 2),
-        ("horovod", 2),
-        ("mpi", 3),
-        pytest.param("mpi", 4, marks=pytest.mark.slow),
+        pytest.param("mpi", 2, marks=pytest.mark.ranks),
+        pytest.param("horovod", 2, marks=pytest.mark.ranks),
+        pytest.param("mpi", 3, marks=pytest.mark.ranks),
+        pytest.param("mpi", 4, marks=[pytest.mark.ranks, pytest.mark.slow]),
+        ("memory", 2),
+        pytest.param("memory", 3, marks=pytest.mark.slow),
+        ("memory", 4),
     ],
 )
 def test_promise(engine, num_ranks, promise):
