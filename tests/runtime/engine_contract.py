@@ -209,8 +209,14 @@ def concurrency(communicator, rounds):
     faults, me, world_size = [], communicator.rank, communicator.world_size
 
     def work(name, size):
-        total = tf.function(lambda t: communicator.sum(t, f"{name}_sum"))
-        gather = tf.function(lambda t: communicator.all_gather(t, f"{name}_gather"))
+        @tf.function(autograph=False)
+        def total(tensor):
+            return communicator.sum(tensor, f"{name}_sum")
+
+        @tf.function(autograph=False)
+        def gather(tensor):
+            return communicator.all_gather(tensor, f"{name}_gather")
+
         for number in range(rounds):
             value = tf.fill([size], float(me + number))
             if total(value)[0] != sum(range(world_size)) + number * world_size:
