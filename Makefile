@@ -23,10 +23,11 @@ RANKS := $(VENV)/bin/python -m sok_like.run -np $(NUM_RANKS)
 .PHONY: clean distclean
 
 help:
-	@echo "make venv       environment .venv: pinned requirements, Horovod, this package"
+	@echo "make venv       environment .venv: pinned requirements, this package"
 	@echo "                TF=2.16.2 and TF=2.18.1 make another beside it, also for demo, test, bench"
 	@echo "make test-matrix  a selection of the tests on every TensorFlow; prints a table"
 	@echo "make next       the same on tf-nightly and keras-nightly, in an environment of its own"
+	@echo "make horovod    compiles Horovod into the environment; make test does so, too"
 	@echo "make wheel      a wheel in dist/, of the TensorFlow that TF= chooses"
 	@echo "make demo       train examples/flights.py on NUM_RANKS=2 ranks; draws into out/"
 	@echo "make test       the tests; ARGS=... goes to pytest"
@@ -62,7 +63,11 @@ $(STAMPS)/package: $(STAMPS)/requirements pyproject.toml setup.py tools/install_
 	@tools/install_package.sh
 	@touch $@
 
-venv: $(STAMPS)/horovod build
+venv: $(STAMPS)/requirements build
+
+# Tests and benchmarks also run on Horovod, which takes minutes to compile.
+.PHONY: horovod
+horovod: $(STAMPS)/horovod
 
 # Ninja, not make, knows which sources changed.
 build: $(STAMPS)/package
@@ -71,10 +76,10 @@ build: $(STAMPS)/package
 demo: venv
 	@tools/demo.sh $(NUM_RANKS) $(ARGS)
 
-test: venv
+test: venv horovod
 	@tools/test.sh $(ARGS)
 
-test-all: venv
+test-all: venv horovod
 	@SLOW=1 tools/test.sh $(ARGS)
 
 .PHONY: test-matrix next wheel
@@ -90,7 +95,7 @@ wheel: venv
 bench: venv
 	@$(VENV)/bin/python -m benchmarks $(ARGS)
 
-bench-dmp: venv
+bench-dmp: venv horovod
 	@$(RANKS) -m benchmarks.dmp $(ARGS)
 	@$(VENV)/bin/python -m benchmarks.dmp_memory --ranks $(NUM_RANKS)
 

@@ -1,4 +1,4 @@
-"""Compiles the two shared libraries with CMake; everything else is in pyproject.toml."""
+"""Compiles the shared libraries with CMake; everything else is in pyproject.toml."""
 
 import os
 import pathlib
@@ -58,6 +58,6 @@ class CMakeBuild(build_ext):
 
 
 setup(
-    ext_modules=[Extension("sok_like._core", []), Extension("sok_like._ops", [])],
+    ext_modules=[Extension(f"sok_like.{name}", []) for name in ("_core", "_ops", "_mpi")],
     cmdclass={"build": FreshBuild, "build_ext": CMakeBuild},
 )

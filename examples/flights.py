@@ -115,8 +115,8 @@ def report(ranks, test, logits, trained_rows, seconds, keys, table_bytes):
 
 def main():
     arguments = parse_arguments()
-    ranks = flights_ranks.Ranks()
     sok.Init(global_batch_size=arguments.batch_size, seed=arguments.seed)
+    ranks = flights_ranks.Ranks()
     tf.keras.utils.set_random_seed(arguments.seed)
 
     train, test = flights_data.load(arguments.rows)

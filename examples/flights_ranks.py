@@ -1,13 +1,13 @@
 """What the flights examples use of other ranks: numbers, joining, broadcasting."""
 
-import os
-
 import numpy as np
 import tensorflow as tf
 
+from sok_like.runtime import comm
+
 
 class Ranks:
-    """This process among the launched ones; without a launcher, one rank without Horovod.
+    """This process among the launched ones, after `sok.Init`.
 
     Attributes:
         rank: number of this process, 0 to `size - 1`.
@@ -15,34 +15,25 @@ class Ranks:
     """
 
     def __init__(self):
-        launched = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("HOROVOD_SIZE") or "1"
-        self._hvd = None
-        self.rank, self.size = 0, 1
-        if int(launched) > 1:
-            import horovod.tensorflow as hvd
-
-            hvd.init()
-            self._hvd = hvd
-            self.rank, self.size = hvd.rank(), hvd.size()
+        self._communicator = comm.current()
+        self.rank, self.size = self._communicator.rank, self._communicator.world_size
 
     def mean_op(self, tensor):
         """Averages a tensor over the ranks; also inside a graph."""
-        return tensor if self.size == 1 else self._hvd.allreduce(tensor, op=self._hvd.Average)
+        return self._communicator.average([tensor], "flights_mean")[0]
 
     def broadcast_op(self, tensor):
         """Gives every rank the tensor of rank 0; also inside a graph."""
-        return tensor if self.size == 1 else self._hvd.broadcast(tensor, root_rank=0)
+        return self._communicator.broadcast(tf.convert_to_tensor(tensor), 0, "flights_start")
 
     def broadcast_variables(self, variables):
         """Overwrites `variables` on every rank with the values of rank 0, eagerly."""
         for variable in variables:
-            variable.assign(self.broadcast_op(tf.convert_to_tensor(variable)))
+            variable.assign(self.broadcast_op(variable))
 
     def sum(self, number):
         """Sums a Python integer over the ranks."""
-        if self.size == 1:
-            return int(number)
-        return int(self._hvd.allreduce(tf.constant(int(number), tf.int64), op=self._hvd.Sum))
+        return int(self._communicator.sum(tf.constant(int(number), tf.int64), "flights_sum"))
 
     def shard(self, num_rows, local_batch):
         """This rank's batches of `num_rows` rows, the same number of full batches on every rank.
@@ -67,6 +58,5 @@ class Ranks:
         Returns:
             float32 `[num_rows]`, on every rank.
         """
-        if self.size > 1:
-            values = self._hvd.allgather(tf.constant(values)).numpy()
+        values = self._communicator.all_gather(tf.constant(values), "flights_join").numpy()
         return values.reshape(self.size, -1).T.ravel()[:num_rows]

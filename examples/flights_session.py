@@ -132,9 +132,7 @@ def show_progress(step, steps, loss, seconds):
 
 def main():
     arguments = flights.parse_arguments()
-    ranks = flights_ranks.Ranks()
     train, test = flights_data.load(arguments.rows)
-    local_batch = arguments.batch_size // ranks.size
     steps = len(train) // arguments.batch_size * arguments.epochs
     every = max(1, steps // flights.CURVE_POINTS)
 
@@ -142,6 +140,8 @@ def main():
     with graph.as_default():
         tf.compat.v1.set_random_seed(arguments.seed)
         sok_init = sok.Init(global_batch_size=arguments.batch_size, seed=arguments.seed)
+        ranks = flights_ranks.Ranks()
+        local_batch = arguments.batch_size // ranks.size
         network = Network(
             train.keys.shape[1], train.dense.shape[1], local_batch, arguments, train.keys.size
         )

@@ -127,15 +127,15 @@ def make_train_op(network, choice):
 
 def main():
     arguments = parse_arguments()
-    ranks = flights_ranks.Ranks()
     train, test = flights_data.load(arguments.rows)
-    local_batch = arguments.batch_size // ranks.size
     steps = len(train) // arguments.batch_size * arguments.epochs
 
     graph = tf.Graph()
     with graph.as_default():
         v1.set_random_seed(arguments.seed)
         sok_init = sok.Init(global_batch_size=arguments.batch_size, seed=arguments.seed)
+        ranks = flights_ranks.Ranks()
+        local_batch = arguments.batch_size // ranks.size
         network = Network(local_batch, arguments)
         train_op = make_train_op(network, arguments.optimizer)
         initializer = v1.global_variables_initializer()

@@ -61,9 +61,9 @@ def train(arguments):
 
     import sok_like as sok
 
-    ranks = flights_ranks.Ranks()
     batch = 3072
     sok.Init(global_batch_size=batch, seed=42)
+    ranks = flights_ranks.Ranks()
     tf.keras.utils.set_random_seed(42)
     train, test = flights_data.load(arguments.rows)
     model = flights_model.FlightsModel(train.keys.shape[1], 8, train.keys.size)

@@ -18,9 +18,11 @@ from collections.abc import Iterator
 from sok_like.install_horovod import installed
 from sok_like.runtime.launchers import (
     NO_HOROVOD,
+    NO_MPI,
     find_program,
     horovod_library,
     horovod_transports,
+    mpi_library,
 )
 
 _NAMES = {"mpirun": "MPI", "gloo": "Gloo"}
@@ -48,7 +50,16 @@ def versions() -> Iterator[tuple[str, str]]:
     yield "op library", str(native.ops_path())
     yield "NumPy module", str(native.core().__file__)
     yield "CUDA", _cuda(native.core())
+    yield "MPI", mpi_library() or f"no. {NO_MPI}"
     yield from _horovod()
+    yield "engine of ranks", _engine()
+
+
+def _engine():
+    from sok_like.runtime.engines import engine_of_job
+
+    name, why = engine_of_job()
+    return f"{'MPI' if name == 'mpi' else 'Horovod'}: {why}"
 
 
 def _cuda(core):
@@ -109,7 +120,7 @@ def wrapped() -> list[tuple[str, str, str]]:
     from sok_like.runtime import hooks
 
     for module in pkgutil.walk_packages(sok_like.__path__, "sok_like."):
-        if not module.name.endswith(("__main__", "_ops")):
+        if not module.name.endswith(("__main__", "_ops", "_mpi")):
             importlib.import_module(module.name)
     return hooks.listing()
 

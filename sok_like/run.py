@@ -3,13 +3,14 @@
     python -m sok_like.run -np 2 train.py --epochs 3
     python -m sok_like.run -np 2 -m package.program
 
-The launcher is `mpirun` if Horovod was built with MPI and there is an `mpirun` beside this Python
-or on PATH, else `horovodrun --gloo`. Ranks run this Python and inherit the environment. The pool of
-TensorFlow has as many threads in each as its share of the cores, unless `TF_NUM_INTRAOP_THREADS` is
-set: with a thread per core in every rank, ranks take the cores from each other. There may be more
-ranks than cores, and the user may be root. Ctrl-C ends all ranks. The exit status is that of the
-first rank that failed, 75 if it waited in vain for a frozen rank; under `horovodrun` it is 1.
-This process becomes the launcher, so it need not pass on signals and the exit status.
+The launcher is `mpirun`, beside this Python or on PATH, if there is a library of MPI or Horovod
+was built with it; else `horovodrun --gloo`. Ranks run this Python and inherit the environment. The
+pool of TensorFlow has as many threads in each as its share of the cores, unless
+`TF_NUM_INTRAOP_THREADS` is set: with a thread per core in every rank, ranks take the cores from
+each other. There may be more ranks than cores, and the user may be root. Ctrl-C ends all ranks.
+The exit status is that of the first rank that failed, 75 if Horovod waited in vain for a frozen
+rank; under `horovodrun` it is 1. This process becomes the launcher, so it need not pass on signals
+and the exit status.
 
     python -m sok_like.run -np 4 --restarts 3 train.py
 

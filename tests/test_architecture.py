@@ -93,13 +93,14 @@ CPP_MAY_INCLUDE = {
     "cpp/core": {"cpp/core"},
     "cpp/core/cpu": {"cpp/core", "cpp/core/cpu"},
     **CUDA_MAY_INCLUDE,
+    "cpp/mpi": {"cpp/mpi"},
     "cpp/tf": CORE | {"cpp/tf"},
     "cpp/python": CORE | {"cpp/python"},
     "cpp/tests": CORE | {"cpp/python", "cpp/tf", "cpp/tests"},  # the emulator stands in for TF too
 }
 # Start of a foreign header's name -> the folders that may know it.
 CPP_FOREIGN = {
-    "tensorflow/": {"cpp/tf"},
+    "tensorflow/": {"cpp/mpi", "cpp/tf"},
     "xla/": {"cpp/tf"},  # comes with TensorFlow
     "third_party/gpus/": {"cpp/tf"},
     "absl/": {"cpp/tf"},  # comes with TensorFlow
@@ -299,6 +300,8 @@ def test_the_document_names_the_packages_that_exist():
         ("cpp/tf/a.cc", '#include "cpp/python/a.h"', "not stand below"),
         ("cpp/tf/a.cc", '#include "tensorflow/core/x.h"\n#include "cpp/core/cpu/a.h"', None),
         ("cpp/tf/a.cc", '#include "a.h"', "from the root"),
+        ("cpp/tf/a.cc", '#include "cpp/mpi/a.h"', "not stand below"),
+        ("cpp/mpi/a.cc", '#include "cpp/core/table.h"', "not stand below"),
     ],
 )
 def test_this_check_finds_faults(name, source, fault):

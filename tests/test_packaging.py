@@ -123,7 +123,7 @@ def test_one_process_needs_no_horovod_and_no_tf_keras(tmp_path):
         "initialize.reset()\n"
         "about.main()\n"
         "initialize.reset()\n"
-        "os.environ['OMPI_COMM_WORLD_SIZE'] = '2'\n"
+        "os.environ.update(OMPI_COMM_WORLD_SIZE='2', SOK_ENGINE='horovod')\n"
         "try: sok.Init(global_batch_size=64)\n"
         "except ImportError as error: print('SEVERAL', error)\n",
         PROGRAM=str(tmp_path / "readme.py"),
@@ -133,6 +133,7 @@ def test_one_process_needs_no_horovod_and_no_tf_keras(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     said = done.stdout
     assert re.search(r"^Horovod +no\. .*Type: python -m sok_like.install_horovod$", said, re.M)
+    assert re.search(r"^engine of ranks +MPI: the launcher connects", said, re.M)
     assert re.search(r"^self-test +passed on 1 process", said, re.M)
     assert re.search(
         r"^SEVERAL This job was launched with 2 processes\. .*python -m sok_like.install_horovod$",

@@ -60,6 +60,7 @@ class MemoryCommunicator:
 
     def __init__(self, rank: int, meetings: Meetings, line: int):
         self.rank, self.world_size, self.line = rank, meetings.ranks, line
+        self.local_rank, self.local_size = rank, meetings.ranks
         self._meetings, self._calls, self._groups = meetings, Counter(), {}
 
     def subset(self, groups):

@@ -32,7 +32,7 @@ cell() {
 table="| | Keras 3, 1 rank | tf_keras, 1 rank | Keras 3, 2 ranks | tf_keras, 2 ranks |
 |---|---|---|---|---|"
 for tf in $versions; do
-  make venv TF="$tf"
+  make venv horovod TF="$tf"
   venv=.venv-$tf
   [ -d "$venv" ] || venv=.venv  # the default one
   versions_of=$("$venv/bin/python" - <<'PYTHON'

@@ -278,7 +278,7 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> None:
-    """Starts Horovod. Only needed before `sok.Init`, if a mesh has two axes.
+    """Meets the other ranks. Only needed before `sok.Init`, on Horovod, if a mesh has two axes.
 
     The launcher (mpirun, horovodrun) has started and connected the processes, so the arguments of
     Keras' function are only checked.

@@ -32,7 +32,7 @@ def enable_distributed_strategy(strategy: str | None = "collective") -> None:
         ValueError: another strategy, such as DeepRec's "parameter_server".
         RuntimeError: "localized" in a job of several processes: each would train its own copy of
             the tables, and never see the others' gradients.
-        ImportError: several processes, and Horovod is not installed.
+        ImportError: several processes, and neither MPI nor Horovod is installed.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"`strategy` must be one of {STRATEGIES}. Received: strategy={strategy!r}")
@@ -45,9 +45,9 @@ def enable_distributed_strategy(strategy: str | None = "collective") -> None:
                 "private copy of every table. Use strategy='collective'. "
                 f"Received: strategy={strategy!r} in a job of {world_size} processes"
             )
+    horovod = strategy == "collective" and importlib.util.find_spec("horovod") is not None
+    if horovod:
+        import horovod.tensorflow as hvd  # before, because it decides the engine
     ensure_initialized()
-    if strategy == "collective" and importlib.util.find_spec("horovod") is not None:
-        import horovod.tensorflow as hvd
-
-        if not hvd.is_initialized():
-            hvd.init()
+    if horovod and not hvd.is_initialized():
+        hvd.init()

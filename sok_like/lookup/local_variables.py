@@ -91,7 +91,7 @@ def _install():
     try:
         horovod = importlib.import_module("horovod.tensorflow")
     except ImportError:
-        return  # `comm.choose` says what to install
+        return  # `engines.choose` says what to install
     # Its tape and optimizer would mix rows of different keys or columns.
     why = "Horovod leaves variables alone that belong to one rank"
     hooks.wrap(horovod, "_make_allreduce_grads_fn", _averaging, why)

@@ -2,23 +2,24 @@
 
 A `Communicator` is all that the rest of the package knows of other processes: this process's rank,
 the number of ranks, and seven collectives. One process needs none of them and gets `SingleProcess`.
-Several get `HorovodCommunicator`, a thin layer over Horovod. Tests pass their own.
+Several get `MpiCommunicator` (mpi.py) or `HorovodCommunicator`, a thin layer over Horovod;
+`engines.py` chooses. Tests pass their own.
 
-All ranks must call every collective, in graphs under the same name: Horovod matches collectives by
-name. `turns` keeps them in one order, and `stalls` names a rank that stays away.
+All ranks must call every collective, in graphs under the same name, by which they meet. `turns`
+keeps them in one order, and `stalls` names a rank that stays away.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from sok_like.runtime.launchers import NO_HOROVOD, horovod_library
+from sok_like.runtime import launchers
 from sok_like.runtime.tensor_checks import checked
 
 # Set for each process by the launchers of Horovod, Open MPI, MPICH and Slurm (srun).
@@ -51,6 +52,14 @@ class Communicator(Protocol):
 
     rank: int
     world_size: int
+
+    @property
+    def local_rank(self) -> int:
+        """This process's number among those of its host."""
+
+    @property
+    def local_size(self) -> int:
+        """Number of processes of this host."""
 
     def subset(self, groups: Sequence[Sequence[int]]) -> Communicator:
         """The communicator of this rank's group, which counts ranks within the group.
@@ -95,12 +104,21 @@ class Communicator(Protocol):
     def barrier(self) -> None:
         """Returns when every rank has called it. Eager only."""
 
+    def end_waits(self, reason: str) -> bool:
+        """Ends what this process waits for, now and later, so that it raises the reason.
+
+        False if the transport can end waits only by shutting down.
+        """
+
+    def shut_down(self, seconds: float) -> bool:
+        """Ends the transport, once all ranks have called this; False if not within `seconds`."""
+
 
 class SingleProcess:
     """A communicator for one process: every call is a no-op."""
 
-    rank = 0
-    world_size = 1
+    rank = local_rank = 0
+    world_size = local_size = 1
 
     def all_to_all(self, tensor, splits, name):
         return tensor, splits
@@ -125,6 +143,12 @@ class SingleProcess:
 
     def barrier(self):
         pass
+
+    def end_waits(self, reason):
+        return True
+
+    def shut_down(self, seconds):
+        return True
 
 
 def _not_folded(tensor):
@@ -188,6 +212,25 @@ def summed_values(gradient: Any) -> tf.Tensor:
     return distinct(gradient).values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
+def averaged(communicator: Communicator, mean: Callable, tensors: Sequence, name: str) -> list:
+    """`Communicator.average`; `mean(tensors, name)` averages dense tensors of one dtype."""
+    results = list(tensors)
+    by_dtype: dict[tf.DType, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        if isinstance(tensor, tf.IndexedSlices):
+            values = communicator.all_gather(tensor.values, f"{name}_values_{i}")
+            indices = communicator.all_gather(tensor.indices, f"{name}_indices_{i}")
+            values = values / tf.cast(communicator.world_size, values.dtype)
+            results[i] = distinct(tf.IndexedSlices(values, indices, tensor.dense_shape))
+        elif isinstance(tensor, tf.Tensor):
+            by_dtype.setdefault(tensor.dtype, []).append(i)
+    for dtype, places in by_dtype.items():  # one collective for all of them
+        means = mean([tensors[i] for i in places], f"{name}_{dtype.name}")
+        for i, tensor in zip(places, means, strict=True):
+            results[i] = tf.cast(tensor, dtype)
+    return results
+
+
 class HorovodCommunicator:
     """Horovod's collectives, over MPI, Gloo or NCCL as Horovod was built and launched.
 
@@ -203,9 +246,10 @@ class HorovodCommunicator:
         try:
             import horovod.tensorflow as hvd
         except ImportError as error:
-            if horovod_library() is None:
+            if launchers.horovod_library() is None:
                 raise ImportError(
-                    f"This job was launched with {launched_world_size()} processes. {NO_HOROVOD}"
+                    f"This job was launched with {launched_world_size()} processes. "
+                    f"{launchers.NO_HOROVOD if launchers.mpi_library() else launchers.NO_MPI}"
                 ) from error
             raise ImportError(
                 f"This job was launched with {launched_world_size()} processes, and Horovod, which "
@@ -216,7 +260,7 @@ class HorovodCommunicator:
             for variable, value in _TRANSPORT.items():
                 os.environ.setdefault(variable, value)
             hvd.init(process_sets="dynamic" if groups_later else None)
-            _check_connected(hvd.size())
+            check_connected(hvd.size(), "Horovod")
         self._hvd = hvd
         self._groups: dict[tuple[int, ...], HorovodCommunicator] = {}
         self._set_process_set(hvd.global_process_set, tuple(range(hvd.size())))
@@ -225,6 +269,14 @@ class HorovodCommunicator:
         self._process_set, self._ranks = process_set, ranks
         self.rank = ranks.index(self._hvd.rank())
         self.world_size = len(ranks)
+
+    @property
+    def local_rank(self):
+        return self._hvd.local_rank()
+
+    @property
+    def local_size(self):
+        return self._hvd.local_size()
 
     def subset(self, groups):
         mine = None
@@ -273,24 +325,15 @@ class HorovodCommunicator:
         return _bits_as(received, tensor.dtype), received_splits
 
     def average(self, tensors, name):
-        averaged = list(tensors)
-        dense = [i for i, t in enumerate(tensors) if isinstance(t, tf.Tensor)]
-        if dense:  # one collective for all of them
-            reduced = self._hvd.grouped_allreduce(
-                [_as_summed(_not_folded(_counted(tensors[i], 1, name))) for i in dense],
+        def mean(tensors, name):
+            return self._hvd.grouped_allreduce(
+                [_as_summed(_not_folded(_counted(tensor, 1, name))) for tensor in tensors],
                 op=self._hvd.Average,
-                name=f"{name}_dense",
+                name=name,
                 process_set=self._process_set,
             )
-            for i, tensor in zip(dense, reduced, strict=True):
-                averaged[i] = tf.cast(tensor, tensors[i].dtype)
-        for i, tensor in enumerate(tensors):
-            if isinstance(tensor, tf.IndexedSlices):
-                values = self.all_gather(tensor.values, f"{name}_values_{i}")
-                indices = self.all_gather(tensor.indices, f"{name}_indices_{i}")
-                values = values / tf.cast(self.world_size, values.dtype)
-                averaged[i] = distinct(tf.IndexedSlices(values, indices, tensor.dense_shape))
-        return averaged
+
+        return averaged(self, mean, tensors, name)
 
     def broadcast(self, tensor, root_rank, name):
         root, carried = self._ranks[root_rank], _as_carried(_counted(tensor, 1, name))
@@ -315,6 +358,13 @@ class HorovodCommunicator:
 
     def barrier(self):
         self.all_gather(tf.zeros([1]), "sok_barrier")
+
+    def end_waits(self, reason):
+        return False
+
+    def shut_down(self, seconds):
+        self._hvd.shutdown()  # without a time limit
+        return True
 
 
 def launched_world_size() -> int:
@@ -373,15 +423,15 @@ def _check_tf_config():
         )
 
 
-def _check_connected(size):
-    """RuntimeError if Horovod did not find the other processes: each would train alone."""
+def check_connected(size: int, engine: str) -> None:
+    """RuntimeError if the engine did not find the other processes: each would train alone."""
     variable, launched = _said_by_launcher()
     if size == 1 and launched > 1:
         raise RuntimeError(
-            f"This job was launched with {launched} processes ({variable}={launched}), but Horovod "
-            "found this one alone: it was built without MPI, or for another MPI than that of the "
-            "launcher. Start the job with: python -m sok_like.run. If each process is to train a "
-            f"model of its own, unset {variable}"
+            f"This job was launched with {launched} processes ({variable}={launched}), but "
+            f"{engine} found this one alone: it was built without MPI, or for another MPI than "
+            "that of the launcher. Start the job with: python -m sok_like.run. If each process is "
+            f"to train a model of its own, unset {variable}"
         )
 
 
@@ -431,18 +481,3 @@ def set_current(communicator: Communicator | None) -> None:
 def set_of_thread(communicator: Communicator) -> None:
     """Makes this thread a rank of its own, with a `line` that no other one has."""
     _of_thread.set(communicator)
-
-
-def choose(groups_later: bool = False) -> Communicator:
-    """The communicator that fits how this process was launched; `groups_later` as for Horovod's.
-
-    Raises:
-        ImportError: there are several processes, and Horovod is missing or cannot be loaded.
-        RuntimeError: there are several processes, and Horovod did not find the others; or TF_CONFIG
-            names several workers, and there is no launcher.
-        ValueError: TF_CONFIG cannot be read, and there is no launcher.
-    """
-    if launched_world_size() > 1:
-        return HorovodCommunicator(groups_later)
-    _check_connected(1)  # the program may have initialised Horovod
-    return SingleProcess()

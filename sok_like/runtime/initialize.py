@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime import comm, hooks, native, stalls, turns
+from sok_like.runtime import comm, engines, hooks, native, stalls, turns
 from sok_like.runtime.checks import as_integer, wrong_argument
 
 _arguments: dict | None = None
@@ -16,8 +16,9 @@ _INT32_MAX = 2**31 - 1
 def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
     """Initializes the package in this process.
 
-    One process needs nothing else. Several (`python -m sok_like.run -np 2 ...`) communicate through
-    Horovod, which this call initialises unless the program has done so.
+    One process needs nothing else. Several (`python -m sok_like.run -np 2 ...`) exchange by MPI, or
+    by Horovod if the program has imported it or the environment asks for it. This call initialises
+    either, unless the program has done so.
 
     Args:
         global_batch_size: Samples of a training step, summed over all ranks. At least one per rank;
@@ -35,7 +36,7 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
         TypeError: `global_batch_size` is missing or not an integer; `seed` is not an integer.
         ValueError: `global_batch_size` is smaller than the number of ranks; `seed` is outside
             `[-2**63, 2**63)`; TF_CONFIG cannot be read.
-        ImportError: there are several processes, and Horovod is missing or cannot be loaded; or the
+        ImportError: there are several processes, and neither MPI nor Horovod can be loaded; or the
             running TensorFlow or Keras lacks a function that must be wrapped.
         RuntimeError: called again with other arguments (the same ones are legal), within a
             `tf.distribute` strategy of several replicas, or in one process of several that
@@ -58,8 +59,8 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
             f"with the same arguments. Received: {_format(arguments)}"
         )
     check_replicas()
+    communicator = comm.current() if comm.is_initialized() else engines.choose()
     hooks.install_all()
-    communicator = comm.current() if comm.is_initialized() else comm.choose()
     _check_batch(global_batch_size, communicator.world_size)
     again = _arguments is not None
     comm.set_current(communicator)
@@ -91,8 +92,9 @@ def ensure_initialized(seed: int | None = None, groups_later: bool = False) -> N
     if comm.is_initialized():
         return
     seed = _checked_seed(seed)
+    communicator = engines.choose(groups_later)
     hooks.install_all()
-    comm.set_current(comm.choose(groups_later))
+    comm.set_current(communicator)
     stalls.start(comm.current())
     if tf.executing_eagerly():
         _agree_on_seed(comm.current(), seed)

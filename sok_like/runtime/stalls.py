@@ -1,14 +1,14 @@
 """Names the rank that others wait for in vain, and ends their waiting.
 
-A collective cannot be ended from outside, and the transport does not know about lookups. So each
-process has a thread beside the program. It tells rank 0's thread, over a connection of its own,
-what the process waits for and for how long. Rank 0 compares. If a rank has waited for
-`SOK_STALL_TIMEOUT` seconds, or waits for a rank that has ended, or all ranks wait for different
-things, rank 0 sends all of them the reason. They print it and raise it where they wait. The
-transport is shut down once all have done so: earlier, some would raise the transport's error.
+The transport does not know about lookups. So each process has a thread beside the program. It tells
+rank 0's thread, over a connection of its own, what the process waits for and for how long. Rank 0
+compares. If a rank has waited for `SOK_STALL_TIMEOUT` seconds, or waits for a rank that has ended,
+or all ranks wait for different things, rank 0 sends all of them the reason. They print it and raise
+it where they wait. Collectives are ended once all have done so: earlier, some would raise the
+transport's error.
 
-A transport that waits for a frozen rank, or for one behind a cut network, cannot be shut down. Then
-the process prints this, and ends with the status `STALLED`.
+Horovod's can be ended only by shutting it down, and not while they wait for a frozen rank, or for
+one behind a cut network. Then the process prints this, and ends with the status `STALLED`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def start(communicator: Communicator) -> None:
     names = _gather(hosts.names(), communicator)
     selector, door, mine = selectors.DefaultSelector(), None, ""
     if communicator.rank == 0 and limit:
-        host = hosts.address(names) if _several_hosts() else hosts.LOOPBACK
+        several_hosts = communicator.local_size != communicator.world_size
+        host = hosts.address(names) if several_hosts else hosts.LOOPBACK
         door = Door(host, secret, communicator.world_size, selector)
         mine = json.dumps([*door.address, secret])
     told = _gather(mine, communicator)[0]
@@ -106,7 +107,7 @@ class _Watch(threading.Thread):
         super().__init__(name="sok_stalls", daemon=True)
         self.reason = ""
         self.told = threading.Event()  # set when waiting was ended, or all ranks have ended
-        self._rank = communicator.rank
+        self._communicator, self._rank = communicator, communicator.rank
         native.ops()  # loads the library
         self._library = ctypes.CDLL(str(native.ops_path()))
         self._library.sok_longest_wait.restype = ctypes.c_double
@@ -284,17 +285,20 @@ class _Watch(threading.Thread):
             self._say(reason)
 
     def _shut_down(self):
-        """Has the transport shut down, by which its collectives end, or soon the process."""
+        """Ends the collectives: by itself, or by shutting down, or soon with the process."""
         self.told.set()
+        if self._communicator.end_waits(self.reason):
+            return
         if self._give_up == float("inf"):
             self._give_up = time.monotonic() + _SHUTS_DOWN
             threading.Thread(target=self._close, daemon=True).start()
 
     def _close(self):
-        import horovod.tensorflow as hvd
-
         with self._closing:
-            hvd.shutdown()
+            give_up = float("inf")
+            while not self._communicator.shut_down(_PERIOD) and time.monotonic() < give_up:
+                if self.reason:
+                    give_up = min(give_up, time.monotonic() + _SHUTS_DOWN)
         self._closed.set()
 
     def _end_process(self):
@@ -314,12 +318,6 @@ def _in_time(act: Callable[[], None]) -> None:
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
     thread.join(1.0)
-
-
-def _several_hosts():
-    import horovod.tensorflow as hvd
-
-    return hvd.local_size() != hvd.size()
 
 
 def _gather(text, communicator):

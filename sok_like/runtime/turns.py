@@ -376,9 +376,10 @@ def _waiting_for(what, inputs, collective):
     try:
         with tf.control_dependencies([wait]):
             result = collective()
-    except tf.errors.OpError as error:
+    except BaseException as error:  # by Ctrl-C, too
         ops.sok_end_wait(id=wait)
-        stalls.raise_reason(error)
+        if isinstance(error, tf.errors.OpError):
+            stalls.raise_reason(error)
         raise
     tensors = [t for t in tf.nest.flatten(result, expand_composites=True) if t is not None]
     with tf.control_dependencies(tensors):

@@ -25,11 +25,12 @@ _COMM_TOOLS = ("horovod", "single")
 def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
     """Initializes the package in this process.
 
-    Several processes need Horovod, which this call initialises unless the program has done so. A
-    second call with the same tool has no effect.
+    Several processes exchange by MPI, or by Horovod if the program has imported it. This call
+    initialises either, unless the program has done so. A second call with the same tool has no
+    effect.
 
     Args:
-        comm_tool: "horovod"; with one process also "single".
+        comm_tool: "horovod", also for MPI; with one process also "single".
         use_legacy_optimizer: True puts the classes of `tf.keras.optimizers.legacy` in the place of
             those of `tf.keras.optimizers`, as SOK 2.x does: momentum, for one, has other numbers
             there. False puts Keras' own back. Keras 3 has no legacy optimizers: no effect.

@@ -72,6 +72,7 @@ def loop(door, way, compiled):
     import sok_like as sok
     from sok_like import dist_model_parallel as dmp
 
+    hvd.init()
     scale = "mean" if way in ("by_hand", "horovod") else "auto"
     model = make_model(door, start=1.0 + rank() if way == "start" else 1.0, scale=scale)
     optimizer = tf.keras.optimizers.SGD(RATE)
@@ -131,6 +132,7 @@ def fit(way):
     import sok_like as sok
     from sok_like import dist_model_parallel as dmp
 
+    hvd.init()
     model = make_model("sok" if way in FITS_OF_TABLES else "dmp")
     optimizer = tf.keras.optimizers.SGD(RATE)
     if way in FITS_OF_TABLES:
@@ -205,6 +207,7 @@ def broadcast():
 
     from sok_like import dist_model_parallel as dmp
 
+    hvd.init()
     layer = dmp.DistributedEmbedding([tf.keras.layers.Embedding(6, 4)])
     whole = np.arange(24, dtype=np.float32).reshape(6, 4)
     layer.set_weights([whole])

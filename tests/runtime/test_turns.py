@@ -198,15 +198,3 @@ def test_a_block_beyond_what_is_counted_is_an_error_on_all_ranks(in_rounds):
         assert "ResourceExhaustedError" in error and "at most 4000 words" in error and after == 1.0
         for dp_input in (True, False):
             assert "at most 4000 words" in result[f"dp_input={dp_input}"]
-
-
-@each_world
-def test_more_elements_than_mpi_counts_raise(rank_results, world_size):
-    for result in rank_results(world_size, "steps.too_many_elements"):
-        each = 16 // world_size
-        for name in ("gathered", "in a function", "summed", "averaged", "broadcast"):
-            most = each if name in ("gathered", "in a function") else 16
-            assert result[name].startswith("InvalidArgumentError")
-            assert f"at most {most} elements on each rank. Received: " in result[name]
-            assert str(most + 1) in result[name]
-        assert result["fine"] == [each * world_size] * 2
