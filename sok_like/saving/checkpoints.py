@@ -41,6 +41,7 @@ from sok_like.saving import (
     folders,
     optimizer_variables,
     own_variables,
+    tables_in_checkpoints,
     transaction,
 )
 from sok_like.saving.dense_pieces import DensePiece, Slice, Stored
@@ -80,8 +81,12 @@ def restore_objects(own: Callable, self: Any, save_path: Any, *args: Any, **kwar
     if save_path is None or not tf.executing_eagerly():
         return own(self, save_path, *args, **kwargs)
     objects = util.list_objects(self._graph_view)
-    if not NotSameOnRanks(objects).holders:
-        return own(self, save_path, *args, **kwargs)
+    kinds = NotSameOnRanks(objects)
+    if not kinds.holders:
+        status = own(self, save_path, *args, **kwargs)
+        if kinds.tables:
+            tables_in_checkpoints.check(objects, status._checkpoint, save_path)
+        return status
 
     def build():
         note = _note(os.fspath(save_path), _DENSE)
@@ -90,7 +95,9 @@ def restore_objects(own: Callable, self: Any, save_path: Any, *args: Any, **kwar
 
     agreed(build, comm.current(), _READ, ValueError)
     with optimizer_variables.of_root(util.list_objects(self._graph_view)):
-        return own(self, save_path, *args, **kwargs)
+        status = own(self, save_path, *args, **kwargs)
+    tables_in_checkpoints.check(objects, status._checkpoint, save_path)
+    return status
 
 
 def delete(own: Callable, filespec: Any) -> None:
