@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.saving import keras_layers, table_names
+from sok_like.saving import dense_in_keras, keras_layers, table_names
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _UNDER = "tables/"
@@ -35,14 +35,24 @@ def _named(layer):
 
 def children(own: Callable, self: Any, save_type: str = "checkpoint", **kwargs: Any) -> Any:
     """`Layer._trackable_children`."""
-    found, named = own(self, save_type, **kwargs), {}
-    if save_type == "checkpoint":
-        named = _named(self)
+    found = own(self, save_type, **kwargs)
+    if save_type != "checkpoint":
+        return found
+    if "_operations" in found and _has_tables(self):
+        # Of a Keras 3 model, TensorFlow numbers inputs and layers in one list, so one more feature
+        # would change the number of each layer. This is how tf_keras numbers them.
+        layers = [layer for layer in self.layers if layer.weights]
+        found = {**found, **{f"layer_with_weights-{n}": each for n, each in enumerate(layers)}}
+    named = _named(self)
     if not named:
         return found
     tables = {id(unwrap(table)) for table in named.values()}
     others = {name: child for name, child in found.items() if not _are(child, tables)}
     return {**others, **{_UNDER + name: table for name, table in named.items()}}
+
+
+def _has_tables(model):
+    return any(map(is_embedding_variable, model.variables)) or dense_in_keras.holders_of(model)
 
 
 def _are(child, tables):
@@ -98,29 +108,26 @@ def check(objects: Sequence[Any], checkpoint: Any, path: str) -> None:
         checkpoint: TensorFlow's record of what was restored.
         path: The checkpoint's.
     """
-    numbers = {id(thing): number for number, thing in checkpoint.object_by_proto_id.items()}
-    layers = [each for each in objects if isinstance(each, tf.keras.layers.Layer)]
-    reported = set()
-    for layer in layers:
-        named, number = _named(layer), numbers.get(id(layer))
-        node = checkpoint.object_graph_proto.nodes[number] if number is not None else None
-        known = [child.local_name for child in node.children] if node is not None else []
-        received = [name.removeprefix(_UNDER) for name in known if name.startswith(_UNDER)]
-        earlier = [name for name in known if _NUMBERED.fullmatch(name)]
-        reported.update(id(unwrap(table)) for table in named.values())
-        file = f"Checkpoint {path!r}"
-        if named and not received and len(earlier) == len(named):
-            if len(named) > 1:
-                text = table_names.BY_PLACE.format(layer=layer.name, names=[*named])
-                warnings.warn(text, stacklevel=2)
-            continue
-        lost = any(id(table) not in numbers for table in named.values())
-        if received or lost:
-            problem = table_names.matched(layer.name, [*named], received or earlier, file).problem
-            if problem:
-                warnings.warn(table_names.PARTIAL.format(problem=problem), stacklevel=2)
-    tables = [each for each in objects if is_embedding_variable(each)]
-    names = [t.table_name for t in tables if not {id(t), id(unwrap(t))} & ({*numbers} | reported)]
-    if names:
-        problem = f"Checkpoint {path!r} must hold the tables {names}. Received: one without them"
+    known: dict[int, list[str]] = {}  # by object: the names of its children in the checkpoint
+    for number, thing in checkpoint.object_by_proto_id.items():
+        nodes = checkpoint.object_graph_proto.nodes[number].children
+        known.setdefault(id(thing), []).extend(child.local_name for child in nodes)
+    problems, lost = [], {}
+    for table in filter(is_embedding_variable, objects):
+        if not {id(table), id(unwrap(table))} & known.keys():
+            lost[id(unwrap(table))] = table.table_name
+    for layer in [each for each in objects if isinstance(each, tf.keras.layers.Layer)]:
+        named, names = _named(layer), known.get(id(layer), [])
+        received = [name.removeprefix(_UNDER) for name in names if name.startswith(_UNDER)]
+        earlier = [name for name in names if _NUMBERED.fullmatch(name)]
+        missing = [lost.pop(id(unwrap(table)), None) for table in named.values()]
+        if earlier and len(earlier) == len(named) > 1:
+            warnings.warn(table_names.BY_PLACE.format(layer=layer.name, names=[*named]), stacklevel=2)
+        elif received or any(missing):
+            what = f"Checkpoint {path!r}"
+            problems.append(table_names.matched(layer.name, [*named], received or earlier, what)[1])
+    if lost:
+        names = list(lost.values())
+        problems.append(f"Checkpoint {path!r} must hold the tables {names}. Received: none of them")
+    for problem in filter(None, problems):
         warnings.warn(table_names.PARTIAL.format(problem=problem), stacklevel=2)
