@@ -56,7 +56,8 @@ _READ = "a restore of tf.train.Checkpoint"
 # Names of the tensors that say where variables of single ranks, and dense tables, are.
 _OWN, _DENSE = "sok_like/ranks", "sok_like/dense"
 # .begun: the _Begun that is begun or finished at the moment; .together: whether ranks share what is
-# saved, though nothing of it may differ on them; .alone: whether one writes a SavedModel of it.
+# saved, though nothing of it may differ on them; .alone: whether one writes a SavedModel of it;
+# .problems: dense tables that a restore has not found.
 _now = threading.local()
 
 
@@ -82,21 +83,21 @@ def restore_objects(own: Callable, self: Any, save_path: Any, *args: Any, **kwar
         return own(self, save_path, *args, **kwargs)
     objects = util.list_objects(self._graph_view)
     kinds = NotSameOnRanks(objects)
-    if not kinds.holders:
-        status = own(self, save_path, *args, **kwargs)
-        if kinds.tables:
-            tables_in_checkpoints.check(objects, status._checkpoint, save_path)
-        return status
+    if not kinds.holders and not kinds.tables:
+        return own(self, save_path, *args, **kwargs)
 
     def build():
         note = _note(os.fspath(save_path), _DENSE)
         if note is not None and note["slots"]:
             optimizer_variables.build(objects)
 
-    agreed(build, comm.current(), _READ, ValueError)
-    with optimizer_variables.of_root(util.list_objects(self._graph_view)):
+    if kinds.holders:
+        agreed(build, comm.current(), _READ, ValueError)
+    problems: list[str] = []
+    scope = optimizer_variables.of_root(util.list_objects(self._graph_view))
+    with scope, attributes(_now, {"problems": problems}):
         status = own(self, save_path, *args, **kwargs)
-    tables_in_checkpoints.check(objects, status._checkpoint, save_path)
+    tables_in_checkpoints.check(objects, status, os.fspath(save_path), problems)
     return status
 
 
@@ -297,6 +298,7 @@ def _refer(saver, kinds, piece, reference):
     elif isinstance(piece, DensePiece):
         parts = [part for holder in kinds.holders for part in dense_pieces.parts_of(holder)]
         note["slots"] = any("." in part.key for part in parts)
+        note["names"] = {holder.id: holder.names() for holder in kinds.holders}
         _put(saver, _DENSE, json.dumps(note))
     else:
         names = snapshots.referring(piece.table, reference)["slot_names"]
@@ -314,7 +316,8 @@ def _put_inside(saver, holders):
             slots = slots or "." in key
             _put(saver, f"{_DENSE}/{holder.id}/{key}", value)
     if holders:
-        _put(saver, _DENSE, json.dumps({"folder": None, "slots": slots}))
+        names = {holder.id: holder.names() for holder in holders}
+        _put(saver, _DENSE, json.dumps({"folder": None, "slots": slots, "names": names}))
 
 
 def _put(saver, key, value):
@@ -412,9 +415,13 @@ def _prepared(path, found, own):
         else:
             yield _OfOthers(each.restore, tensors)
     if holders:
-        stored = _dense(path)
+        read, names = _dense(path)
         for read_as, holder in holders.items():
             parts = dense_pieces.parts_of(holder)
+            file = f"Checkpoint {path!r}"
+            numbers, problem = dense_pieces.match(holder, names.get(read_as), file)
+            vars(_now).get("problems", []).append(problem)
+            stored = read.renumbered(read_as, numbers)
             stored.check_tables(holder, read_as, parts)
             stored.check_slots(holder, read_as, parts)
             yield stored.prepare(read_as, parts)
@@ -468,15 +475,16 @@ def _own_values(path):
 
 
 def _dense(path):
-    """The dense tables of a checkpoint."""
+    """The dense tables of a checkpoint, and their names by the id of their holder."""
     note = _note(path, _DENSE) or {}
+    names = note.get("names", {})
     if note.get("folder") is not None:
         folder = transaction.folder_read(note["folder"])
-        return Stored.of_folder(folder, note["world_size"], note.get("listed", False))
+        return Stored.of_folder(folder, note["world_size"], note.get("listed", False)), names
     reader, slices = tf.train.load_checkpoint(path), {}
     for name, shape in reader.get_variable_to_shape_map().items():
         if name.startswith(f"{_DENSE}/"):
             holder, key = name.removeprefix(f"{_DENSE}/").split("/")
             read, (rows, columns) = functools.partial(reader.get_tensor, name), shape
             slices[holder, key] = Slice((rows, columns), (0, rows), (0, columns), read)
-    return Stored.of_slices(slices)
+    return Stored.of_slices(slices), names

@@ -40,15 +40,23 @@ from sok_like.table.variable import EmbeddingVariable, is_embedding_variable
 _BESIDE, _NAME = "beside", "name"
 _NAMES = "|".join((*FIELDS, sealed.CHECKSUM, _BESIDE, _NAME))
 _KEY = re.compile(rf"(?:([1-9]\d*)\.)?({_NAMES})")
+# The first table's layer in files of earlier versions, and the others'.
+_EARLIER = (
+    ("_table_0", "_table_{}"),
+    ("hash_layers/hash_embedding", "hash_layers/hash_embedding_{}"),
+)
 # .get: returns what the file that Keras reads has at a path below the present layer; .partial:
 # whether tables that the file lacks may start empty.
 _now = threading.local()
 
 
 def tables_of(layer: Any) -> list[EmbeddingVariable]:
-    """The tables among a layer's own weights, each once, in their order."""
-    lists = _lists_of(layer)
-    return NotSameOnRanks(weight for weights in lists.values() for weight in weights).tables
+    """The tables among a layer's own weights, each once, in their order.
+
+    A layer may have `tables_in_files` besides, of layers that it hides from Keras' files.
+    """
+    weights = [weight for weights in _lists_of(layer).values() for weight in weights]
+    return NotSameOnRanks([*weights, *getattr(layer, "tables_in_files", ())]).tables
 
 
 def track(own: Callable, self: Any, attr: Any) -> Any:
@@ -64,10 +72,15 @@ def track(own: Callable, self: Any, attr: Any) -> Any:
 
 def save(own: Callable, self: Any, store: Any) -> None:
     """`Layer.save_own_variables`."""
-    tables = tables_of(self)
-    with _without_tables(self, tables):
+    with _without_tables(self, tables_of(self)):
         own(self, store)
-    names = table_names.within(self.name, [table.table_name for table in tables])
+    save_tables(self, store)
+
+
+def save_tables(layer: Any, store: Any) -> None:
+    """Writes a layer's tables."""
+    tables = tables_of(layer)
+    names = table_names.within(layer.name, [table.table_name for table in tables])
     for number, (table, name) in enumerate(zip(tables, names, strict=True)):
         _save_table(table, store, f"{number}." if number else "", name)
 
@@ -84,14 +97,22 @@ def load(own: Callable, self: Any, store: Any) -> None:
     if not tables:
         own(self, store)
         return
-    ordinary, stored = _sorted(store)
-    stored = stored or _of_features(store)
-    prepared: list[Prepared] = []
-    try:
-        for table, found in _matched(self, tables, stored):
-            prepared.append(_prepared(table, found))
+
+    def rest(ordinary):
         with _without_tables(self, tables):
             own(self, ordinary)
+
+    load_tables(self, store, rest)
+
+
+def load_tables(layer: Any, store: Any, rest: Callable = lambda ordinary: None) -> None:
+    """Reads a layer's tables; `rest` takes the other arrays."""
+    ordinary, stored = _sorted(store)
+    prepared: list[Prepared] = []
+    try:
+        for table, found in _matched(layer, tables_of(layer), stored or _of_earlier()):
+            prepared.append(_prepared(table, found))
+        rest(ordinary)
     except BaseException:
         for each in prepared:
             each.drop()
@@ -166,19 +187,20 @@ def _save_table(table, store, prefix, name):
 def _sorted(store):
     """The ordinary arrays of a layer, and those of each table."""
     tables: dict[str, set[str]] = {}
-    ordinary = {}
+    ordinary = set()
     for key in store.keys():
         found = _KEY.fullmatch(key)
         if found is None:
-            ordinary[key] = store[key]
+            ordinary.add(key)
         else:
             tables.setdefault(key.removesuffix(found[2]), set()).add(found[2])
     prefixes = sorted(tables, key=lambda prefix: int(prefix[:-1] or 0))
-    return ordinary, [_Arrays(store, prefix, tables[prefix]) for prefix in prefixes]
+    stored = [Arrays(store, prefix, tables[prefix]) for prefix in prefixes]
+    return Arrays(store, "", ordinary), stored
 
 
-class _Arrays(Mapping):
-    """The arrays of one table in a store of Keras; each is read where it is used."""
+class Arrays(Mapping):
+    """Arrays with a prefix in a store of Keras; each is read where it is used."""
 
     def __init__(self, store, prefix, names):
         self._store, self._prefix, self._names = store, prefix, names
@@ -195,12 +217,18 @@ class _Arrays(Mapping):
         return len(self._names)
 
 
-def _of_features(store):
-    """The tables of a layer over features in a file of an earlier version."""
-    found = [vars(_now)["get"](f"_table_{number}") for number in (0, 1)] if "get" in vars(_now) else []
-    while found and found[-1]:
-        found.append(_now.get(f"_table_{len(found)}"))
-    return [each for each in found if each]
+def _of_earlier():
+    """The tables of a layer in a file of an earlier version, in which each has a layer."""
+    if "get" not in vars(_now):
+        return []
+    series = []
+    for first, another in _EARLIER:
+        found, number = [_now.get(first)], 1
+        while found[-1] or number == 1:
+            found.append(_now.get(another.format(number)))
+            number += 1
+        series += [each for each in found if each]
+    return series
 
 
 def _matched(layer, tables, stored):
@@ -214,18 +242,22 @@ def _matched(layer, tables, stored):
                 f"The file must hold the tables {names} of layer '{layer.name}'. Received: a file "
                 f"of an earlier version, with {len(stored)} tables without their names"
             )
-        if len(tables) > 1:
-            warnings.warn(table_names.BY_PLACE.format(layer=layer.name, names=names), stacklevel=2)
+        table_names.warn_of_places(layer.name, expected)
         return list(zip(tables, stored, strict=True))
     if not any(_NAME in each for each in stored):
         received = table_names.within(layer.name, received, other_number=True)
     places, problem = table_names.matched(layer.name, expected, received, "The file")
-    if problem and not (vars(_now).get("partial") and any(p is not None for p in places)):
+    check(problem, any(place is not None for place in places))
+    pairs = zip(tables, places, strict=True)
+    return [(table, stored[place]) for table, place in pairs if place is not None]
+
+
+def check(problem: str, some_match: bool) -> None:
+    """Raises ValueError if tables do not match, or only warns if Keras may skip some."""
+    if problem and not (vars(_now).get("partial") and some_match):
         raise ValueError(problem)
     if problem:
         warnings.warn(table_names.PARTIAL.format(problem=problem), stacklevel=2)
-    pairs = zip(tables, places, strict=True)
-    return [(table, stored[place]) for table, place in pairs if place is not None]
 
 
 def _name_of(stored):

@@ -15,15 +15,17 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sok_like.runtime.attributes import attributes
 
-_UNNAMED = re.compile(r"embedding(_\d+)?")  # as `sok.EmbeddingVariable` numbers them
+# As `sok.EmbeddingVariable` and Keras number them.
+_UNNAMED = re.compile(r"(hash_)?embedding(_\d+)?")
 _state = threading.local()
 
-BY_PLACE = (
+_BY_PLACE = (
     "The file is of an earlier version, which stored no names of tables. The tables of layer "
     "'{layer}' are read in their order, as {names}: they must have been written in the same order"
 )
@@ -69,6 +71,12 @@ def matched(layer: str, expected: Sequence[str], received: Sequence[str], file: 
         f"{file} must hold the tables {list(expected)} of layer '{layer}'. "
         f"Received: {list(received)}; sok.renamed_tables gives tables of a file other names",
     )
+
+
+def warn_of_places(layer: str, expected: Sequence[str]) -> None:
+    """Warns that tables are matched by their order, unless their names would not tell them apart."""
+    if len(expected) > 1 and any(expected):
+        warnings.warn(_BY_PLACE.format(layer=layer, names=list(expected)), stacklevel=3)
 
 
 # ---- renames ----

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -22,8 +22,8 @@ from sok_like.saving import dense_in_keras, keras_layers, table_names
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _UNDER = "tables/"
-# Earlier versions had a layer for each table of features.
-_NUMBERED = re.compile(r"_table_\d+")
+# Earlier versions had a layer for each table of features, and numbered those of dmp.
+_NUMBERED = re.compile(r"_table_\d+|hash_layer-\d+")
 
 
 def _named(layer):
@@ -49,6 +49,11 @@ def children(own: Callable, self: Any, save_type: str = "checkpoint", **kwargs: 
     tables = {id(unwrap(table)) for table in named.values()}
     others = {name: child for name, child in found.items() if not _are(child, tables)}
     return {**others, **{_UNDER + name: table for name, table in named.items()}}
+
+
+def by_name(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables among a layer's children that have a name."""
+    return {name: table for name, table in found.items() if name.startswith(_UNDER)}
 
 
 def _has_tables(model):
@@ -100,19 +105,24 @@ def deferred(own: Callable, self: Any, name: str, trackable: Any) -> None:
             own(self, _UNDER + name, table)
 
 
-def check(objects: Sequence[Any], checkpoint: Any, path: str) -> None:
+def check(objects: Sequence[Any], status: Any, path: str, problems: list[str]) -> None:
     """Warns of tables that a checkpoint lacks, or has beyond those of a layer.
+
+    TensorFlow asks a program whether that is right only after the restore: `assert_consumed` and
+    `assert_existing_objects_matched` of its result then raise.
 
     Args:
         objects: All objects that could be restored.
-        checkpoint: TensorFlow's record of what was restored.
+        status: The result of the restore.
         path: The checkpoint's.
+        problems: Those of dense tables.
     """
+    checkpoint = status._checkpoint
     known: dict[int, list[str]] = {}  # by object: the names of its children in the checkpoint
     for number, thing in checkpoint.object_by_proto_id.items():
         nodes = checkpoint.object_graph_proto.nodes[number].children
         known.setdefault(id(thing), []).extend(child.local_name for child in nodes)
-    problems, lost = [], {}
+    lost = {}
     for table in filter(is_embedding_variable, objects):
         if not {id(table), id(unwrap(table))} & known.keys():
             lost[id(unwrap(table))] = table.table_name
@@ -121,13 +131,23 @@ def check(objects: Sequence[Any], checkpoint: Any, path: str) -> None:
         received = [name.removeprefix(_UNDER) for name in names if name.startswith(_UNDER)]
         earlier = [name for name in names if _NUMBERED.fullmatch(name)]
         missing = [lost.pop(id(unwrap(table)), None) for table in named.values()]
-        if earlier and len(earlier) == len(named) > 1:
-            warnings.warn(table_names.BY_PLACE.format(layer=layer.name, names=[*named]), stacklevel=2)
+        if earlier and len(earlier) == len(named):
+            table_names.warn_of_places(layer.name, [*named])
         elif received or any(missing):
             what = f"Checkpoint {path!r}"
             problems.append(table_names.matched(layer.name, [*named], received or earlier, what)[1])
     if lost:
         names = list(lost.values())
         problems.append(f"Checkpoint {path!r} must hold the tables {names}. Received: none of them")
-    for problem in filter(None, problems):
-        warnings.warn(table_names.PARTIAL.format(problem=problem), stacklevel=2)
+    problems = [problem for problem in problems if problem]
+    for problem in problems:
+        warnings.warn(table_names.PARTIAL.format(problem=problem), stacklevel=4)
+    if problems:
+        status.assert_consumed = status.assert_existing_objects_matched = _raiser(problems)
+
+
+def _raiser(problems):
+    def raise_():
+        raise AssertionError("; ".join(problems))
+
+    return raise_

@@ -54,7 +54,29 @@ def _columns(features, **kwargs):
     return sok.feature_column.DenseFeatures(columns, **kwargs)
 
 
+class Distributed(tf.keras.layers.Layer):
+    """Dense and hash tables of dist_model_parallel, by name."""
+
+    def __init__(self, features, hashed, **kwargs):
+        import sok_like as sok
+        import sok_like.dist_model_parallel as dmp
+
+        super().__init__(**kwargs)
+        made = {f: sok.HashEmbedding(2, combiner="sum", name=f) if hashed
+                else tf.keras.layers.Embedding(20, 2, name=f) for f in features}  # fmt: skip
+        self.features, self.hashed = features, hashed
+        self.inner = dmp.DistributedEmbedding(list(made.values()))
+        self.inner.build()
+
+    def call(self, inputs):
+        outputs = self.inner([inputs[f] for f in self.features])
+        outputs = outputs if self.hashed else [tf.reduce_sum(each, 1) for each in outputs]
+        return dict(zip(self.features, outputs, strict=True))
+
+
 LAYERS = {
+    "dense": lambda features, **kwargs: Distributed(features, False, **kwargs),
+    "hashed": lambda features, **kwargs: Distributed(features, True, **kwargs),
     "group": _group,
     "own": Own,
     "listed": lambda features, **kwargs: Own(features, "list", **kwargs),
@@ -74,6 +96,8 @@ def model(layer, features):
     together = tf.keras.layers.Concatenate()(outputs) if len(outputs) > 1 else outputs[0]
     made = tf.keras.Model(inputs, tf.keras.layers.Lambda(_sum)(together))
     made.compile(sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.05)), "mse", jit_compile=False)
+    if layer == "dense":
+        made.optimizer.build(made.trainable_variables)
     return made
 
 
@@ -87,7 +111,8 @@ def written(layer, features, folder):
 
     made = model(layer, features)
     for number, table in enumerate(_tables(made).values()):
-        sok.assign(table, np.arange(9 + number), np.full([9 + number, 2], 1.0 + number))
+        if layer != "dense":
+            sok.assign(table, np.arange(9 + number), np.full([9 + number, 2], 1.0 + number))
     # A key of the other feature tells the two apart even if both have the same keys.
     x = {f: KEYS + number for number, f in enumerate(sorted(features))}
     made.fit(x, np.ones([len(KEYS), 1], np.float32), batch_size=len(KEYS), epochs=2, verbose=0)
@@ -117,16 +142,31 @@ def refused(kind, expected, received):
 
 
 def _tables(made):
-    layer = next(each for each in made.layers if hasattr(each, "tables"))
+    layer = next(each for each in made.layers if hasattr(each, "tables") or hasattr(each, "inner"))
+    if hasattr(layer, "inner"):
+        if layer.hashed:
+            return {f: h.table for f, h in zip(layer.features, layer.inner.hash_layers, strict=True)}
+        return dict.fromkeys(layer.features)
     tables = layer.tables if isinstance(layer.tables, dict) else layer.tables.by_name
     return {name.removesuffix("_embedding"): table for name, table in tables.items()}
 
 
 def contents(made):
-    """Each table's content as bytes, None if it is empty."""
+    """Each table's content as bytes, None if it is as new."""
     found = {}
     for name, table in sorted(_tables(made).items()):
+        if table is None:
+            continue
         fields = {key: np.asarray(value) for key, value in table.snapshot().fields().items()}
         parts = [fields[k].tobytes() for k in ("keys", "rows", "slot_rows", "optimizer_step")]
         found[name] = (*parts, str(fields["slot_names"])) if len(fields["keys"]) else None
-    return found
+    return found or _dense(made)
+
+
+def _dense(made):
+    layer = next(each for each in made.layers if hasattr(each, "inner"))
+    wholes = layer.inner.get_weights()
+    slots = layer.inner.get_optimizer_state(made.optimizer)
+    new = [np.asarray(each).any() for state in slots for each in state.values()]
+    return {f: (whole.tobytes(), *(slot.tobytes() for _, slot in sorted(state.items())))
+            for f, whole, state in zip(layer.features, wholes, slots, strict=True)}  # fmt: skip
