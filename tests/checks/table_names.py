@@ -165,8 +165,7 @@ def contents(made):
 
 def _dense(made):
     layer = next(each for each in made.layers if hasattr(each, "inner"))
-    wholes = layer.inner.get_weights()
-    slots = layer.inner.get_optimizer_state(made.optimizer)
-    new = [np.asarray(each).any() for state in slots for each in state.values()]
-    return {f: (whole.tobytes(), *(slot.tobytes() for _, slot in sorted(state.items())))
-            for f, whole, state in zip(layer.features, wholes, slots, strict=True)}  # fmt: skip
+    state = layer.inner.get_optimizer_state(made.optimizer)["tables"]
+    parts = zip(layer.features, layer.inner.get_weights(), state, strict=True)
+    return {f: (whole.tobytes(), *(slots[name].tobytes() for name in sorted(slots)))
+            for f, whole, slots in parts}  # fmt: skip
