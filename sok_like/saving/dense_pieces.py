@@ -253,7 +253,7 @@ class Stored:
         }
         expected = holder.shapes()
         if self._by_name:
-            expected = {key: expected[key] for key in received}
+            expected = {key: shape for key, shape in expected.items() if key in received}
         if received.keys() != expected.keys():
             missing, more = (sorted(a.keys() - b.keys(), key=int) for a, b in
                              ((expected, received), (received, expected)))  # fmt: skip

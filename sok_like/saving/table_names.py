@@ -66,10 +66,11 @@ def matched(layer: str, expected: Sequence[str], received: Sequence[str], file: 
     ]
     if None not in places and len(places) == len(received):
         return Matched(places, "")
+    mine, there = ([name or "(unnamed)" for name in names] for names in (expected, received))
     return Matched(
         places,
-        f"{file} must hold the tables {list(expected)} of layer '{layer}'. "
-        f"Received: {list(received)}; sok.renamed_tables gives tables of a file other names",
+        f"{file} must hold the tables {mine} of layer '{layer}'. Received: {there}; "
+        "sok.renamed_tables gives tables of a file other names",
     )
 
 
