@@ -405,7 +405,9 @@ def _prepared(path, found, own):
         if is_embedding_variable(thing):
             piece, reference = HashPiece(unwrap(thing)), snapshots.reference_in(tensors)
             if reference is not None:
-                yield piece.prepare(transaction.folder_read(reference))
+                folder = transaction.folder_read(reference)
+                tables_in_checkpoints.check_place(each.keys[0], folder, piece.name)
+                yield piece.prepare(folder)
             else:
                 yield piece.prepare_content(**snapshots.from_checkpoint(tensors, piece.name))
         elif hasattr(thing, "dense_parts"):

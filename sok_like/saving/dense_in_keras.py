@@ -85,7 +85,7 @@ def save(holder: Holder, store: Any) -> None:
 
 
 def is_earlier(store: Any) -> bool:
-    """Whether a layer's arrays in a file are of a version that stored dense tables without names."""
+    """Whether a layer's arrays in a file are of a version without names."""
     return not any(key.startswith(_PREFIX) for key in store.keys())
 
 

@@ -128,9 +128,7 @@ class Made(NamedTuple):
 NOTHING = nothing().fields()
 
 
-def make_aside(
-    variable: Any, folder: str, handed: int, name: str, rows_only: bool = False
-) -> Made:
+def make_aside(variable: Any, folder: str, handed: int, name: str, rows_only: bool = False) -> Made:
     """Reads the dump in a folder, with its deltas, into a table beside the present one.
 
     Args:

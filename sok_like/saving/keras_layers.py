@@ -1,8 +1,8 @@
 """Hash tables among the weights of a Keras layer: any layer, of this package or not.
 
     class Own(tf.keras.layers.Layer):                 in the layer's part of a file
-        self.user = variable.as_weight()              name, keys, rows, ..., sha256   or  name, beside
-        self.item = another.as_weight()               1.name, 1.keys, 1.rows, ...     or  1.name, ...
+        self.user = variable.as_weight()              name, keys, ..., sha256     or  name, beside
+        self.item = another.as_weight()               1.name, 1.keys, ...         or  1.name, ...
         self.scale = self.add_weight(...)             0
 
 Keras stores a layer's variables by number, as arrays. A table is no array. So the methods that
@@ -121,7 +121,9 @@ def load_tables(layer: Any, store: Any, rest: Callable = lambda ordinary: None) 
         transaction.prepare(each)
 
 
-def reading(weights_store: Any, path: str, partial: bool) -> contextlib.AbstractContextManager[None]:
+def reading(
+    weights_store: Any, path: str, partial: bool
+) -> contextlib.AbstractContextManager[None]:
     """A scope in which Keras reads the layer that is at a path in the file.
 
     Args:

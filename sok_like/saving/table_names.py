@@ -75,7 +75,7 @@ def matched(layer: str, expected: Sequence[str], received: Sequence[str], file: 
 
 
 def warn_of_places(layer: str, expected: Sequence[str]) -> None:
-    """Warns that tables are matched by their order, unless their names would not tell them apart."""
+    """Warns that tables with names are matched by their order."""
     if len(expected) > 1 and any(expected):
         warnings.warn(_BY_PLACE.format(layer=layer, names=list(expected)), stacklevel=3)
 

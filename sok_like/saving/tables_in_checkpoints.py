@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.saving import dense_in_keras, keras_layers, table_names
+from sok_like.saving.format import manifest
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _UNDER = "tables/"
@@ -91,6 +92,20 @@ class _LayerOfEarlier(tf.__internal__.tracking.Trackable):
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
         return {"_weight": self._table}
+
+
+def check_place(key: str, folder: str, table: str) -> None:
+    """Raises ValueError if a table of features would read another one's dump, by its place.
+
+    Args:
+        key: Of one of the table's tensors in the checkpoint.
+    """
+    name = manifest.only_table(folder) if re.search(r"/_table_\d+/_weight/", key) else None
+    if name is not None and name.partition("/")[2] != table.partition("/")[2]:
+        raise ValueError(
+            "A checkpoint of an earlier version must be read by a layer with the same features in "
+            f"the same order. Received: the dump of table '{name}' at the place of table '{table}'"
+        )
 
 
 def deferred(own: Callable, self: Any, name: str, trackable: Any) -> None:

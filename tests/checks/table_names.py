@@ -1,13 +1,38 @@
 """Layers of several tables whose files are read by layers with other features."""
 
-import contextlib
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 KINDS = ("weights", "model", "checkpoint")
 KEYS = np.array([[1, 2], [3, 1], [2, 5], [7, 7]])
+
+
+def checks(world_size):
+    return {"swapped": swapped} if world_size == 2 else {}
+
+
+def swapped():
+    """By kind: whether all of two ranks' tables are found by name, and on one rank."""
+    from tests.checks import files
+
+    folder = files.shared("table_names")
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {}
+    for layer in ("group", "dense"):
+        before = written(layer, ["user", "item"], folder, all_ranks=True)
+        for kind in KINDS:
+            made = model(layer, ["item", "user"])
+            load(kind, made, folder)
+            found[layer, kind] = contents(made, all_ranks=True) == before
+    written("group", ["user", "item"], folder)
+    with files.world(1) as group:
+        for kind in KINDS if group is not None else ():
+            made = model("group", ["new", "item", "user"])
+            load(kind, made, folder, partial=True)
+            tables = _tables(made)
+            found["one rank", kind] = [int(tables[f].size()) for f in ("new", "user", "item")]
+    return found
 
 
 class Own(tf.keras.layers.Layer):
@@ -26,7 +51,6 @@ class Own(tf.keras.layers.Layer):
             self.held = list(made.values()) if how == "list" else made
 
     def call(self, inputs):
-        import sok_like as sok
 
         tables = self.tables.by_name
         return {f: tf.reduce_sum(tf.gather(tables[f], inputs[f]), 1) for f in inputs}
@@ -105,7 +129,7 @@ def _sum(rows):
     return tf.reduce_sum(rows, axis=1, keepdims=True)
 
 
-def written(layer, features, folder):
+def written(layer, features, folder, all_ranks=False):
     """Trains a model and writes it as each kind; returns its contents."""
     import sok_like as sok
 
@@ -119,7 +143,7 @@ def written(layer, features, folder):
     made.save_weights(str(folder / "w.weights.h5"))
     made.save(str(folder / "m.keras"))
     tf.train.Checkpoint(model=made).write(str(folder / "c"))
-    before = contents(made)
+    before = contents(made, all_ranks)
     assert len(set(before.values())) == len(features)
     return before
 
@@ -145,13 +169,15 @@ def _tables(made):
     layer = next(each for each in made.layers if hasattr(each, "tables") or hasattr(each, "inner"))
     if hasattr(layer, "inner"):
         if layer.hashed:
-            return {f: h.table for f, h in zip(layer.features, layer.inner.hash_layers, strict=True)}
+            return {
+                f: h.table for f, h in zip(layer.features, layer.inner.hash_layers, strict=True)
+            }
         return dict.fromkeys(layer.features)
     tables = layer.tables if isinstance(layer.tables, dict) else layer.tables.by_name
     return {name.removesuffix("_embedding"): table for name, table in tables.items()}
 
 
-def contents(made):
+def contents(made, all_ranks=False):
     """Each table's content as bytes, None if it is as new."""
     found = {}
     for name, table in sorted(_tables(made).items()):
@@ -160,12 +186,12 @@ def contents(made):
         fields = {key: np.asarray(value) for key, value in table.snapshot().fields().items()}
         parts = [fields[k].tobytes() for k in ("keys", "rows", "slot_rows", "optimizer_step")]
         found[name] = (*parts, str(fields["slot_names"])) if len(fields["keys"]) else None
-    return found or _dense(made)
+    return found or _dense(made, all_ranks)
 
 
-def _dense(made):
+def _dense(made, all_ranks):
     layer = next(each for each in made.layers if hasattr(each, "inner"))
-    state = layer.inner.get_optimizer_state(made.optimizer)["tables"]
-    parts = zip(layer.features, layer.inner.get_weights(), state, strict=True)
+    state = layer.inner.get_optimizer_state(made.optimizer, all_ranks)["tables"]
+    parts = zip(layer.features, layer.inner.get_weights(all_ranks), state, strict=True)
     return {f: (whole.tobytes(), *(slots[name].tobytes() for name in sorted(slots)))
             for f, whole, slots in parts}  # fmt: skip

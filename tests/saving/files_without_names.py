@@ -32,7 +32,9 @@ def fill(model, dense=DENSE):
     import sok_like as sok
 
     for number, name in enumerate(FEATURES):
-        sok.assign(model.get_layer("feat").tables[name], np.arange(4), np.full([4, 2], 1.0 + number))
+        sok.assign(
+            model.get_layer("feat").tables[name], np.arange(4), np.full([4, 2], 1.0 + number)
+        )
     model.get_layer("whole").set_weights([np.full([5, 2], 3.0 + DENSE.index(n)) for n in dense])
 
 

@@ -1,4 +1,4 @@
-"""A file's tables go to the tables of their names, whatever the order; ranks: checks/table_names.py."""
+"""A file's tables go to the tables of their names, whatever the order."""
 
 import numpy as np
 import pytest
@@ -152,3 +152,13 @@ def test_a_table_that_is_made_after_the_restore(sok, tmp_path):
     layer.build()
     assert sok.export(layer.first)[0].numpy().tolist() == [1]
     assert int(layer.second.size()) == 0
+
+
+@pytest.mark.ranks
+def test_ranks_find_tables_by_name(rank_results):
+    for rank, found in enumerate(rank_results(2, "table_names.swapped")):
+        alone = {key: sizes for key, sizes in found.items() if key[0] == "one rank"}
+        assert all(equal for key, equal in found.items() if key not in alone), found
+        # Nine keys of one table, and ten of the other, besides those of the steps.
+        assert len(alone) == 3 * (rank == 0)
+        assert all(new == 0 and user >= 9 and item >= 10 for new, user, item in alone.values())
