@@ -111,7 +111,10 @@ def load_tables(layer: Any, store: Any, rest: Callable = lambda ordinary: None) 
     prepared: list[Prepared] = []
     try:
         for table, found in _matched(layer, tables_of(layer), stored or _of_earlier()):
-            prepared.append(_prepared(table, found))
+            try:
+                prepared.append(_prepared(table, found))
+            except ValueError as error:
+                check(str(error), some_match=True)
         rest(ordinary)
     except BaseException:
         for each in prepared:

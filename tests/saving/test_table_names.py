@@ -65,6 +65,16 @@ def test_a_renamed_table(sok, tmp_path, layer, kind):
         made.load(kind, made.model(layer, ["user", "item"]), tmp_path)
 
 
+def test_only_a_table_of_another_width_is_skipped(sok, tmp_path):
+    before = made.written("group", ["user", "item"], tmp_path)
+    keys = {f: tf.keras.Input([2], dtype="int64", name=f) for f in before}
+    layer = sok.GroupEmbedding({"item": 2, "user": 3}, combiners="sum")
+    model = tf.keras.Model(keys, layer(keys))
+    with pytest.warns(UserWarning, match="'.*/user' has rows of 3 floats"):
+        model.load_weights(str(tmp_path / "w.weights.h5"), skip_mismatch=True)
+    assert made.contents(model) == {**before, "user": None}
+
+
 VALUES = {"user": 1.0, "item": 2.0, "left": 3.0, "right": 4.0}
 
 
