@@ -19,7 +19,7 @@ STAMPS := $(VENV)/stamps
 NUM_RANKS ?= 2
 RANKS := $(VENV)/bin/python -m sok_like.run -np $(NUM_RANKS)
 
-.PHONY: help venv build demo test test-all bench bench-dmp bench-groups bench-saving bench-storage predict soak lint cuda asan tsan soak-ranks
+.PHONY: help venv build demo test test-all bench bench-dmp bench-groups bench-saving bench-storage predict soak lint cuda fake-gpu asan tsan soak-ranks
 .PHONY: clean distclean
 
 help:
@@ -42,6 +42,7 @@ help:
 	@echo "make lint       ruff, mypy, clang-format"
 	@echo "make docs       the site, in out/site; the first time it makes .venv-docs"
 	@echo "make cuda       build with the CUDA backend, where nvcc is"
+	@echo "make fake-gpu   device tables under TensorFlow's own GPU runtime, without a GPU"
 	@echo "make soak-ranks random programs on 2 and 3 ranks; ARGS='--steps 20000'"
 	@echo "make asan tsan  C++ tests and op library under address and undefined, or thread sanitizer"
 	@echo "make mutants    plants bugs in the CUDA backend: the emulator's tests find each; ARGS=..."
@@ -127,6 +128,9 @@ docs: .venv-docs/stamps/requirements
 
 cuda: $(STAMPS)/requirements
 	@tools/build_cuda.sh
+
+fake-gpu: venv
+	@tools/fake_gpu.sh $(ARGS)
 
 soak-ranks: venv
 	@$(VENV)/bin/python -m tests.soak_ranks $(ARGS)

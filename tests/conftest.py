@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests import asked_checks, checks, cores, emulated
+from tests import asked_checks, checks, cores, emulated, fake_gpu
 from tests.ranks import RanksFailed, once_per_run, skip_many_ranks
 
 # Before anything imports TensorFlow, which reads it once.
@@ -23,7 +23,9 @@ def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # not one of xdist's workers
         os.environ.pop("PYTEST_XDIST_WORKER", None)  # of a run whose test started this one
         shutil.rmtree(cores.folder_of(os.getpid()), ignore_errors=True)
-    if emulated.asked_for():
+    if fake_gpu.asked_for():
+        config.pluginmanager.register(fake_gpu.Plugin())
+    elif emulated.asked_for():
         emulated.install()
 
 
@@ -115,7 +117,7 @@ def _results(world_size):
 @pytest.fixture
 def rank_results(sok):
     """`rank_results(world_size, "module.check")`: what each rank found; one launch a session."""
-    if emulated.asked_for():
+    if emulated.asked_for() and not fake_gpu.asked_for():
         pytest.skip("some of the checks' tables are not for devices")
 
     def results(world_size, check):

@@ -3,6 +3,8 @@
 `SOK_TEST_OPS=emulated pytest tests/...` runs tests over it, in this process and in the ranks it
 starts: the same tests, with every table in "device memory" (cpp/tests/emulator). It comes with the
 C++ tests, and takes the place of `_ops.so`: a process can register an op but once.
+
+`SOK_TEST_OPS=fake_gpu` has these kernels for TensorFlow's device "GPU" (tests/fake_gpu.py).
 """
 
 import os
@@ -19,12 +21,12 @@ def _build_folder():
 
 
 BUILD = _build_folder()
-LIBRARY = BUILD / "_ops_emulated.so"
+LIBRARY = BUILD / f"_ops_{os.environ.get('SOK_TEST_OPS', 'emulated')}.so"
 
 
 def asked_for() -> bool:
-    """Whether this process is to run over emulated devices."""
-    return os.environ.get("SOK_TEST_OPS") == "emulated"
+    """Whether this process is to have its tables in device memory."""
+    return "SOK_TEST_OPS" in os.environ
 
 
 def install() -> None:

@@ -33,6 +33,11 @@ if [ -n "${REPORT:-}" ]; then
   tools/loads_under_way.py $objects/rows/row_kernels.cu.o $objects/lookup/combine{,_gradient}.cu.o
 fi
 cmake --build build-cuda --parallel "$(nproc)" -- --quiet
+# TensorFlow's library exports most names of CUDA's runtime, of another version.
+if [ "$with_tf" = ON ] && nm -D --undefined-only build-cuda/_ops*.so | grep -i cuda; then
+  echo "The op library must have a CUDA runtime of its own. It lacks the names above." >&2
+  exit 1
+fi
 if [ "${1:-}" = --install ]; then
   cmake --install build-cuda --prefix . >/dev/null
 fi

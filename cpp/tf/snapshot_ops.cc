@@ -5,6 +5,7 @@
 #include "cpp/tf/common.h"
 #include "cpp/tf/snapshots.h"
 #include "tensorflow/core/framework/variant.h"
+#include "tensorflow/core/framework/variant_op_registry.h"
 #include "tensorflow/core/framework/variant_tensor_data.h"
 
 namespace sok {
@@ -215,6 +216,26 @@ struct Aside {
   bool Decode(const tensorflow::VariantTensorData&) { return false; }
   std::string DebugString() const { return "table aside"; }
 };
+
+// A function that ran on a GPU returns its variants as if they were in device memory. This one is
+// not: TensorFlow copies it in any direction by copying nothing.
+absl::Status CopyAside(const Aside& from, Aside* to,
+                       const tensorflow::UnaryVariantOpRegistry::AsyncTensorDeviceCopyFn&) {
+  *to = from;
+  return absl::OkStatus();
+}
+using tensorflow::TypeIndex;  // for the macro
+using tensorflow::VariantDeviceCopyDirection;
+namespace variant_op_registry_fn_registration = tensorflow::variant_op_registry_fn_registration;
+INTERNAL_REGISTER_UNARY_VARIANT_DEVICE_COPY_FUNCTION(Aside,
+                                                     VariantDeviceCopyDirection::HOST_TO_DEVICE,
+                                                     CopyAside);
+INTERNAL_REGISTER_UNARY_VARIANT_DEVICE_COPY_FUNCTION(Aside,
+                                                     VariantDeviceCopyDirection::DEVICE_TO_HOST,
+                                                     CopyAside);
+INTERNAL_REGISTER_UNARY_VARIANT_DEVICE_COPY_FUNCTION(Aside,
+                                                     VariantDeviceCopyDirection::DEVICE_TO_DEVICE,
+                                                     CopyAside);
 
 }  // namespace
 

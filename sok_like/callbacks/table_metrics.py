@@ -26,9 +26,9 @@ class TableMetrics(tf.keras.callbacks.Callback):
 
     Every `every` steps: `keys`, `new_keys` since the last time, `refused_keys` and `evicted_keys`
     (tables with policies), `keys_rank_<r>` and `most_keys_over_mean`. For the ranks' batches of
-    that step (tables in host memory): `unique_ratio`, different keys over all keys, and
-    `hottest_share`, the share of the most frequent 1% of the different keys in all keys. On several
-    ranks `exchange/ms_per_step`: time in exchanges since the last time, of the rank with the most.
+    that step: `unique_ratio`, different keys over all keys, and `hottest_share`, the share of the
+    most frequent 1% of the different keys in all keys. On several ranks `exchange/ms_per_step`:
+    time in exchanges since the last time, of the rank with the most.
 
     At the end of each epoch also `bytes`, `load` and `bytes_rank_<r>`, for which it reads the
     index.

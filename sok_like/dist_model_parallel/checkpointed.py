@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import weakref
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import tensorflow as tf
 from sok_like.dist_model_parallel.optimizer_state import slot_objects
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.planner.tables import DATA_PARALLEL, HASHED
-from sok_like.saving import optimizer_variables
+from sok_like.saving import optimizer_variables, table_names
 from sok_like.saving.dense_pieces import Part
 
 
@@ -66,6 +67,13 @@ class DenseTables(tf.__internal__.tracking.Trackable):
             if plan.kinds[table.table_id] != HASHED
         }
 
+    def names(self) -> dict[str, str]:
+        """The names of the dense tables within the layer, by id."""
+        layer: Any = self._layer()
+        tables = [layer.strategy.plan.tables[int(table_id)] for table_id in self.shapes()]
+        names = table_names.within(layer.name, [_name(table.config) for table in tables])
+        return dict(zip(self.shapes(), names, strict=True))
+
     def own_variables(self) -> list[Any]:
         """This rank's variables."""
         layer = self._layer()
@@ -79,6 +87,13 @@ class DenseTables(tf.__internal__.tracking.Trackable):
             if slots is not None:
                 found += [variable, *slots.values()]
         return found
+
+
+def _name(config):
+    """The name of an embedding; that of a table without one if Keras has made it."""
+    name, layer_type = config.get("name"), config["layer_type"]
+    made = re.sub(r"(?<!^)(?=[A-Z])", "_", getattr(layer_type, "__name__", "")).lower()
+    return "embedding" if not name or re.fullmatch(rf"{made}(_\d+)?", name) else name
 
 
 def _slots(variable, optimizers):

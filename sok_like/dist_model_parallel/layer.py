@@ -26,7 +26,8 @@ from sok_like.runtime import comm, wire
 from sok_like.runtime.agreement import raise_on_all
 from sok_like.runtime.checks import OPTIONAL_COMBINERS, check_combiner, require
 from sok_like.runtime.initialize import ensure_initialized
-from sok_like.saving import dense_in_keras
+from sok_like.saving import dense_in_keras, keras_layers, tables_in_checkpoints
+from sok_like.table.variable import unwrap
 
 
 # A package name of its own, because `sok.DistributedEmbedding` has the same class name.
@@ -260,21 +261,39 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         if save_type != "checkpoint" or not tf.compat.v1.executing_eagerly_outside_functions():
             return children
         # Only what ranks have in common; of dense tables each rank has its own part.
-        hashed = {f"hash_layer-{i}": layer for i, layer in enumerate(self.hash_layers)}
-        return {"dense_tables": self.dense_in_files, **hashed}
+        named = tables_in_checkpoints.by_name(children)
+        tables = [unwrap(table) for table in named.values()]
+        unnamed = {f"hash_layer-{i}": layer for i, layer in enumerate(self.hash_layers)
+                   if layer.table not in tables}  # fmt: skip
+        return {"dense_tables": self.dense_in_files, **named, **unnamed}
 
-    # In Keras' files the layer itself writes its dense tables whole, whichever layers hold them.
-    not_in_files = ("dp_layers", "local_embedding_layers", "row_layers", "_descriptions")
+    def _lookup_dependency(self, name, cached_dependencies=None):
+        if name.startswith("hash_layer-"):  # of all tables, in earlier versions
+            return dict(enumerate(self.hash_layers)).get(int(name.removeprefix("hash_layer-")))
+        return super()._lookup_dependency(name, cached_dependencies)
+
+    # In Keras' files the layer itself writes its tables, whichever layers hold them.
+    not_in_files = ("dp_layers", "local_embedding_layers", "row_layers", "_descriptions",
+                    "hash_layers")  # fmt: skip
+
+    @property
+    def tables_in_files(self):
+        """The hash tables."""
+        return [layer.table for layer in self.hash_layers]
 
     def save_own_variables(self, store):
-        """Writes dense tables into Keras' file, or on several ranks the name of files beside it."""
+        """Writes tables into Keras' file, or on several ranks the name of files beside it."""
         if self.dense_in_files.shapes():
             dense_in_keras.save(self.dense_in_files, store)
+        keras_layers.save_tables(self, store)
 
     def load_own_variables(self, store):
         """The inverse of `save_own_variables`, at any number of ranks."""
         if self.dense_in_files.shapes():
             dense_in_keras.load(self.dense_in_files, store)
+            if dense_in_keras.is_earlier(store):
+                store = {}
+        keras_layers.load_tables(self, store)
 
     # Lookup.
 

@@ -26,7 +26,6 @@ from sok_like.feature_column.lookup import (
 )
 from sok_like.feature_column.tables import WEIGHTS, table_options
 from sok_like.lookup.dense_lookup import as_tf_table
-from sok_like.lookup.held_table import HeldTable
 from sok_like.lookup.table_layer import freeze_tables, keras_arguments
 from sok_like.lookup.training_flag import by_training
 from sok_like.runtime.gradient_scale import check as check_gradient_scale
@@ -113,7 +112,7 @@ class _ColumnsLayer(tf.keras.layers.Layer):
                 trainable=column.trainable,
                 **table_options(column),
             )
-            setattr(self, f"_table_{len(tables)}", HeldTable(variable, f"{self.name}_{key}"))
+            setattr(self, f"_table_{len(tables)}", variable.as_weight())
             tables[key] = variable
         self._columns.tables = tables
         for column in self._columns.stock:

@@ -17,7 +17,6 @@ import tensorflow as tf
 from sok_like.lookup import padding
 from sok_like.lookup.flat_ids import FlatIds, flat_values, with_flat_values
 from sok_like.lookup.hash_lookup import HashFeature, lookup
-from sok_like.lookup.held_table import HeldTable
 from sok_like.lookup.sparse_ids import samples_of
 from sok_like.lookup.table_layer import freeze_tables, keras_arguments, unless_frozen
 from sok_like.lookup.training_flag import by_training
@@ -134,7 +133,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
                     **self._table_options.get(name, {}),
                     name=f"{self.name}/{name}",
                 )
-                setattr(self, f"_table_{len(made)}", HeldTable(made[name], f"{self.name}_{name}"))
+                setattr(self, f"_table_{len(made)}", made[name].as_weight())
             elif made[name].dim != self._dims[feature]:
                 raise ValueError(
                     f"Features of table '{name}' must have the same width, {made[name].dim}. "
@@ -318,7 +317,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
 
 
 class _Tables:
-    """Tables by name. It is opaque to Keras, which sees the `HeldTable`s."""
+    """Tables by name. It is opaque to Keras, which sees the attributes."""
 
     def __init__(self, by_name):
         self.by_name = by_name

@@ -66,7 +66,7 @@ class FlatIds:
         values = flat_values(ids)
         self.ids = as_keys(values) if hashed else tf.cast(as_row_numbers(values), tf.int64)
         if combiner is None:
-            self.row_splits = tf.zeros([0], tf.int64)
+            self.row_splits = tf.constant([], tf.int64)
         elif isinstance(ids, tf.RaggedTensor):
             self.row_splits = tf.cast(ids.row_splits, tf.int64)
         else:

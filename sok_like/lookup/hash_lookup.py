@@ -156,9 +156,10 @@ class _DeviceGroup:
         with tf.name_scope(self.name):
             if communicator.world_size > 1:
                 return self._exchange(communicator)
+            batch = self._batch()  # beside its inputs, which may be in host memory
             with devices.device_scope(self.device):  # its gradient runs there, too
                 found = native.ops().sok_lookup(
-                    handles=self._handles(), insert=self.training, name="lookup", **self._batch()
+                    handles=self._handles(), insert=self.training, name="lookup", **batch
                 )
                 return list(found.embeddings)
 
@@ -235,7 +236,7 @@ class _DeviceGroup:
 
 
 def _or_empty(tensors, dtype):
-    empty = tf.zeros([0], dtype)
+    empty = tf.constant([], dtype)  # eagerly on a GPU, `tf.zeros` would launch a kernel
     return [empty if tensor is None else tf.cast(tensor, dtype) for tensor in tensors]
 
 

@@ -35,7 +35,7 @@ def observe_batches(on: bool) -> None:
 
 
 def observed_batch(table_name: str) -> ObservedBatch:
-    """The batch kept of a table in host memory; zeros for other tables and without one."""
+    """The batch kept of a table; zeros without one."""
     unique, hottest = ctypes.c_int64(0), ctypes.c_int64(0)
     keys = _library().sok_observed_batch(
         table_name.encode(), ctypes.byref(unique), ctypes.byref(hottest)

@@ -41,6 +41,7 @@ from sok_like.saving import (
     folders,
     optimizer_variables,
     own_variables,
+    tables_in_checkpoints,
     transaction,
 )
 from sok_like.saving.dense_pieces import DensePiece, Slice, Stored
@@ -55,7 +56,8 @@ _READ = "a restore of tf.train.Checkpoint"
 # Names of the tensors that say where variables of single ranks, and dense tables, are.
 _OWN, _DENSE = "sok_like/ranks", "sok_like/dense"
 # .begun: the _Begun that is begun or finished at the moment; .together: whether ranks share what is
-# saved, though nothing of it may differ on them; .alone: whether one writes a SavedModel of it.
+# saved, though nothing of it may differ on them; .alone: whether one writes a SavedModel of it;
+# .problems: dense tables that a restore has not found.
 _now = threading.local()
 
 
@@ -80,7 +82,8 @@ def restore_objects(own: Callable, self: Any, save_path: Any, *args: Any, **kwar
     if save_path is None or not tf.executing_eagerly():
         return own(self, save_path, *args, **kwargs)
     objects = util.list_objects(self._graph_view)
-    if not NotSameOnRanks(objects).holders:
+    kinds = NotSameOnRanks(objects)
+    if not kinds.holders and not kinds.tables:
         return own(self, save_path, *args, **kwargs)
 
     def build():
@@ -88,9 +91,14 @@ def restore_objects(own: Callable, self: Any, save_path: Any, *args: Any, **kwar
         if note is not None and note["slots"]:
             optimizer_variables.build(objects)
 
-    agreed(build, comm.current(), _READ, ValueError)
-    with optimizer_variables.of_root(util.list_objects(self._graph_view)):
-        return own(self, save_path, *args, **kwargs)
+    if kinds.holders:
+        agreed(build, comm.current(), _READ, ValueError)
+    problems: list[str] = []
+    scope = optimizer_variables.of_root(util.list_objects(self._graph_view))
+    with scope, attributes(_now, {"problems": problems}):
+        status = own(self, save_path, *args, **kwargs)
+    tables_in_checkpoints.check(objects, status, os.fspath(save_path), problems)
+    return status
 
 
 def delete(own: Callable, filespec: Any) -> None:
@@ -290,6 +298,7 @@ def _refer(saver, kinds, piece, reference):
     elif isinstance(piece, DensePiece):
         parts = [part for holder in kinds.holders for part in dense_pieces.parts_of(holder)]
         note["slots"] = any("." in part.key for part in parts)
+        note["names"] = {holder.id: holder.names() for holder in kinds.holders}
         _put(saver, _DENSE, json.dumps(note))
     else:
         names = snapshots.referring(piece.table, reference)["slot_names"]
@@ -307,7 +316,8 @@ def _put_inside(saver, holders):
             slots = slots or "." in key
             _put(saver, f"{_DENSE}/{holder.id}/{key}", value)
     if holders:
-        _put(saver, _DENSE, json.dumps({"folder": None, "slots": slots}))
+        names = {holder.id: holder.names() for holder in holders}
+        _put(saver, _DENSE, json.dumps({"folder": None, "slots": slots, "names": names}))
 
 
 def _put(saver, key, value):
@@ -395,7 +405,9 @@ def _prepared(path, found, own):
         if is_embedding_variable(thing):
             piece, reference = HashPiece(unwrap(thing)), snapshots.reference_in(tensors)
             if reference is not None:
-                yield piece.prepare(transaction.folder_read(reference))
+                folder = transaction.folder_read(reference)
+                tables_in_checkpoints.check_place(each.keys[0], folder, piece.name)
+                yield piece.prepare(folder)
             else:
                 yield piece.prepare_content(**snapshots.from_checkpoint(tensors, piece.name))
         elif hasattr(thing, "dense_parts"):
@@ -405,9 +417,13 @@ def _prepared(path, found, own):
         else:
             yield _OfOthers(each.restore, tensors)
     if holders:
-        stored = _dense(path)
+        read, names = _dense(path)
         for read_as, holder in holders.items():
             parts = dense_pieces.parts_of(holder)
+            file = f"Checkpoint {path!r}"
+            numbers, problem = dense_pieces.match(holder, names.get(read_as), file)
+            vars(_now).get("problems", []).append(problem)
+            stored = read.renumbered(read_as, numbers)
             stored.check_tables(holder, read_as, parts)
             stored.check_slots(holder, read_as, parts)
             yield stored.prepare(read_as, parts)
@@ -461,15 +477,16 @@ def _own_values(path):
 
 
 def _dense(path):
-    """The dense tables of a checkpoint."""
+    """The dense tables of a checkpoint, and their names by the id of their holder."""
     note = _note(path, _DENSE) or {}
+    names = note.get("names", {})
     if note.get("folder") is not None:
         folder = transaction.folder_read(note["folder"])
-        return Stored.of_folder(folder, note["world_size"], note.get("listed", False))
+        return Stored.of_folder(folder, note["world_size"], note.get("listed", False)), names
     reader, slices = tf.train.load_checkpoint(path), {}
     for name, shape in reader.get_variable_to_shape_map().items():
         if name.startswith(f"{_DENSE}/"):
             holder, key = name.removeprefix(f"{_DENSE}/").split("/")
             read, (rows, columns) = functools.partial(reader.get_tensor, name), shape
             slices[holder, key] = Slice((rows, columns), (0, rows), (0, columns), read)
-    return Stored.of_slices(slices)
+    return Stored.of_slices(slices), names

@@ -1,6 +1,7 @@
 """Dense tables that are spread over ranks, in Keras' files: whole, or sliced beside the file.
 
-    m.keras                                     on one rank: whole tables, "0", "0.momentum", "1"
+    m.keras                                     on one rank: whole tables, "dense.0",
+                                                "dense.0.momentum", "dense.1", "dense.names"
     m.keras.tables/dense_rows.3f2a/0-of-2.npz   on several: the slices of rank 0
 
 Keras visits layers and optimizers in any order, and a slot variable is sliced like its table. So
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import json
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,10 +25,12 @@ import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.attributes import attributes
-from sok_like.saving import dense_pieces, optimizer_variables, sealed, transaction
+from sok_like.saving import dense_pieces, keras_layers, optimizer_variables, sealed, transaction
 from sok_like.saving.dense_pieces import DensePiece, Holder, Slice, Stored
 
 _ID = "tables"  # the id of the only holder in a folder
+_PREFIX = "dense."  # of its arrays in a file; earlier versions had none
+_NAMES = "names"
 _REFERENCE, _RANKS = "beside", "ranks"
 _LISTED = 1  # second number of `_RANKS`: the folder has a list of files; version 0.1 had none
 _state = threading.local()
@@ -58,9 +63,11 @@ def optimizers_of(model: Any) -> list[Any]:
 def save(holder: Holder, store: Any) -> None:
     """Writes the part of a holder that Keras' file contains."""
     reference, ranks = transaction.reference_of(holder), comm.current().world_size
+    names = np.frombuffer(json.dumps(holder.names()).encode(), np.uint8)
     if reference is not None:
-        store[_REFERENCE] = np.frombuffer(reference.encode(), np.uint8)
-        store[_RANKS] = np.array([ranks, _LISTED])
+        store[_PREFIX + _REFERENCE] = np.frombuffer(reference.encode(), np.uint8)
+        store[_PREFIX + _RANKS] = np.array([ranks, _LISTED])
+        store[_PREFIX + _NAMES] = names
         return
     if ranks > 1:
         raise NotImplementedError(
@@ -71,10 +78,15 @@ def save(holder: Holder, store: Any) -> None:
         (key, (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy())
         for key, value in dense_pieces.wholes_of(holder)
     )
-    sealed.write(store, wholes)
+    sealed.write(store, itertools.chain([(_NAMES, names)], wholes), _PREFIX)
 
 
 # ---- reading ----
+
+
+def is_earlier(store: Any) -> bool:
+    """Whether a layer's arrays in a file are of a version without names."""
+    return not any(key.startswith(_PREFIX) for key in store.keys())
 
 
 def load(holder: Holder, store: Any) -> None:
@@ -85,6 +97,12 @@ def load(holder: Holder, store: Any) -> None:
     """
     with optimizer_variables.of_root(()):
         parts = dense_pieces.parts_of(holder)
+    if not is_earlier(store):
+        keys = [key.removeprefix(_PREFIX) for key in store.keys() if key.startswith(_PREFIX)]
+        store = keras_layers.Arrays(store, _PREFIX, set(keys))
+    names = json.loads(np.asarray(store[_NAMES]).tobytes()) if _NAMES in store else None
+    numbers, problem = dense_pieces.match(holder, names, "The file")
+    keras_layers.check(problem, bool(numbers))
     if _REFERENCE in store:
         reference = np.asarray(store[_REFERENCE]).tobytes().decode()
         ranks, *listed = np.asarray(store[_RANKS]).tolist()
@@ -92,7 +110,8 @@ def load(holder: Holder, store: Any) -> None:
         stored = Stored.of_folder(folder, ranks, listed == [_LISTED])
     else:
         sealed.check(store, set(store.keys()), "", f"the tables of layer '{holder.name}'")
-        stored = Stored.of_slices(_slices_in(store, parts))
+        stored = Stored.of_slices(_slices_in(store, parts, numbers))
+    stored = stored.renumbered(_ID, numbers)
     stored.check_tables(holder, _ID, parts)
     if getattr(_state, "found", None) is None:
         transaction.prepare(stored.prepare(_ID, parts))
@@ -100,14 +119,15 @@ def load(holder: Holder, store: Any) -> None:
         _state.found.append((holder, stored))
 
 
-def _slices_in(store, parts):
+def _slices_in(store, parts, numbers):
     """This rank's slices of whole tables and slot variables, which are copied at once."""
     found, mine = {}, {part.key: (part.rows, part.columns) for part in parts}
     for key in store.keys():
-        if key == sealed.CHECKSUM:
+        if key in (sealed.CHECKSUM, _NAMES):
             continue
-        whole = np.asarray(store[key])
-        rows, columns = mine.get(key.split(".")[0], ((0, 0), (0, 0)))
+        whole, number = np.asarray(store[key]), key.split(".")[0]
+        number = number if numbers is None else numbers.get(number)
+        rows, columns = mine.get(number, ((0, 0), (0, 0)))
         value = np.array(whole[slice(*rows), slice(*columns)])
         found[_ID, key] = Slice(whole.shape, rows, columns, functools.partial(np.asarray, value))
     return found

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm
-from sok_like.saving import array_files, optimizer_variables
+from sok_like.saving import array_files, optimizer_variables, table_names
 from sok_like.saving.array_files import Folder
 from sok_like.saving.pieces import Piece, Prepared
 
@@ -48,6 +48,9 @@ class Holder(Protocol):
 
     def shapes(self) -> dict[str, tuple[int, int]]:
         """Shapes of the whole tables by key, including those of which this rank has no part."""
+
+    def names(self) -> dict[str, str]:
+        """Names of the whole tables within the layer, by key; empty without a name."""
 
     def own_variables(self) -> list[Any]:
         """This rank's variables."""
@@ -114,6 +117,27 @@ def blocks_of(part: Part) -> Iterator[tuple[int, int]]:
 # ---- reading ----
 
 
+def match(
+    holder: Holder, names: Mapping[str, str] | None, file: str
+) -> tuple[dict[str, str] | None, str]:
+    """The holder's key of each table in a file, by the key that it has there.
+
+    Args:
+        names: As `Holder.names`, of the file; None: of an earlier version. Then keys are equal.
+
+    Returns:
+        The keys, None if they are equal; and the problem if tables are missing on one side.
+    """
+    mine = holder.names()
+    if names is None:
+        table_names.warn_of_places(holder.name, list(mine.values()))
+        return None, ""
+    places, problem = table_names.matched(holder.name, [*mine.values()], [*names.values()], file)
+    there = list(names)
+    pairs = zip(mine, places, strict=True)
+    return {there[place]: key for key, place in pairs if place is not None}, problem
+
+
 class Block(NamedTuple):
     """A slice of a whole table in a file."""
 
@@ -138,6 +162,7 @@ class Stored:
     Args:
         found: By holder's id and part's key: the shape of the whole, and its blocks.
         arrays: Yields, for blocks that it is given, each with its value.
+        by_name: Whether the tables were matched by name: one that is missing was told.
     """
 
     def __init__(
@@ -145,8 +170,10 @@ class Stored:
         found: Mapping[tuple[str, str], tuple[tuple[int, int], list[Block]]],
         arrays: Callable[[Iterable[Block]], Iterator[tuple[Block, np.ndarray]]],
         identity: str = "",
+        by_name: bool = False,
     ):
         self._found, self._arrays, self.identity = found, arrays, identity
+        self._by_name = by_name
 
     @classmethod
     def of_folder(cls, path: str, world_size: int, listed: bool) -> Stored:
@@ -195,6 +222,19 @@ class Stored:
 
         return cls(found, arrays)
 
+    def renumbered(self, read_as: str, keys: Mapping[str, str] | None) -> Stored:
+        """The same with a holder's own keys of its tables; those without one are left out."""
+        if keys is None:
+            return self
+        found = {}
+        for (name, key), value in self._found.items():
+            table, *slot = key.split(".", 1)
+            if name != read_as:
+                found[name, key] = value
+            elif table in keys:
+                found[name, ".".join([keys[table], *slot])] = value
+        return Stored(found, self._arrays, self.identity, by_name=True)
+
     def slot_names(self, read_as: str) -> set[str]:
         """The names of the holder's slot variables in the save."""
         keys = [key for name, key in self._found if name == read_as]
@@ -212,6 +252,8 @@ class Stored:
             if name == read_as and "." not in key
         }
         expected = holder.shapes()
+        if self._by_name:
+            expected = {key: shape for key, shape in expected.items() if key in received}
         if received.keys() != expected.keys():
             missing, more = (sorted(a.keys() - b.keys(), key=int) for a, b in
                              ((expected, received), (received, expected)))  # fmt: skip
@@ -230,6 +272,8 @@ class Stored:
     def check_slots(self, holder: Holder, read_as: str, parts: Sequence[Part]) -> None:
         """Raises ValueError if the save has slot variables, but not all of those of the parts."""
         slots = [part for part in parts if "." in part.key]
+        tables = {key for name, key in self._found if name == read_as and "." not in key}
+        slots = [part for part in slots if part.key.partition(".")[0] in tables]
         missing = sorted({part.key for part in slots if (read_as, part.key) not in self._found})
         names = self.slot_names(read_as)
         if missing and names:
@@ -241,6 +285,8 @@ class Stored:
 
     def _check_parts(self, holder, read_as, parts):
         for part in parts:
+            if self._by_name and (read_as, part.key) not in self._found:
+                continue
             held = sum(_common(block.rows, part.rows) * _common(block.columns, part.columns)
                        for block in self._found[read_as, part.key][1])  # fmt: skip
             if held != (part.rows[1] - part.rows[0]) * (part.columns[1] - part.columns[0]):

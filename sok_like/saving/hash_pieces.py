@@ -74,10 +74,11 @@ class HashPiece(Piece):
 
     def prepare(self, folder: str) -> Prepared:
         """Reads the keys that this rank owns; the dump may be that of a table of another name."""
-        # A file finds a layer by its place in the model; Keras may give its table a new name.
+        # Keras may have given the layer, and so its table, a new name.
+        name = manifest.only_table(folder) or self.name
         handed = self._ops.hand_over(evict=False)
         try:
-            found = make_aside(self.table, folder, handed, any_name=True)
+            found = make_aside(self.table, folder, handed, name)
         except MemoryError as error:
             raise tf.errors.ResourceExhaustedError(None, None, str(error)) from error
         return self._prepared(found.identity, found.made, **NOTHING)
@@ -127,15 +128,13 @@ class Made(NamedTuple):
 NOTHING = nothing().fields()
 
 
-def make_aside(
-    variable: Any, folder: str, handed: int, rows_only: bool = False, any_name: bool = False
-) -> Made:
+def make_aside(variable: Any, folder: str, handed: int, name: str, rows_only: bool = False) -> Made:
     """Reads the dump in a folder, with its deltas, into a table beside the present one.
 
     Args:
         handed: The result of its `hand_over`.
+        name: Name of the table that was dumped.
         rows_only: Leaves out slot rows and the optimizer's step.
-        any_name: True: a folder with a single dump may be that of a table of another name.
 
     Raises:
         OSError, ValueError: there is no dump, or it is damaged or does not fit.
@@ -149,15 +148,14 @@ def make_aside(
             shard.optimizer_step = 0
         return shard
 
-    name = (manifest.only_table(folder) if any_name else None) or variable.table_name
     dump = _dump_of(variable, folder, name)
     ranks = comm.current().rank, comm.current().world_size
     what = f"restore of table '{variable.table_name}'"
     content = deltas.content_of(dump, *ranks, variable.dim, what)
     rest, parts = checked(content.rest), map(checked, content.parts())
     made = streams.make_aside(handed, rest, content.num_keys, parts)
-    # Deltas may follow unless state was left out.
-    may_grow = dump.may_grow and not rows_only
+    # Deltas may follow unless state was left out, or the next dump has another name.
+    may_grow = dump.may_grow and not rows_only and name == variable.table_name
     return Made(made, dump.identity, (dump.deltas or [dump])[-1].name, may_grow)
 
 
@@ -167,9 +165,9 @@ def _dump_of(variable, folder, name):
         return manifest.read_manifest(folder, name, variable.dim)
     except FileNotFoundError:
         # Files for SOK 1.x beside a dump, or a part of one, belong to it and have no slot rows.
-        if manifest.manifests(folder) or manifest.has_shards(folder, variable.table_name):
+        if manifest.manifests(folder) or manifest.has_shards(folder, name):
             raise
-        old = sok1_files.find(folder, variable.table_name, variable.key_dtype.as_numpy_dtype)
+        old = sok1_files.find(folder, name, variable.key_dtype.as_numpy_dtype)
         if old is None:
             raise
         return old

@@ -19,6 +19,7 @@ from sok_like.saving import (
     keras_layers,
     keras_refusals,
     optimizer_variables,
+    tables_in_checkpoints,
     v1_saver,
 )
 from sok_like.table.variable import EmbeddingVariable
@@ -64,6 +65,10 @@ def _install_keras():
     layer: Any = tf.keras.layers.Layer
     wrap(layer, "save_own_variables", keras_layers.save, "a layer's tables are no arrays")
     wrap(layer, "load_own_variables", keras_layers.load, "the same, on the way back")
+    why = "a layer's tables have names in checkpoints"
+    wrap(layer, "_trackable_children", tables_in_checkpoints.children, why)
+    wrap(layer, "_lookup_dependency", tables_in_checkpoints.look_up, why)
+    wrap(layer, "_handle_deferred_dependencies", tables_in_checkpoints.deferred, why)
     why = "asks no user on several ranks"
     asking = f"{package}.utils.io_utils"
     wrap(asking, "ask_to_proceed_with_overwrite", keras_refusals.ask, why)

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed
-from sok_like.saving import dense_in_keras, folders, optimizer_variables, transaction
+from sok_like.saving import dense_in_keras, folders, keras_layers, optimizer_variables, transaction
 from sok_like.saving.format import durable
 from sok_like.saving.hash_pieces import HashPiece
 from sok_like.saving.pieces import NotSameOnRanks, Piece, Prepared, is_of_all_ranks
@@ -223,13 +223,16 @@ def load_state(own: Callable, *args: Any, **kwargs: Any) -> Any:
     """`saving_lib._load_state`, Keras' walk through what it loads; it calls itself."""
     # The two Kerases have different names for the first argument.
     saveable, inner_path = args[0], kwargs["inner_path"] if "inner_path" in kwargs else args[3]
+    weights_store = kwargs["weights_store"] if "weights_store" in kwargs else args[1]
+    partial = bool(kwargs.get("skip_mismatch"))
 
     def discarded():
-        return bool(kwargs.get("failed_saveables")) and not kwargs.get("skip_mismatch")
+        return bool(kwargs.get("failed_saveables")) and not partial
 
-    if inner_path:
-        return own(*args, **kwargs)
-    with dense_in_keras.loading(saveable, discarded):
+    with contextlib.ExitStack() as scopes:
+        scopes.enter_context(keras_layers.reading(weights_store, inner_path, partial))
+        if not inner_path:
+            scopes.enter_context(dense_in_keras.loading(saveable, discarded))
         return own(*args, **kwargs)
 
 

@@ -1,27 +1,35 @@
 """Hash tables among the weights of a Keras layer: any layer, of this package or not.
 
     class Own(tf.keras.layers.Layer):                 in the layer's part of a file
-        self.user = variable.as_weight()              keys, rows, ..., sha256      or  beside
-        self.item = another.as_weight()               1.keys, 1.rows, ...          or  1.beside
+        self.user = variable.as_weight()              name, keys, ..., sha256     or  name, beside
+        self.item = another.as_weight()               1.name, 1.keys, ...         or  1.name, ...
         self.scale = self.add_weight(...)             0
 
 Keras stores a layer's variables by number, as arrays. A table is no array. So the methods that
-`install.py` wraps leave tables out of the numbered list, and store each under names of its own. On
-one rank that is its content, with a checksum. On several it is the name of its dump beside the
-file.
+`install.py` wraps leave tables out of the numbered list, and store each with its name within the
+layer, by which it is found again (`table_names.py`). On one rank that is its content, with a
+checksum. On several it is the name of its dump beside the file.
+
+Earlier versions stored no names. Layers over features had a layer for each table then:
+
+    feat/_table_1/vars/keys, ...     feat/_table_2/vars/beside
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from sok_like.runtime import comm
-from sok_like.saving import sealed, transaction
+from sok_like.runtime.attributes import attributes
+from sok_like.saving import sealed, table_names, transaction
+from sok_like.saving.format import manifest
 from sok_like.saving.hash_pieces import HashPiece
 from sok_like.saving.pieces import NotSameOnRanks, Prepared
 from sok_like.table import snapshots
@@ -29,15 +37,26 @@ from sok_like.table.content import FIELDS, REQUIRED
 from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable
 
-_BESIDE = "beside"
-_NAMES = "|".join((*FIELDS, sealed.CHECKSUM, _BESIDE))
-_NAME = re.compile(rf"(?:([1-9]\d*)\.)?({_NAMES})")
+_BESIDE, _NAME = "beside", "name"
+_NAMES = "|".join((*FIELDS, sealed.CHECKSUM, _BESIDE, _NAME))
+_KEY = re.compile(rf"(?:([1-9]\d*)\.)?({_NAMES})")
+# The first table's layer in files of earlier versions, and the others'.
+_EARLIER = (
+    ("_table_0", "_table_{}"),
+    ("hash_layers/hash_embedding", "hash_layers/hash_embedding_{}"),
+)
+# .get: returns what the file that Keras reads has at a path below the present layer; .partial:
+# whether tables that the file lacks may start empty.
+_now = threading.local()
 
 
 def tables_of(layer: Any) -> list[EmbeddingVariable]:
-    """The tables among a layer's own weights, each once, in their order."""
-    lists = _lists_of(layer)
-    return NotSameOnRanks(weight for weights in lists.values() for weight in weights).tables
+    """The tables among a layer's own weights, each once, in their order.
+
+    A layer may have `tables_in_files` besides, of layers that it hides from Keras' files.
+    """
+    weights = [weight for weights in _lists_of(layer).values() for weight in weights]
+    return NotSameOnRanks([*weights, *getattr(layer, "tables_in_files", ())]).tables
 
 
 def track(own: Callable, self: Any, attr: Any) -> Any:
@@ -53,18 +72,24 @@ def track(own: Callable, self: Any, attr: Any) -> Any:
 
 def save(own: Callable, self: Any, store: Any) -> None:
     """`Layer.save_own_variables`."""
-    tables = tables_of(self)
-    with _without_tables(self, tables):
+    with _without_tables(self, tables_of(self)):
         own(self, store)
-    for number, table in enumerate(tables):
-        _save_table(table, store, f"{number}." if number else "")
+    save_tables(self, store)
+
+
+def save_tables(layer: Any, store: Any) -> None:
+    """Writes a layer's tables."""
+    tables = tables_of(layer)
+    names = table_names.within(layer.name, [table.table_name for table in tables])
+    for number, (table, name) in enumerate(zip(tables, names, strict=True)):
+        _save_table(table, store, f"{number}." if number else "", name)
 
 
 def load(own: Callable, self: Any, store: Any) -> None:
     """`Layer.load_own_variables`; other keys of the tables are removed.
 
     Raises:
-        ValueError: the file has other tables at this layer's place, or is damaged.
+        ValueError: the file has other tables in the layer, or is damaged.
     """
     if hasattr(self, "_update_trackables"):  # tf_keras finds what is in lists only now
         self._update_trackables()
@@ -72,20 +97,49 @@ def load(own: Callable, self: Any, store: Any) -> None:
     if not tables:
         own(self, store)
         return
-    found, ordinary = _sorted(store)
-    _check_number(self, tables, found, store)
+
+    def rest(ordinary):
+        with _without_tables(self, tables):
+            own(self, ordinary)
+
+    load_tables(self, store, rest)
+
+
+def load_tables(layer: Any, store: Any, rest: Callable = lambda ordinary: None) -> None:
+    """Reads a layer's tables; `rest` takes the other arrays."""
+    ordinary, stored = _sorted(store)
     prepared: list[Prepared] = []
     try:
-        for table, (prefix, names) in zip(tables, found.items(), strict=True):
-            prepared.append(_prepared(table, store, prefix, names))
-        with _without_tables(self, tables):
-            own(self, {name: store[name] for name in ordinary})
+        for table, found in _matched(layer, tables_of(layer), stored or _of_earlier()):
+            try:
+                prepared.append(_prepared(table, found))
+            except ValueError as error:
+                check(str(error), some_match=True)
+        rest(ordinary)
     except BaseException:
         for each in prepared:
             each.drop()
         raise
     for each in prepared:
         transaction.prepare(each)
+
+
+def reading(
+    weights_store: Any, path: str, partial: bool
+) -> contextlib.AbstractContextManager[None]:
+    """A scope in which Keras reads the layer that is at a path in the file.
+
+    Args:
+        partial: Whether tables that the file lacks may start empty.
+    """
+
+    def get(name):
+        store = weights_store.get(f"{path}/{name}")
+        found = {key: np.asarray(store[key]) for key in store.keys()}
+        weights_store.get(path)  # Keras 3 has one object for all
+        return found
+
+    return attributes(_now, {"get": get, "partial": partial})
 
 
 def _lists_of(layer):
@@ -114,9 +168,11 @@ def _without_tables(layer: Any, tables: list[Any]) -> Iterator[None]:
 # ---- writing ----
 
 
-def _save_table(table, store, prefix):
+def _save_table(table, store, prefix, name):
     reference, ranks = transaction.reference_of(table), comm.current().world_size
+    name = np.frombuffer(name.encode(), np.uint8)
     if reference is not None:
+        store[prefix + _NAME] = name
         store[prefix + _BESIDE] = np.frombuffer(reference.encode(), np.uint8)
         return
     if ranks > 1:
@@ -127,51 +183,112 @@ def _save_table(table, store, prefix):
     content = table.snapshot().fields()
     arrays = {name: np.asarray(value) for name, value in content.items()}
     arrays["slot_names"] = _bytes_of_names(arrays["slot_names"])
-    sealed.write(store, arrays.items(), prefix)
+    sealed.write(store, [(_NAME, name), *arrays.items()], prefix)
 
 
 # ---- reading ----
 
 
 def _sorted(store):
-    """The names of each table, by prefix, and the other names."""
+    """The ordinary arrays of a layer, and those of each table."""
     tables: dict[str, set[str]] = {}
-    ordinary = []
-    for name in store.keys():
-        found = _NAME.fullmatch(name)
+    ordinary = set()
+    for key in store.keys():
+        found = _KEY.fullmatch(key)
         if found is None:
-            ordinary.append(name)
+            ordinary.add(key)
         else:
-            prefix = name.removesuffix(found[2])
-            tables.setdefault(prefix, set()).add(found[2])
-    return dict(sorted(tables.items(), key=lambda item: int(item[0][:-1] or 0))), ordinary
+            tables.setdefault(key.removesuffix(found[2]), set()).add(found[2])
+    prefixes = sorted(tables, key=lambda prefix: int(prefix[:-1] or 0))
+    stored = [Arrays(store, prefix, tables[prefix]) for prefix in prefixes]
+    return Arrays(store, "", ordinary), stored
 
 
-def _check_number(layer, tables, found, store):
-    required = [f"{number}." if number else "" for number in range(len(tables))]
-    if list(found) != required:
+class Arrays(Mapping):
+    """Arrays with a prefix in a store of Keras; each is read where it is used."""
+
+    def __init__(self, store, prefix, names):
+        self._store, self._prefix, self._names = store, prefix, names
+
+    def __getitem__(self, name):
+        if name not in self._names:
+            raise KeyError(name)
+        return np.asarray(self._store[self._prefix + name])
+
+    def __iter__(self):
+        return iter(self._names)
+
+    def __len__(self):
+        return len(self._names)
+
+
+def _of_earlier():
+    """The tables of a layer in a file of an earlier version, in which each has a layer."""
+    if "get" not in vars(_now):
+        return []
+    series = []
+    for first, another in _EARLIER:
+        found, number = [_now.get(first)], 1
+        while found[-1] or number == 1:
+            found.append(_now.get(another.format(number)))
+            number += 1
+        series += [each for each in found if each]
+    return series
+
+
+def _matched(layer, tables, stored):
+    """Each table with what the file has of it."""
+    expected = table_names.within(layer.name, [table.table_name for table in tables])
+    received = [_name_of(each) for each in stored]
+    if None in received:  # of one rank, of an earlier version
         names = [table.table_name for table in tables]
-        raise ValueError(
-            f"The file must hold {len(tables)} table(s) at the place of layer '{layer.name}', for "
-            f"{names}. Received: a file with {len(found)} table(s) there, among "
-            f"{sorted(store.keys())!r:.200}; it is that of a model with other features or layers"
-        )
+        if len(stored) != len(tables):
+            raise ValueError(
+                f"The file must hold the tables {names} of layer '{layer.name}'. Received: a file "
+                f"of an earlier version, with {len(stored)} tables without their names"
+            )
+        table_names.warn_of_places(layer.name, expected)
+        return list(zip(tables, stored, strict=True))
+    if not any(_NAME in each for each in stored):
+        received = table_names.within(layer.name, received, other_number=True)
+    places, problem = table_names.matched(layer.name, expected, received, "The file")
+    check(problem, any(place is not None for place in places))
+    pairs = zip(tables, places, strict=True)
+    return [(table, stored[place]) for table, place in pairs if place is not None]
 
 
-def _prepared(table, store, prefix, names):
+def check(problem: str, some_match: bool) -> None:
+    """Raises ValueError if tables do not match, or only warns if Keras may skip some."""
+    if problem and not (vars(_now).get("partial") and some_match):
+        raise ValueError(problem)
+    if problem:
+        warnings.warn(table_names.PARTIAL.format(problem=problem), stacklevel=2)
+
+
+def _name_of(stored):
+    """A table's name within its layer; the whole name in an earlier file; None if it has none."""
+    if _NAME in stored:
+        return stored[_NAME].tobytes().decode()
+    return manifest.only_table(_folder_of(stored)) if _BESIDE in stored else None
+
+
+def _folder_of(stored):
+    return transaction.folder_read(stored[_BESIDE].tobytes().decode())
+
+
+def _prepared(table, stored):
     """The table's new content, which it takes when all of the file is read."""
-    if _BESIDE in names:
-        reference = np.asarray(store[prefix + _BESIDE]).tobytes().decode()
-        return HashPiece(table).prepare(transaction.folder_read(reference))
+    if _BESIDE in stored:
+        return HashPiece(table).prepare(_folder_of(stored))
     name = table.table_name
-    missing = {*REQUIRED} - names
+    missing = {*REQUIRED} - stored.keys()
     if missing:
         raise ValueError(
             f"The file must hold all of table '{name}'. Received: a file without its "
             f"{sorted(missing)}"
         )
-    sealed.check(store, names, prefix, f"table '{name}'")
-    fields = {field: np.asarray(store[prefix + field]) for field in FIELDS if field in names}
+    sealed.check(stored, stored.keys(), "", f"table '{name}'")
+    fields = {field: stored[field] for field in FIELDS if field in stored}
     keys, rows = fields["keys"], fields["rows"]
     if keys.ndim != 1 or rows.shape != (len(keys), table.dim):
         raise ValueError(

@@ -27,7 +27,7 @@ MODULES = {
     **{"distribution_batches": 4, "distribution_ops": 2},
     **{"loss_scale": 2, "serving": 2, "inspection": 2, "files": 4, "dense_files": 2, "pieces": 2},
     **{"sok2": 3, "sok2_dense": 3, "norms": 2, "deeprec": 2, "deltas": 2, "tapes": 2, "saver": 3},
-    **{"own_layers": 2, "gathered": 2, "background": 2},
+    **{"own_layers": 2, "gathered": 2, "background": 2, "table_names": 2},
     **{"fused": 2, "storage": 2, "other_ranks": 4, "fewer_ranks": 3, "not_averaged": 2, "wire": 2},
     **{"masks": 2, "resuming": 2, "live": 2},
 }

@@ -152,7 +152,7 @@ def test_messages_name_the_table(sok, tmp_path):
     model(np.array([[1, 2]]), training=True)
     model.save_weights(path)
     more = group(["a", "b"])
-    with pytest.raises(ValueError, match="The file must hold 1 table.*'features/b'.*0 table"):
+    with pytest.raises(ValueError, match=r"hold the tables \['a', 'b'\].*Received: \['a'\]"):
         more.load_weights(path)
     assert all(len(content["keys"]) == 0 for content in own_layers.state(more).values())
 

@@ -145,7 +145,7 @@ def test_the_row_of_a_key_that_comes_later_has_decayed(sok, tmp_path, rule, way)
     steps(target, again, 2)
     row = np.full([1, 2], 0.95 ** (done + 2))
     np.testing.assert_allclose(target.find([9])[0], row, rtol=1e-6)
-    np.testing.assert_allclose(tf.nn.embedding_lookup(target, [9]), row, rtol=1e-6)
+    np.testing.assert_allclose(tf.nn.embedding_lookup(target, np.array([9])), row, rtol=1e-6)
 
 
 @pytest.mark.keras

@@ -315,9 +315,7 @@ template <typename T>
 bool IsSharedAtomic(const T* pointer) {
   Scheduler::Get().MaybeYield();
   if (Scheduler::Get().IsShared(pointer)) return true;
-  if (!host_arrays_allowed && !DeviceMemory::Get().Holds(pointer)) {
-    Fail("an atomic operation on host memory");
-  }
+  if (!DeviceMemory::Get().IsDevice(pointer)) Fail("an atomic operation on host memory");
   return false;
 }
 template <typename T>

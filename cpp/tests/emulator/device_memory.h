@@ -46,6 +46,13 @@ inline bool host_arrays_allowed = false;
 // device memory is open all the time, since opening and closing it for each kernel takes longer
 // than the kernels.
 inline bool runs_at_once = false;
+// Device memory beside this one, of TensorFlow on a fake GPU (cpp/tests/fake_gpu). Null: there is none.
+struct OtherMemory {
+  void (*open)();
+  void (*close)();
+  bool (*holds)(const void*);
+};
+inline OtherMemory other_memory = {};
 
 [[noreturn]] inline void Fail(const std::string& what) {
   std::fprintf(stderr, "emulator: %s (SOK_EMULATOR_SEED=%u)\n", what.c_str(), first_seed);
@@ -127,21 +134,27 @@ class DeviceMemory {
   // ---- protection ----
 
   void Open() {
-    if (depth_++ == 0) Protect(PROT_READ | PROT_WRITE);
+    if (depth_++ > 0) return;
+    Protect(PROT_READ | PROT_WRITE);
+    if (other_memory.open != nullptr) other_memory.open();
   }
   void Close() {
-    if (--depth_ == 0 && !runs_at_once) Protect(PROT_NONE);
+    if (--depth_ > 0) return;
+    if (!runs_at_once) Protect(PROT_NONE);
+    if (other_memory.close != nullptr) other_memory.close();
   }
 
   // ---- checks. `now`: at this point of a stream; otherwise as the host calls ----
 
   bool Holds(const void* pointer) const { return pointer >= base_ && pointer < base_ + kReserved; }
+  // Whether a kernel may use it as device memory.
+  bool IsDevice(const void* pointer) const {
+    return Holds(pointer) || host_arrays_allowed || IsOther(pointer);
+  }
   void RequireDevice(const void* pointer, size_t bytes, bool now, const char* what) const {
     if (bytes == 0) return;
-    if (!Holds(pointer)) {
-      if (!host_arrays_allowed) Fail(std::string(what) + ": a host pointer for device memory");
-      return;
-    }
+    if (!IsDevice(pointer)) Fail(std::string(what) + ": a host pointer for device memory");
+    if (!Holds(pointer)) return;
     const auto& [begin, block] = Around(pointer, what);
     RequireAlive(block, now, what);
     if (static_cast<const char*>(pointer) + bytes > begin + block.bytes) {
@@ -149,7 +162,9 @@ class DeviceMemory {
     }
   }
   void RequireHost(const void* pointer, size_t bytes, const char* what) const {
-    if (bytes > 0 && Holds(pointer)) Fail(std::string(what) + ": a device pointer for host memory");
+    if (bytes > 0 && (Holds(pointer) || IsOther(pointer))) {
+      Fail(std::string(what) + ": a device pointer for host memory");
+    }
   }
   // Looks for addresses among the words of what a kernel is given.
   void CheckWords(const void* data, size_t bytes, bool now) const {
@@ -159,7 +174,7 @@ class DeviceMemory {
       const auto* const pointer = reinterpret_cast<const char*>(word);
       if (Holds(pointer)) {
         RequireAlive(Around(pointer, "a kernel's argument").second, now, "a kernel's argument");
-      } else if (!host_arrays_allowed && !now && IsMapped(word) && !IsPinned(pointer)) {
+      } else if (!now && !IsDevice(pointer) && IsMapped(word) && !IsPinned(pointer)) {
         Fail("a kernel's argument is a pointer to host memory");
       }
     }
@@ -248,6 +263,9 @@ class DeviceMemory {
   bool IsPinned(const char* pointer) const {
     auto after = pinned_.upper_bound(pointer);
     return after != pinned_.begin() && pointer < (--after)->first + after->second;
+  }
+  static bool IsOther(const void* pointer) {
+    return other_memory.holds != nullptr && other_memory.holds(pointer);
   }
   static bool IsMapped(uint64_t word) {
     // Programs, stacks and heaps lie above; below, where numbers look like addresses, is what

@@ -91,6 +91,7 @@ class DeviceLookupOp : public FeatureOp {
       std::memcpy(&finding, learned.data() + i * sizeof(finding), sizeof(finding));
       cuda::RefuseFound(stream, inputs[i], finding);
     }
+    ObserveBatches(stream, inputs);
     std::memcpy(num_unique, learned.data() + n * sizeof(cuda::BatchFinding), n * 4);
   }
 

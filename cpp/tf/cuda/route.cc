@@ -80,6 +80,7 @@ class DeviceRouteOp : public RouteOp {
       std::memcpy(&finding, host.data() + num_offsets + i * kWords, sizeof(finding));
       cuda::RefuseFound(stream, batches[i], finding);
     }
+    ObserveBatches(stream, batches);
     return Write(ctx, workspace, stream, host, unique, batch.counts);
   }
 

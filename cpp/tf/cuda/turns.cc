@@ -11,20 +11,26 @@ class DeviceStampCallOp : public StampOp {
     const Tensor &message = ctx->input(0), &splits = ctx->input(1);
     OP_REQUIRES_OK(ctx, CheckSplits(message, splits, splits.NumElements()));
     const Call call = Next();
-    ctx->set_output(0, message);  // only the words that name the call change
-    uint64_t* const words = Keys(const_cast<Tensor*>(&message));
-    OP_REQUIRES_OK(ctx, Guard([&] {
-                     // The first word stays: a failed block stays failed.
-                     std::vector<int64_t> targets;
-                     int64_t block = 0;
-                     for (int64_t r = 0; r < splits.NumElements(); ++r) {
-                       targets.push_back(block + 1);
-                       block += splits.flat<int32_t>()(r);
-                     }
-                     const auto* const stamp =
-                         reinterpret_cast<const uint64_t*>(call.words.data() + 1);
-                     cuda::StoreInBlocks(StreamOf(ctx), stamp, Call::kNumWords - 1, targets, words);
-                   }));
+    Tensor* stamped;
+    int forwarded = -1;
+    OP_REQUIRES_OK(
+        ctx, ctx->forward_input_or_allocate_output({0}, 0, message.shape(), &stamped, &forwarded));
+    OP_REQUIRES_OK(
+        ctx, Guard([&] {
+          if (forwarded < 0) {
+            cuda::CopyOnDevice(StreamOf(ctx), stamped->data(), message.data(),
+                               message.TotalBytes());
+          }
+          // The first word stays: a failed block stays failed.
+          std::vector<int64_t> targets;
+          int64_t block = 0;
+          for (int64_t r = 0; r < splits.NumElements(); ++r) {
+            targets.push_back(block + 1);
+            block += splits.flat<int32_t>()(r);
+          }
+          const auto* const stamp = reinterpret_cast<const uint64_t*>(call.words.data() + 1);
+          cuda::StoreInBlocks(StreamOf(ctx), stamp, Call::kNumWords - 1, targets, Keys(stamped));
+        }));
   }
 };
 SOK_REGISTER_DEVICE_KERNEL(Name("SokStampCall").HostMemory("splits"), DeviceStampCallOp);

@@ -1,0 +1,135 @@
+"""Which table of a file belongs to which table of a layer: that of the same name within the layer.
+
+    layer           table            name within the layer
+    feat            feat/user        user          sok.GroupEmbedding and other layers of features
+    one             one_a            a             a table of a user's own
+    items           items            none          the only table of a layer, called as it is
+    one             embedding_3      none          a table that was given no name
+
+Keras numbers layers anew, so the layer's own name is no part of it. Tables without a name are
+matched by their order, and only if there are as many in the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from sok_like.runtime.attributes import attributes
+
+# As `sok.EmbeddingVariable` and Keras number them.
+_UNNAMED = re.compile(r"(hash_)?embedding(_\d+)?")
+_state = threading.local()
+
+_BY_PLACE = (
+    "The file is of an earlier version, which stored no names of tables. The tables of layer "
+    "'{layer}' are read in their order, as {names}: they must have been written in the same order"
+)
+PARTIAL = "{problem}. The tables that the file lacks stay as they are; a new one is empty"
+
+
+def within(layer: str, tables: Sequence[str], other_number: bool = False) -> list[str]:
+    """The names of a layer's tables within it; empty for those that have none, or share one.
+
+    Args:
+        other_number: Whether the layer may have had another of Keras' numbers: `layer_2`.
+    """
+    base = re.escape(layer)
+    if other_number:
+        base = re.escape(re.sub(r"_\d+$", "", layer)) + r"(_\d+)?"
+    found = [re.sub(rf"^{base}([/_.-]|$)", "", name) for name in tables]
+    found = ["" if _UNNAMED.fullmatch(name) else name for name in found]
+    return [name if found.count(name) == 1 else "" for name in found]
+
+
+class Matched(NamedTuple):
+    """Which of the tables of a file a layer's tables take."""
+
+    places: list[int | None]  # for each table of the layer, that of its table in the file
+    problem: str  # "" if each has one, and the file has no others
+
+
+def matched(layer: str, expected: Sequence[str], received: Sequence[str], file: str) -> Matched:
+    """Matches the names of a layer's tables and of those in a file, within the scope of renames."""
+    received = renamed(layer, received)
+    unnamed = [i for i, name in enumerate(received) if not name]
+    if len(unnamed) != expected.count(""):
+        unnamed = []
+    rest = iter(unnamed)
+    places = [
+        next(rest, None) if not name else received.index(name) if name in received else None
+        for name in expected
+    ]
+    if None not in places and len(places) == len(received):
+        return Matched(places, "")
+    mine, there = ([name or "(unnamed)" for name in names] for names in (expected, received))
+    return Matched(
+        places,
+        f"{file} must hold the tables {mine} of layer '{layer}'. Received: {there}; "
+        "sok.renamed_tables gives tables of a file other names",
+    )
+
+
+def warn_of_places(layer: str, expected: Sequence[str]) -> None:
+    """Warns that tables with names are matched by their order."""
+    if len(expected) > 1 and any(expected):
+        warnings.warn(_BY_PLACE.format(layer=layer, names=list(expected)), stacklevel=3)
+
+
+# ---- renames ----
+
+
+@contextlib.contextmanager
+def renamed_tables(names: Mapping[str, str]) -> Iterator[None]:
+    """A scope in which files are read as if their tables had other names.
+
+    It applies to Keras' files, `tf.train.Checkpoint` and `sok.Saver`. To a
+    `tf.compat.v1.train.Saver` give a dictionary as `var_list`, as for other variables.
+
+    Args:
+        names: From names in the file to names in the program: of tables within their layer, or
+            whole names. Two tables may change places.
+
+    Raises:
+        ValueError: two tables of a file get one name; or, at the end of the scope, no file has held
+            a table of one of the names.
+    """
+    unread = set(names)
+    with attributes(_state, {"renames": dict(names), "unread": unread}):
+        yield
+    if unread:
+        raise ValueError(
+            "`names` must hold names of tables in the files that are read in the scope. "
+            f"Received: {sorted(unread)}, which no file has held"
+        )
+
+
+def renamed(layer: str, received: Sequence[str]) -> list[str]:
+    """The names within a layer that a file's tables have in this program."""
+    found = list(received)
+    for old, new in vars(_state).get("renames", {}).items():
+        (old_within, new_within) = (within(layer, [each])[0] for each in (old, new))
+        for place, name in enumerate(received):
+            if name and name in (old, old_within):
+                found[place] = new_within
+                _state.unread.discard(old)
+    named = [name for name in found if name]
+    if len(set(named)) < len(named):
+        raise ValueError(
+            f"Tables of layer '{layer}' must have names of their own after sok.renamed_tables. "
+            f"Received: {received}, which became {found}"
+        )
+    return found
+
+
+def name_in_files(table: str) -> str:
+    """The name in files of a table with this whole name."""
+    for old, new in vars(_state).get("renames", {}).items():
+        if new == table:
+            _state.unread.discard(old)
+            return old
+    return table

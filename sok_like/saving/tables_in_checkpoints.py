@@ -1,0 +1,168 @@
+"""The tables of a layer in `tf.train.Checkpoint`: children of the layer by their names.
+
+    layer 'feat' -- tables/user --> table 'feat/user'
+                 -- tables/item --> table 'feat/item'
+
+TensorFlow finds an object by the attributes, positions and keys that lead to it from the root. For
+a table these would be attributes that features number, or positions in a list. So a layer shows
+TensorFlow its tables under their names within the layer (`table_names.py`), also those in its lists
+and dictionaries. Tables without a name are where TensorFlow finds them.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.saving import dense_in_keras, keras_layers, table_names
+from sok_like.saving.format import manifest
+from sok_like.table.variable import is_embedding_variable, unwrap
+
+_UNDER = "tables/"
+# Earlier versions had a layer for each table of features, and numbered those of dmp.
+_NUMBERED = re.compile(r"_table_\d+|hash_layer-\d+")
+
+
+def _named(layer):
+    """A layer's tables that have a name within it."""
+    tables = keras_layers.tables_of(layer)
+    names = table_names.within(layer.name, [table.table_name for table in tables])
+    return {name: table.as_weight() for name, table in zip(names, tables, strict=True) if name}
+
+
+def children(own: Callable, self: Any, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+    """`Layer._trackable_children`."""
+    found = own(self, save_type, **kwargs)
+    if save_type != "checkpoint":
+        return found
+    if "_operations" in found and _has_tables(self):
+        # Of a Keras 3 model, TensorFlow numbers inputs and layers in one list, so one more feature
+        # would change the number of each layer. This is how tf_keras numbers them.
+        layers = [layer for layer in self.layers if layer.weights]
+        found = {**found, **{f"layer_with_weights-{n}": each for n, each in enumerate(layers)}}
+    named = _named(self)
+    if not named:
+        return found
+    tables = {id(unwrap(table)) for table in named.values()}
+    others = {name: child for name, child in found.items() if not _are(child, tables)}
+    return {**others, **{_UNDER + name: table for name, table in named.items()}}
+
+
+def by_name(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables among a layer's children that have a name."""
+    return {name: table for name, table in found.items() if name.startswith(_UNDER)}
+
+
+def _has_tables(model):
+    return any(map(is_embedding_variable, model.variables)) or dense_in_keras.holders_of(model)
+
+
+def _are(child, tables):
+    """Whether a child is one of the tables, or a container of nothing else."""
+    if is_embedding_variable(child):
+        return id(unwrap(child)) in tables
+    held = child._trackable_children() if isinstance(child, (list, dict, tuple)) else {}
+    return bool(held) and all(_are(each, tables) for each in held.values())
+
+
+def look_up(own: Callable, self: Any, name: str, cached_dependencies: Any = None) -> Any:
+    """`Layer._lookup_dependency`: the child with this name in a checkpoint."""
+    if name.startswith(_UNDER):
+        (name,) = table_names.renamed(self.name, [name.removeprefix(_UNDER)])
+        return _named(self).get(name)
+    found = own(self, name, cached_dependencies)
+    if found is not None or not cached_dependencies:
+        return found
+    # The attribute, by which earlier versions stored a table.
+    found = own(self, name)
+    if not is_embedding_variable(found) or not _NUMBERED.fullmatch(name):
+        return found if is_embedding_variable(found) else None
+    return _LayerOfEarlier(found)
+
+
+class _LayerOfEarlier(tf.__internal__.tracking.Trackable):
+    """The layer of one table, in checkpoints of earlier versions."""
+
+    def __init__(self, table):
+        self._table = table
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        return {"_weight": self._table}
+
+
+def check_place(key: str, folder: str, table: str) -> None:
+    """Raises ValueError if a table of features would read another one's dump, by its place.
+
+    Args:
+        key: Of one of the table's tensors in the checkpoint.
+    """
+    name = manifest.only_table(folder) if re.search(r"/_table_\d+/_weight/", key) else None
+    if name is not None and name.partition("/")[2] != table.partition("/")[2]:
+        raise ValueError(
+            "A checkpoint of an earlier version must be read by a layer with the same features in "
+            f"the same order. Received: the dump of table '{name}' at the place of table '{table}'"
+        )
+
+
+def deferred(own: Callable, self: Any, name: str, trackable: Any) -> None:
+    """`Layer._handle_deferred_dependencies`: gives new tables what was restored before."""
+    own(self, name, trackable)
+    if isinstance(trackable, dict):
+        trackable = list(trackable.values())
+    held = trackable if isinstance(trackable, (list, tuple)) else [trackable]
+    for table in filter(is_embedding_variable, held):
+        (name,) = table_names.within(self.name, [unwrap(table).table_name])
+        if name:
+            own(self, _UNDER + name, table)
+
+
+def check(objects: Sequence[Any], status: Any, path: str, problems: list[str]) -> None:
+    """Warns of tables that a checkpoint lacks, or has beyond those of a layer.
+
+    TensorFlow asks a program whether that is right only after the restore: `assert_consumed` and
+    `assert_existing_objects_matched` of its result then raise.
+
+    Args:
+        objects: All objects that could be restored.
+        status: The result of the restore.
+        path: The checkpoint's.
+        problems: Those of dense tables.
+    """
+    checkpoint = status._checkpoint
+    known: dict[int, list[str]] = {}  # by object: the names of its children in the checkpoint
+    for number, thing in checkpoint.object_by_proto_id.items():
+        nodes = checkpoint.object_graph_proto.nodes[number].children
+        known.setdefault(id(thing), []).extend(child.local_name for child in nodes)
+    lost = {}
+    for table in filter(is_embedding_variable, objects):
+        if not {id(table), id(unwrap(table))} & known.keys():
+            lost[id(unwrap(table))] = table.table_name
+    for layer in [each for each in objects if isinstance(each, tf.keras.layers.Layer)]:
+        named, names = _named(layer), known.get(id(layer), [])
+        received = [name.removeprefix(_UNDER) for name in names if name.startswith(_UNDER)]
+        earlier = [name for name in names if _NUMBERED.fullmatch(name)]
+        missing = [lost.pop(id(unwrap(table)), None) for table in named.values()]
+        if earlier and len(earlier) == len(named):
+            table_names.warn_of_places(layer.name, [*named])
+        elif received or any(missing):
+            what = f"Checkpoint {path!r}"
+            problems.append(table_names.matched(layer.name, [*named], received or earlier, what)[1])
+    if lost:
+        names = list(lost.values())
+        problems.append(f"Checkpoint {path!r} must hold the tables {names}. Received: none of them")
+    problems = [problem for problem in problems if problem]
+    for problem in problems:
+        warnings.warn(table_names.PARTIAL.format(problem=problem), stacklevel=4)
+    if problems:
+        status.assert_consumed = status.assert_existing_objects_matched = _raiser(problems)
+
+
+def _raiser(problems):
+    def raise_():
+        raise AssertionError("; ".join(problems))
+
+    return raise_
