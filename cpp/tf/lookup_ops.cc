@@ -18,6 +18,7 @@ REGISTER_OP("SokLookup")
     .Output("embeddings: N * float")
     .Output("unique_keys: N * int64")
     .Output("inverse: N * uint32")
+    .Output("key_rows: N * float")
     .Attr("N: int >= 1")
     .Attr("table_names: list(string)")
     .Attr("dims: list(int)")
@@ -26,6 +27,7 @@ REGISTER_OP("SokLookup")
     .Attr("key_limits: list(int)")
     .Attr("batch_multiples: list(int)")
     .Attr("insert: bool")
+    .Attr("keep_rows: list(bool) = []")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(SetEmbeddingShapes(c, /*keys=*/"keys", /*row_splits=*/"row_splits"));
@@ -33,10 +35,13 @@ REGISTER_OP("SokLookup")
       TF_RETURN_IF_ERROR(c->input("keys", &keys));
       bool insert;
       TF_RETURN_IF_ERROR(c->GetAttr("insert", &insert));
+      std::vector<int64_t> dims;
+      TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
       const int n = keys.size();
       for (int i = 0; i < n; ++i) {
         c->set_output(n + i, c->Vector(InferenceContext::kUnknownDim));
         c->set_output(2 * n + i, insert ? keys[i] : c->Vector(InferenceContext::kUnknownDim));
+        c->set_output(3 * n + i, c->Matrix(InferenceContext::kUnknownDim, dims[i]));
       }
       return absl::OkStatus();
     })
@@ -44,7 +49,8 @@ REGISTER_OP("SokLookup")
         "Flat keys [num_keys] of N tables, as samples by row_splits [batch + 1] where a table's "
         "combiner is not 'none', to embeddings [batch, dim] or [num_keys, dim]. Empty weights "
         "mean ones. Without `insert`, unique_keys and inverse may be empty: SokUniqueKeys gives "
-        "them.");
+        "them. key_rows [num_keys, dim] is the row of each key for tables with keep_rows, which "
+        "the gradient of weights needs; otherwise it has no rows.");
 
 class LookupOp : public FeatureOp {
  public:
@@ -68,6 +74,8 @@ class LookupOp : public FeatureOp {
     for (int i = 0; insert_ && i < n; ++i) num_unique[i] = keys[i].NumElements();
     UniqueOutputs unique;
     OP_REQUIRES_OK(ctx, unique.Allocate(ctx, num_unique));
+    std::vector<float*> key_rows;
+    OP_REQUIRES_OK(ctx, features_.MakeKeyRows(ctx, in, &key_rows));
     std::vector<FeatureLookup> lookups(n);
     for (int i = 0; i < n; ++i) {
       FeatureLookup& lookup = lookups[i];
@@ -78,6 +86,7 @@ class LookupOp : public FeatureOp {
       lookup.table = &tables[i]->table();
       lookup.keys = Keys(keys[i]);
       lookup.out = out->flat<float>().data();
+      lookup.key_rows = key_rows[i];
       unique.Place(i, &lookup);
     }
     OP_REQUIRES_OK(ctx, Guard([&] { LookupGroup(ex, &lookups, insert_); }));

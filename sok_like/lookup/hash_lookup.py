@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import custom_gradient
 
-from sok_like.lookup import exporting, same_weights
+from sok_like.lookup import exporting, learned_weights, same_weights
 from sok_like.lookup.keras_call import check_listed
 from sok_like.runtime import comm, devices, hooks, native, ops, turns, wire
 from sok_like.runtime import gradient_scale as gradient_scales
@@ -35,7 +35,7 @@ class HashFeature:
     combiner: str = "none"  # "sum", "mean", "sqrtn", or "none" for one row per key
     # int64 `[batch + 1]`, the position of each sample's first key; None if `combiner` is "none".
     row_splits: tf.Tensor | None = None
-    # float32 `[num_keys]`, or None for ones. Constant in the gradient.
+    # float32 `[num_keys]`, or None for ones.
     weights: tf.Tensor | None = None
     max_hotness: int = 0  # maximum number of keys per sample; 0: no limit
     # The number of samples (of keys, if `combiner` is "none") must be a multiple of this.
@@ -157,8 +157,13 @@ class _DeviceGroup:
             if communicator.world_size > 1:
                 return self._exchange(communicator)
             with devices.device_scope(self.device):  # its gradient runs there, too
+                kept = [learned_weights.are_possible(f.weights) for f in self.features]
                 found = native.ops().sok_lookup(
-                    handles=self._handles(), insert=self.training, name="lookup", **self._batch()
+                    handles=self._handles(),
+                    insert=self.training,
+                    keep_rows=kept if any(kept) else [],
+                    name="lookup",
+                    **self._batch(),
                 )
                 return list(found.embeddings)
 

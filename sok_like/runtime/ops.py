@@ -73,6 +73,11 @@ def _lookup_grad(op, *grads):
     result = [None] * len(inputs)
     if not used:
         return result
+    kept = op.get_attr("keep_rows") or [False] * n
+    for i in used:
+        if kept[i] and _is_watched(op, 3 * n + i):
+            of_samples = inputs[2 * n + i], inputs[3 * n + i], combiners[i]
+            result[3 * n + i] = _weights_grad(grads[i], outputs[3 * n + i], outputs[i], *of_samples)
     if op.get_attr("insert"):
         unique_keys = [outputs[n + i] for i in used]
         inverse = [outputs[2 * n + i] for i in used]
@@ -96,10 +101,82 @@ def _lookup_grad(op, *grads):
     return result
 
 
+def _is_watched(op, i):
+    """Whether someone may want the gradient of input `i`. In a graph, unused ops do not run."""
+    return i not in (getattr(op, "skip_input_indices", None) or ())
+
+
+def _weights_grad(grad, rows, output, row_splits, weights, combiner):
+    """The gradient of the weights of keys `[num_keys]`.
+
+    Args:
+        grad: Gradient of `output`, float32 `[batch, dim]`, or `[num_keys, dim]` for "none".
+        rows: float32 `[num_keys, dim]`, the row of each key when it was looked up.
+    """
+
+    @tf.custom_gradient
+    def of_weights(*floats):
+        def refuse(*grads):
+            return second_order.refused(grads, floats)
+
+        grad, rows, output, weights = floats
+        if combiner == "none":
+            return tf.reduce_sum(rows * grad, 1), refuse
+        sample = tf.ragged.row_splits_to_segment_ids(row_splits)
+        dots = tf.reduce_sum(rows * tf.gather(grad, sample), 1)
+        if combiner == "sum":
+            return dots, refuse
+        # output = sum / divisor, where the divisor depends on the weights, too.
+        through_output = tf.reduce_sum(output * grad, 1)
+        batch = tf.size(row_splits) - 1
+        if combiner == "mean":
+            divisor = tf.math.unsorted_segment_sum(weights, sample, batch)
+            slope = tf.gather(through_output, sample)
+        else:
+            divisor = tf.sqrt(tf.math.unsorted_segment_sum(weights * weights, sample, batch))
+            slope = weights * tf.gather(tf.math.divide_no_nan(through_output, divisor), sample)
+        return tf.math.divide_no_nan(dots - slope, tf.gather(divisor, sample)), refuse
+
+    return of_weights(tf.convert_to_tensor(grad), rows, output, weights)
+
+
 tf.no_gradient("SokRoute")
 tf.no_gradient("SokUniqueKeys")
-tf.no_gradient("SokSparseSamples")
-tf.no_gradient("SokGroupSamples")
+
+
+@tf.RegisterGradient("SokSparseSamples")
+def _sparse_samples_grad(op, *grads):
+    n = op.get_attr("N")
+    inputs = list(op.inputs)
+    result = [None] * len(inputs)
+    for i in range(n):
+        grad, weights = grads[n + i], inputs[2 * n + i]
+        if grad is None or not _is_watched(op, 2 * n + i):
+            continue
+        if weights.shape == [0]:  # ones
+            result[2 * n + i] = grad
+            continue
+        indices, dense_shape = inputs[i], inputs[3 * n + i]
+        size = tf.size(weights, tf.int64)
+        order = native.ops().sok_sparse_samples(
+            indices=[indices],
+            keys=[tf.range(size)],
+            weights=[tf.zeros([0])],
+            dense_shapes=[dense_shape],
+        ).sorted_keys[0]
+        result[2 * n + i] = tf.scatter_nd(order[:, tf.newaxis], grad, size[tf.newaxis])
+    return result
+
+
+@tf.RegisterGradient("SokGroupSamples")
+def _group_samples_grad(op, *grads):
+    n = op.get_attr("N")
+    outputs = list(op.outputs)[n : 2 * n]
+    grads = [
+        tf.zeros_like(output) if grad is None else grad
+        for grad, output in zip(grads[n : 2 * n], outputs, strict=True)
+    ]
+    return [None, tf.concat(grads, 0), None, None]
 
 
 @tf.RegisterGradient("SokGatherRows")
@@ -192,6 +269,7 @@ def _combine_grad(op, *grads):
     inverse, row_splits, weights = (inputs[3 + k * n : 3 + (k + 1) * n] for k in range(3))
     # Passed on by the check of the rows: where the lookup failed, no gradient travels.
     call, starts = inputs[3 + 3 * n :]
+    of_weights = _weights_grads_of_combine(op, grads)
     # Every table sends its gradients back, even if all are zero: the other ranks wait for them.
     grads = [
         tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
@@ -209,7 +287,43 @@ def _combine_grad(op, *grads):
             dims=op.get_attr("dims"),
             combiners=op.get_attr("combiners"),
         )
-    return [row_grads] + [None] * (len(inputs) - 1)
+    return [row_grads, None, None] + [None] * (2 * n) + of_weights + [None, None]
+
+
+def _weights_grads_of_combine(op, grads):
+    """The gradient of each table's weights; None where nobody may want it."""
+    n = op.get_attr("N")
+    inputs = list(op.inputs)
+    inverse, row_splits, weights = (inputs[3 + k * n : 3 + (k + 1) * n] for k in range(3))
+    # Weights of ones are an empty constant.
+    wanted = [
+        grads[i] is not None and _is_watched(op, 3 + 2 * n + i) and weights[i].shape != [0]
+        for i in range(n)
+    ]
+    if not any(wanted):
+        return [None] * n
+    with devices.device_scope(op.outputs[0].device):
+        rows = native.ops().sok_combine(
+            rows=inputs[0],
+            splits=inputs[1],
+            counts=inputs[2],
+            inverse=[i if w else i[:0] for i, w in zip(inverse, wanted, strict=True)],
+            row_splits=row_splits,
+            weights=[tf.zeros([0])] * n,
+            call=inputs[-2],
+            starts=inputs[-1],
+            dims=op.get_attr("dims"),
+            combiners=["none"] * n,
+        )
+        combiners = op.get_attr("combiners")
+        return [
+            _weights_grad(
+                grads[i], rows[i], op.outputs[i], row_splits[i], weights[i], combiners[i]
+            )
+            if wanted[i]
+            else None
+            for i in range(n)
+        ]
 
 
 def _refuse_second_order(op, *grads):

@@ -49,7 +49,7 @@ def expected(table, positions, combiner, weights=None):
             continue
         ids = tf.sparse.from_dense([[p + 1 for p in sample]])  # from_dense leaves zeros out
         ids = tf.SparseTensor(ids.indices, tf.cast(ids.values, tf.int64) - 1, ids.dense_shape)
-        given = None if weights is None else ids.with_values(tf.constant(weights[i], table.dtype))
+        given = None if weights is None else ids.with_values(tf.cast(weights[i], table.dtype))
         found.append(tf.nn.embedding_lookup_sparse(table, ids, given, combiner=combiner)[0])
     return tf.stack(found)
 

@@ -1,0 +1,233 @@
+"""The gradient of the weights of keys: `tf.nn.embedding_lookup_sparse` on dense rows is the oracle.
+
+What all calls look up: repeated keys, empty samples, and one whose weights add up to 0.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.group_embedding.test_lookup_sparse import (
+    KEYS,
+    expected,
+    keys_at,
+    make_ev,
+    ragged,
+    rows_of,
+)
+
+COMBINERS = ["sum", "mean", "sqrtn"]
+POSITIONS = [[1, 2, 1], [], [3, 3], [0, 5, 6, 7], [4], [1, 2], []]
+WEIGHTS = [[0.5, 2.0, 1.5], [], [1.0, -1.0], [1.0, 0.25, 3.0, 0.5], [0.0], [2.0, 1.0], []]
+FLAT = np.concatenate(WEIGHTS).astype(np.float32)
+FACTORS = np.random.default_rng(3).normal(size=[len(POSITIONS), 3]).astype(np.float32)
+
+
+def right_gradient(combiner, rows=None):
+    """Of the sum of outputs times factors with respect to the flat weights."""
+    table = tf.constant(rows_of(3, 0) if rows is None else rows, tf.float64)
+    flat = tf.constant(FLAT, tf.float64)
+    with tf.GradientTape() as tape:
+        tape.watch(flat)
+        weights = tf.RaggedTensor.from_row_lengths(flat, [len(p) for p in POSITIONS])
+        loss = tf.reduce_sum(expected(table, POSITIONS, combiner, weights) * FACTORS)
+    return tf.convert_to_tensor(tape.gradient(loss, flat)).numpy()
+
+
+def shuffled(ids, flat):
+    """Sparse ids and weights in another order, with gaps; differentiable."""
+    sparse = ids.to_sparse()
+    order = np.random.default_rng(1).permutation(len(FLAT))
+    indices = tf.gather(sparse.indices * [1, 3], order)
+    shape = tf.constant([len(POSITIONS), 20], tf.int64)
+    return (
+        tf.SparseTensor(indices, tf.gather(sparse.values, order), shape),
+        tf.SparseTensor(indices, tf.gather(flat, order), shape),
+    )
+
+
+def look_up(sok, table, flat, combiner, kind="ragged", training=None):
+    ids = ragged(keys_at(POSITIONS))
+    weights = ids.with_flat_values(flat)
+    if kind == "sparse":
+        ids, weights = shuffled(ids, flat)
+    if kind == "packed":
+        (found,) = sok.group_embedding_lookup_sparse(
+            [table],
+            tf.stack([ids]),
+            combiner,
+            sp_weights=tf.stack([weights]),
+            training=training,
+        )
+        return found
+    # A table without weights and one with constant weights share the call.
+    others = make_ev(sok, "plain", 2), table
+    found = sok.group_embedding_lookup_sparse(
+        [others[0], table, others[1]],
+        [ids] * 3,
+        [combiner] * 3,
+        sp_weights=[None, weights, tf.ones_like(weights)],
+        training=training,
+    )
+    return found[1]
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("kind", ["ragged", "sparse", "packed"])
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_equals_stock(sok, combiner, kind):
+    """Eagerly, in a function with the tape, and in one that a tape calls; and the table's."""
+    table = make_ev(sok, "weighted", 3)
+    learned = tf.Variable(FLAT / 2)
+
+    def with_tape():
+        with tf.GradientTape() as tape:
+            found = look_up(sok, table, learned * 2.0, combiner, kind)
+            loss = tf.reduce_sum(found * FACTORS)
+        of_table, of_weights = tape.gradient(loss, [table, learned])
+        return of_table.values, of_weights / 2.0
+
+    @tf.function(autograph=False)
+    def called(flat):
+        return look_up(sok, table, flat, combiner, kind)
+
+    right = right_gradient(combiner)
+    rows = []
+    for function in (with_tape, tf.function(with_tape, autograph=False)):
+        of_table, of_weights = function()
+        np.testing.assert_allclose(of_weights, right, rtol=1e-5, atol=1e-5)
+        rows.append(of_table)
+    np.testing.assert_allclose(*rows, rtol=1e-6)
+    with tf.GradientTape() as tape:
+        found = called(learned * 2.0)
+        loss = tf.reduce_sum(found * FACTORS)
+    np.testing.assert_allclose(tape.gradient(loss, learned) / 2, right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_are_those_of_the_lookup(sok, dtype, training):
+    """New keys, 16-bit rows, rows that owe steps of Adam; not those after the update."""
+    table = sok.EmbeddingVariable(3, name=f"{dtype}{training}", dtype=dtype, initializer="normal")
+    learned = tf.Variable(FLAT)
+    dense = dtype == "float32"  # 16-bit rows need a lazy rule
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1), lazy=not dense)
+    for _ in range(3 if dense else 0):  # rows of all keys but one owe two steps
+        with tf.GradientTape() as tape:
+            rows = tf.nn.embedding_lookup(table, KEYS if not optimizer.iterations else KEYS[:1])
+            loss = tf.reduce_sum(rows)
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    with tf.GradientTape(persistent=True) as tape:
+        found = look_up(sok, table, learned, "mean", training=training)
+        loss = tf.reduce_sum(found * FACTORS)
+    rows = table.find(KEYS)[0].numpy()
+    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    assert np.abs(table.find(KEYS)[0].numpy() - rows).min() > 0.01
+    right = right_gradient("mean", rows)
+    np.testing.assert_allclose(tape.gradient(loss, learned), right, rtol=1e-4, atol=1e-5)
+
+
+def test_keys_that_a_filter_refuses_have_the_default_row(sok):
+    option = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(2))
+    table = sok.get_embedding_variable("filtered", 3, ev_option=option, initializer="normal")
+    learned = tf.Variable(FLAT)
+    for _ in range(2):
+        tf.nn.embedding_lookup(table, KEYS[:4])
+    with tf.GradientTape() as tape:
+        found = look_up(sok, table, learned, "sqrtn")
+        loss = tf.reduce_sum(found * FACTORS)
+    rows, present = (t.numpy() for t in table.find(KEYS))
+    assert present[:4].all() and not present[4:].any()
+    right = right_gradient("sqrtn", rows)
+    np.testing.assert_allclose(tape.gradient(loss, learned), right, rtol=1e-5, atol=1e-5)
+
+
+def test_other_doors(sok):
+    """SOK 2.x, DeepRec's names, and TensorFlow's own functions."""
+    from sok_like import sok2
+
+    right = right_gradient("mean")
+    ids, learned = ragged(keys_at(POSITIONS)), tf.Variable(FLAT)
+    dynamic, table = sok2.DynamicVariable(3, name="dynamic"), make_ev(sok, "stock", 3)
+    sok2.assign(dynamic, KEYS, rows_of(3, 0))
+    static = sok2.Variable(rows_of(3, 0), name="static")
+
+    def stock(weights):
+        sparse = ids.to_sparse()
+        return tf.nn.safe_embedding_lookup_sparse(
+            table, sparse.with_values(sparse.values ^ 0), sparse.with_values(weights)
+        )
+
+    calls = {
+        "dynamic": lambda w: sok2.lookup_sparse(dynamic, ids, ids.with_flat_values(w), "mean"),
+        "static": lambda w: sok2.lookup_sparse(
+            static, ragged(POSITIONS), ids.with_flat_values(w), "mean"
+        ),
+        "list": lambda w: sok2.lookup_sparse(
+            [static, dynamic], [ragged(POSITIONS), ids], [ids.with_flat_values(w)] * 2, ["mean"] * 2
+        )[1],
+    }
+    for name, call in calls.items():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(call(learned) * FACTORS)
+        gradient = tape.gradient(loss, learned)
+        np.testing.assert_allclose(gradient, right, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_a_session(sok):
+    from sok_like.runtime import initialize
+
+    v1 = tf.compat.v1
+    initialize.reset()
+    with tf.Graph().as_default(), v1.Session() as session:
+        session.run(sok.Init(global_batch_size=2, seed=1))
+        table = sok.EmbeddingVariable(3, name="session", initializer="normal")
+        learned = v1.get_variable("learned", initializer=FLAT)
+        given = v1.placeholder(tf.float32, [None])
+        found = []
+        for flat in (learned, given):
+            output = look_up(sok, table, tf.identity(flat), "mean")
+            found += tf.gradients(output * FACTORS, flat)
+        rows, _ = table.find(KEYS)
+        train = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(0.5)).minimize(
+            tf.reduce_sum(look_up(sok, table, tf.identity(learned), "mean") * FACTORS)
+        )
+        session.run(v1.global_variables_initializer())
+        rows = session.run(rows)
+        gradients = session.run(found, {given: FLAT})
+        session.run(train)
+        moved = session.run(learned)
+    right = right_gradient("mean", rows)
+    for gradient in (*gradients, (FLAT - moved) / 0.5):
+        np.testing.assert_allclose(gradient, right, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_are_kept_only_for_weights_that_may_be_learned(sok):
+    """What is known to be data costs nothing; a gradient of the gradient raises."""
+    table = make_ev(sok, "kept", 3)
+    data, learned = tf.constant(FLAT), tf.Variable(FLAT)
+
+    def kept(flat, *arguments):
+        function = tf.function(
+            lambda *a: look_up(sok, table, flat(*a), "mean", "packed"), autograph=False
+        )
+        graph = function.get_concrete_function(*arguments).graph
+        (op,) = (op for op in graph.get_operations() if op.type == "SokLookup")
+        return any(op.get_attr("keep_rows"))
+
+    assert kept(lambda: learned * 2.0) and kept(lambda w: w * 2.0, data)
+    assert not kept(lambda: tf.constant(FLAT))
+    assert not kept(lambda w: tf.stop_gradient(w * 2.0), data)
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(look_up(sok, table, learned * 1.0, "mean") ** 2)
+        gradient = tape.gradient(loss, learned)
+    with pytest.raises(NotImplementedError, match="cannot be differentiated again"):
+        outer.gradient(gradient, learned)
+    with tf.GradientTape() as tape:
+        tape.watch(data)
+        empty = ragged([[], []])
+        (found,) = sok.group_embedding_lookup_sparse(
+            [table], [empty], "mean", sp_weights=[empty.with_values(data[:0])]
+        )
+    assert tape.gradient(found, data).numpy().tolist() == [0.0] * len(FLAT)
