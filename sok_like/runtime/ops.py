@@ -114,6 +114,8 @@ def _weights_grad(grad, rows, output, row_splits, weights, combiner):
         rows: float32 `[num_keys, dim]`, the row of each key when it was looked up.
     """
 
+    combiner = tf.compat.as_str(combiner)  # an attribute holds bytes
+
     @tf.custom_gradient
     def of_weights(*floats):
         def refuse(*grads):

