@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import custom_gradient
 
-from sok_like.lookup import exporting, learned_weights, same_weights
+from sok_like.lookup import exporting, same_weights
 from sok_like.lookup.keras_call import check_listed
 from sok_like.runtime import comm, devices, hooks, native, ops, turns, wire
 from sok_like.runtime import gradient_scale as gradient_scales
@@ -157,11 +157,10 @@ class _DeviceGroup:
             if communicator.world_size > 1:
                 return self._exchange(communicator)
             with devices.device_scope(self.device):  # its gradient runs there, too
-                kept = [learned_weights.are_possible(f.weights) for f in self.features]
                 found = native.ops().sok_lookup(
                     handles=self._handles(),
                     insert=self.training,
-                    keep_rows=kept if any(kept) else [],
+                    keep_rows=ops.rows_to_keep([f.weights for f in self.features]),
                     name="lookup",
                     **self._batch(),
                 )

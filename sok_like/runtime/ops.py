@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 from sok_like.runtime import comm, devices, gradient_scale, native, second_order
 
@@ -73,11 +74,13 @@ def _lookup_grad(op, *grads):
     result = [None] * len(inputs)
     if not used:
         return result
-    kept = op.get_attr("keep_rows") or [False] * n
     for i in used:
-        if kept[i] and _is_watched(op, 3 * n + i):
-            of_samples = inputs[2 * n + i], inputs[3 * n + i], combiners[i]
-            result[3 * n + i] = _weights_grad(grads[i], outputs[3 * n + i], outputs[i], *of_samples)
+        weights = inputs[3 * n + i]
+        if _may_be_learned(op, 3 * n + i) and _keeps_rows(op, i):
+            row_splits, rows, combined = inputs[2 * n + i], outputs[3 * n + i], outputs[i]
+            result[3 * n + i] = _weights_grad(
+                grads[i], rows, combined, row_splits, weights, combiners[i]
+            )
     if op.get_attr("insert"):
         unique_keys = [outputs[n + i] for i in used]
         inverse = [outputs[2 * n + i] for i in used]
@@ -101,9 +104,43 @@ def _lookup_grad(op, *grads):
     return result
 
 
-def _is_watched(op, i):
-    """Whether someone may want the gradient of input `i`. In a graph, unused ops do not run."""
-    return i not in (getattr(op, "skip_input_indices", None) or ())
+def rows_to_keep(weights: list[tf.Tensor | None]) -> list[bool]:
+    """For which tables an eager lookup keeps the row of each key, for the gradient of weights.
+
+    In a graph it is none, until the gradient is built (`_keeps_rows`).
+    """
+    if not tf.executing_eagerly():
+        return []
+    kept = [w is not None and record.should_record_backprop([w]) for w in weights]
+    return kept if any(kept) else []
+
+
+def _keeps_rows(op, i):
+    """Whether a lookup keeps the row of each key of table `i`. In a graph, makes it keep them."""
+    if tf.executing_eagerly():
+        return bool(op.get_attr("keep_rows")) and op.get_attr("keep_rows")[i]
+    lookup = op.outputs[0].op
+    kept = list(lookup.get_attr("keep_rows")) or [False] * lookup.get_attr("N")
+    kept[i] = True
+    values = tf.compat.v1.AttrValue.ListValue(b=kept)
+    # As TensorFlow itself changes ops of branches and loops when it builds their gradients.
+    lookup._set_attr("keep_rows", tf.compat.v1.AttrValue(list=values))
+    return True
+
+
+def _may_be_learned(op, i):
+    """Whether someone may want the gradient of the weights that are input `i`."""
+    if hasattr(op, "skip_input_indices"):  # by a tape, which knows what it watches
+        return i not in (op.skip_input_indices or ())
+    seen, left = set(), [op.inputs[i].op]
+    while left:
+        source = left.pop()
+        if source.type.startswith(("Placeholder", "VarHandleOp", "Variable")):
+            return True
+        if source not in seen and source.type != "StopGradient":
+            seen.add(source)
+            left += [value.op for value in source.inputs if not value.dtype.is_integer]
+    return False
 
 
 def _weights_grad(grad, rows, output, row_splits, weights, combiner):
@@ -153,10 +190,7 @@ def _sparse_samples_grad(op, *grads):
     result = [None] * len(inputs)
     for i in range(n):
         grad, weights = grads[n + i], inputs[2 * n + i]
-        if grad is None or not _is_watched(op, 2 * n + i):
-            continue
-        if weights.shape == [0]:  # ones
-            result[2 * n + i] = grad
+        if grad is None or not _may_be_learned(op, 2 * n + i):
             continue
         indices, dense_shape = inputs[i], inputs[3 * n + i]
         size = tf.size(weights, tf.int64)
@@ -297,11 +331,7 @@ def _weights_grads_of_combine(op, grads):
     n = op.get_attr("N")
     inputs = list(op.inputs)
     inverse, row_splits, weights = (inputs[3 + k * n : 3 + (k + 1) * n] for k in range(3))
-    # Weights of ones are an empty constant.
-    wanted = [
-        grads[i] is not None and _is_watched(op, 3 + 2 * n + i) and weights[i].shape != [0]
-        for i in range(n)
-    ]
+    wanted = [grads[i] is not None and _may_be_learned(op, 3 + 2 * n + i) for i in range(n)]
     if not any(wanted):
         return [None] * n
     with devices.device_scope(op.outputs[0].device):

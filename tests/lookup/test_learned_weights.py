@@ -3,6 +3,8 @@
 What all calls look up: repeated keys, empty samples, and one whose weights add up to 0.
 """
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -203,22 +205,38 @@ def test_a_session(sok):
         np.testing.assert_allclose(gradient, right, rtol=1e-4, atol=1e-5)
 
 
+def kept(sok, table, flat, with_tape=False, asks=True):
+    """Whether the lookup of a function keeps rows, called within a tape if it `asks`."""
+
+    def inner(given):
+        return look_up(sok, table, flat(given), "mean", "packed")
+
+    def taped(given):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(inner(given))
+        return tape.gradient(loss, table).values
+
+    function = tf.function(taped if with_tape else inner, autograph=False)
+    with tf.GradientTape() if asks and not with_tape else contextlib.nullcontext():
+        function(tf.constant(FLAT))
+    graph = function.get_concrete_function(tf.constant(FLAT)).graph
+    (op,) = (op for op in graph.get_operations() if op.type == "SokLookup")
+    return any(op.get_attr("keep_rows"))
+
+
 def test_rows_are_kept_only_for_weights_that_may_be_learned(sok):
-    """What is known to be data costs nothing; a gradient of the gradient raises."""
-    table = make_ev(sok, "kept", 3)
-    data, learned = tf.constant(FLAT), tf.Variable(FLAT)
+    table, learned = make_ev(sok, "kept", 3), tf.Variable(FLAT)
+    assert kept(sok, table, lambda given: learned * 2.0)
+    assert kept(sok, table, lambda given: learned * 2.0, with_tape=True)
+    assert kept(sok, table, lambda given: given * 2.0)
+    assert not kept(sok, table, lambda given: given * 2.0, with_tape=True)
+    assert not kept(sok, table, lambda given: given * 2.0, asks=False)
+    assert not kept(sok, table, lambda given: tf.stop_gradient(given))
+    assert not kept(sok, table, lambda given: tf.constant(FLAT))
 
-    def kept(flat, *arguments):
-        function = tf.function(
-            lambda *a: look_up(sok, table, flat(*a), "mean", "packed"), autograph=False
-        )
-        graph = function.get_concrete_function(*arguments).graph
-        (op,) = (op for op in graph.get_operations() if op.type == "SokLookup")
-        return any(op.get_attr("keep_rows"))
 
-    assert kept(lambda: learned * 2.0) and kept(lambda w: w * 2.0, data)
-    assert not kept(lambda: tf.constant(FLAT))
-    assert not kept(lambda w: tf.stop_gradient(w * 2.0), data)
+def test_no_keys_and_second_order(sok):
+    table, data, learned = make_ev(sok, "few", 3), tf.constant(FLAT), tf.Variable(FLAT)
     with tf.GradientTape() as outer:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(look_up(sok, table, learned * 1.0, "mean") ** 2)
