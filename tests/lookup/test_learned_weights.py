@@ -25,14 +25,14 @@ FLAT = np.concatenate(WEIGHTS).astype(np.float32)
 FACTORS = np.random.default_rng(3).normal(size=[len(POSITIONS), 3]).astype(np.float32)
 
 
-def right_gradient(combiner, rows=None):
+def right_gradient(combiner, rows=None, positions=POSITIONS, flat=FLAT, factors=FACTORS):
     """Of the sum of outputs times factors with respect to the flat weights."""
     table = tf.constant(rows_of(3, 0) if rows is None else rows, tf.float64)
-    flat = tf.constant(FLAT, tf.float64)
+    flat = tf.constant(flat, tf.float64)
     with tf.GradientTape() as tape:
         tape.watch(flat)
-        weights = tf.RaggedTensor.from_row_lengths(flat, [len(p) for p in POSITIONS])
-        loss = tf.reduce_sum(expected(table, POSITIONS, combiner, weights) * FACTORS)
+        weights = tf.RaggedTensor.from_row_lengths(flat, [len(p) for p in positions])
+        loss = tf.reduce_sum(expected(table, positions, combiner, weights) * factors)
     return tf.convert_to_tensor(tape.gradient(loss, flat)).numpy()
 
 
