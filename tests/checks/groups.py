@@ -5,6 +5,7 @@ shared table and a tf.Variable that is used twice.
 """
 
 import os
+import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -44,6 +45,7 @@ def checks(world_size):
     every["reference_variables"] = reference_variables
     if world_size == 2:
         every["collectives"] = collectives
+        every["uneven_owners"] = uneven_owners
     return every
 
 
@@ -276,6 +278,23 @@ def learned_weights():
         of_table, alone = tape.gradient(loss, [table, weights])
         assert of_table.values.shape[1] == 3
     return found, None if alone is None else alone.numpy()
+
+
+def uneven_owners():
+    """Warnings of lookups in small batches, eagerly and in a function."""
+    import sok_like as sok
+
+    table = sok.EmbeddingVariable(2, name="uneven")
+
+    def look_up(ids):
+        return sok.group_embedding_lookup([table], [ids], training=True)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for one in (look_up, tf.function(look_up, autograph=False)):
+            for start in range(0, 2000, 100):
+                one(tf.range(start, start + 100, dtype=tf.int64) * 10**15)
+    return [str(w.message) for w in caught if "times the mean" in str(w.message)]
 
 
 def gradient_scales():
