@@ -191,5 +191,60 @@ class LookupGradOp : public FeatureOp {
 };
 REGISTER_KERNEL_BUILDER(Name("SokLookupGrad").Device(tensorflow::DEVICE_CPU), LookupGradOp);
 
+REGISTER_OP("SokWeightsGrad")
+    .Input("grads: N * float")
+    .Input("key_rows: N * float")
+    .Input("row_splits: N * int64")
+    .Input("weights: N * float")
+    .Output("weights_grads: N * float")
+    .Attr("N: int >= 1")
+    .Attr("dims: list(int)")
+    .Attr("combiners: list(string)")
+    .SetShapeFn([](InferenceContext* c) {
+      const int n = c->num_outputs();
+      for (int i = 0; i < n; ++i) c->set_output(i, c->input(3 * n + i));
+      return absl::OkStatus();
+    })
+    .Doc("Gradient of embeddings by the weights of the keys [num_keys] whose rows are key_rows.");
+
+class WeightsGradOp : public FeatureOp {
+ public:
+  using FeatureOp::FeatureOp;
+
+  void Compute(OpKernelContext* ctx) override {
+    OpInputList grads, key_rows, row_splits, weights;
+    OpOutputList weights_grads;
+    OP_REQUIRES_OK(ctx, GetLists(ctx,
+                                 {{"grads", &grads},
+                                  {"key_rows", &key_rows},
+                                  {"row_splits", &row_splits},
+                                  {"weights", &weights}},
+                                 {{"weights_grads", &weights_grads}}));
+    std::vector<int64_t> num_keys;
+    std::vector<Samples> samples;
+    std::vector<float*> outs;
+    for (int i = 0; i < features_.size(); ++i) {
+      num_keys.push_back(weights[i].NumElements());
+      samples.push_back(features_.MakeSamples(i, num_keys[i], row_splits[i], weights[i]));
+      OP_REQUIRES(ctx,
+                  key_rows[i].shape() == TensorShape({num_keys[i], features_.dim(i)}) &&
+                      grads[i].shape() == features_.OutputShape(i, samples[i]),
+                  absl::InvalidArgumentError("the gradient of weights needs the row of each key"));
+      Tensor* out;
+      OP_REQUIRES_OK(ctx, weights_grads.allocate(i, weights[i].shape(), &out));
+      outs.push_back(out->flat<float>().data());
+    }
+    OP_REQUIRES_OK(ctx, ForEachTable(ctx, num_keys, [&](Executor& inner, int64_t i) {
+                     const int64_t dim = features_.dim(i);
+                     std::vector<const float*> rows(num_keys[i]);
+                     const float* const first = key_rows[i].flat<float>().data();
+                     for (int64_t k = 0; k < num_keys[i]; ++k) rows[k] = first + k * dim;
+                     WeightGradient(inner, samples[i], rows.data(), grads[i].flat<float>().data(),
+                                    dim, outs[i]);
+                   }));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokWeightsGrad").Device(tensorflow::DEVICE_CPU), WeightsGradOp);
+
 }  // namespace
 }  // namespace sok

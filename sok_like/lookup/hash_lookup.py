@@ -21,8 +21,8 @@ from tensorflow.python.ops import custom_gradient
 from sok_like.lookup import exporting, same_weights
 from sok_like.lookup.keras_call import check_listed
 from sok_like.runtime import comm, devices, hooks, native, ops, turns, wire
-from sok_like.runtime import observed as observed  # its warning belongs to every lookup
 from sok_like.runtime import gradient_scale as gradient_scales
+from sok_like.runtime import observed as observed  # its warning belongs to every lookup
 from sok_like.runtime.checks import COMBINERS, check_combiner
 from sok_like.table.variable import EmbeddingVariable
 

@@ -60,11 +60,10 @@ def _warn_of_uneven_owners(table, owner, times_its_share):
         return
     _told.add(table)
     warnings.warn(
-        f"Table '{table}': rank {owner} owns {times_its_share:.2f} times the mean number of keys of "
-        f"a rank. A key's owner is rank key % {communicator.world_size}, so keys with a common "
-        "factor meet on few ranks. Spread them before they become keys, by `sok.keys_of` of their "
-        "text or by a mixing function: docs/semantics/keys_and_rows.md, 'Keys with a common "
-        "factor'.",
+        f"Table '{table}': rank {owner} owns {times_its_share:.2f} times the mean number of keys. A "
+        f"key's owner is key % {communicator.world_size}, so keys with a common factor meet on few "
+        "ranks. Mix ids before they become keys: docs/semantics/keys_and_rows.md, 'Keys with a "
+        "common factor'.",
         stacklevel=2,
     )
 

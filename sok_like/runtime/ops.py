@@ -74,13 +74,10 @@ def _lookup_grad(op, *grads):
     result = [None] * len(inputs)
     if not used:
         return result
-    for i in used:
-        weights = inputs[3 * n + i]
-        if _may_be_learned(op, 3 * n + i) and _keeps_rows(op, i):
-            row_splits, rows, combined = inputs[2 * n + i], outputs[3 * n + i], outputs[i]
-            result[3 * n + i] = _weights_grad(
-                grads[i], rows, combined, row_splits, weights, combiners[i]
-            )
+    learned = [i for i in used if _may_be_learned(op, 3 * n + i) and _keeps_rows(op, i)]
+    of_keys = outputs[3 * n :], inputs[2 * n : 3 * n], inputs[3 * n :]
+    for i, grad in zip(learned, _weights_grads(op, grads, learned, *of_keys), strict=True):
+        result[3 * n + i] = grad
     if op.get_attr("insert"):
         unique_keys = [outputs[n + i] for i in used]
         inverse = [outputs[2 * n + i] for i in used]
@@ -105,22 +102,17 @@ def _lookup_grad(op, *grads):
 
 
 def rows_to_keep(weights: list[tf.Tensor | None]) -> list[bool]:
-    """For which tables an eager lookup keeps the row of each key, for the gradient of weights.
-
-    In a graph it is none, until the gradient is built (`_keeps_rows`).
-    """
-    if not tf.executing_eagerly():
-        return []
-    kept = [w is not None and record.should_record_backprop([w]) for w in weights]
-    return kept if any(kept) else []
+    """For which tables a lookup keeps the row of each key, which the gradient of weights needs."""
+    eager = tf.executing_eagerly()  # in a graph `_keeps_rows` says so when it builds the gradient
+    return [eager and w is not None and record.should_record_backprop([w]) for w in weights]
 
 
 def _keeps_rows(op, i):
     """Whether a lookup keeps the row of each key of table `i`. In a graph, makes it keep them."""
     if tf.executing_eagerly():
-        return bool(op.get_attr("keep_rows")) and op.get_attr("keep_rows")[i]
+        return op.get_attr("keep_rows")[i]
     lookup = op.outputs[0].op
-    kept = list(lookup.get_attr("keep_rows")) or [False] * lookup.get_attr("N")
+    kept = lookup.get_attr("keep_rows")
     kept[i] = True
     values = tf.compat.v1.AttrValue.ListValue(b=kept)
     # As TensorFlow itself changes ops of branches and loops when it builds their gradients.
@@ -132,51 +124,25 @@ def _may_be_learned(op, i):
     """Whether someone may want the gradient of the weights that are input `i`."""
     if hasattr(op, "skip_input_indices"):  # by a tape, which knows what it watches
         return i not in (op.skip_input_indices or ())
-    seen, left = set(), [op.inputs[i].op]
-    while left:
-        source = left.pop()
-        if source.type.startswith(("Placeholder", "VarHandleOp", "Variable")):
-            return True
-        if source not in seen and source.type != "StopGradient":
-            seen.add(source)
-            left += [value.op for value in source.inputs if not value.dtype.is_integer]
-    return False
+    return op.inputs[i].op.type != "Const"
 
 
-def _weights_grad(grad, rows, output, row_splits, weights, combiner):
-    """The gradient of the weights of keys `[num_keys]`.
-
-    Args:
-        grad: Gradient of `output`, float32 `[batch, dim]`, or `[num_keys, dim]` for "none".
-        rows: float32 `[num_keys, dim]`, the row of each key when it was looked up.
-    """
-
-    combiner = tf.compat.as_str(combiner)  # an attribute holds bytes
-
-    @tf.custom_gradient
-    def of_weights(*floats):
-        def refuse(*grads):
-            return second_order.refused(grads, floats)
-
-        grad, rows, output, weights = floats
-        if combiner == "none":
-            return tf.reduce_sum(rows * grad, 1), refuse
-        sample = tf.ragged.row_splits_to_segment_ids(row_splits)
-        dots = tf.reduce_sum(rows * tf.gather(grad, sample), 1)
-        if combiner == "sum":
-            return dots, refuse
-        # output = sum / divisor, where the divisor depends on the weights, too.
-        through_output = tf.reduce_sum(output * grad, 1)
-        batch = tf.size(row_splits) - 1
-        if combiner == "mean":
-            divisor = tf.math.unsorted_segment_sum(weights, sample, batch)
-            slope = tf.gather(through_output, sample)
-        else:
-            divisor = tf.sqrt(tf.math.unsorted_segment_sum(weights * weights, sample, batch))
-            slope = weights * tf.gather(tf.math.divide_no_nan(through_output, divisor), sample)
-        return tf.math.divide_no_nan(dots - slope, tf.gather(divisor, sample)), refuse
-
-    return of_weights(tf.convert_to_tensor(grad), rows, output, weights)
+def _weights_grads(op, grads, learned, key_rows, row_splits, weights):
+    """The gradient of the weights of each table whose number is `learned`."""
+    if not learned:
+        return []
+    of_tables = {
+        "key_rows": key_rows,
+        "row_splits": row_splits,
+        "weights": weights,
+        "dims": op.get_attr("dims"),
+        "combiners": op.get_attr("combiners"),
+    }
+    with tf.device("CPU:0"):  # the op's only device
+        return native.ops().sok_weights_grad(
+            grads=[tf.convert_to_tensor(grads[i]) for i in learned],
+            **{name: [values[i] for i in learned] for name, values in of_tables.items()},
+        )
 
 
 tf.no_gradient("SokRoute")
@@ -186,22 +152,19 @@ tf.no_gradient("SokUniqueKeys")
 @tf.RegisterGradient("SokSparseSamples")
 def _sparse_samples_grad(op, *grads):
     n = op.get_attr("N")
-    inputs = list(op.inputs)
-    result = [None] * len(inputs)
-    for i in range(n):
-        grad, weights = grads[n + i], inputs[2 * n + i]
+    indices, _, weights, dense_shapes = (op.inputs[k * n : (k + 1) * n] for k in range(4))
+    of_weights = [None] * n
+    for i, grad in enumerate(grads[n : 2 * n]):
         if grad is None or not _may_be_learned(op, 2 * n + i):
             continue
-        indices, dense_shape = inputs[i], inputs[3 * n + i]
-        size = tf.size(weights, tf.int64)
-        order = native.ops().sok_sparse_samples(
-            indices=[indices],
-            keys=[tf.range(size)],
-            weights=[tf.zeros([0])],
-            dense_shapes=[dense_shape],
-        ).sorted_keys[0]
-        result[2 * n + i] = tf.scatter_nd(order[:, tf.newaxis], grad, size[tf.newaxis])
-    return result
+        size = tf.size(weights[i], tf.int64)
+        with tf.device("CPU:0"):  # sorted like the keys
+            positions = native.ops().sok_sparse_samples(
+                [indices[i]], [tf.range(size)], [tf.zeros([0])], [dense_shapes[i]]
+            )
+        order = positions.sorted_keys[0][:, tf.newaxis]
+        of_weights[i] = tf.scatter_nd(order, grad, size[tf.newaxis])
+    return [*[None] * (2 * n), *of_weights, *[None] * n]
 
 
 @tf.RegisterGradient("SokGroupSamples")
@@ -305,7 +268,6 @@ def _combine_grad(op, *grads):
     inverse, row_splits, weights = (inputs[3 + k * n : 3 + (k + 1) * n] for k in range(3))
     # Passed on by the check of the rows: where the lookup failed, no gradient travels.
     call, starts = inputs[3 + 3 * n :]
-    of_weights = _weights_grads_of_combine(op, grads)
     # Every table sends its gradients back, even if all are zero: the other ranks wait for them.
     grads = [
         tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
@@ -323,39 +285,27 @@ def _combine_grad(op, *grads):
             dims=op.get_attr("dims"),
             combiners=op.get_attr("combiners"),
         )
-    return [row_grads, None, None] + [None] * (2 * n) + of_weights + [None, None]
-
-
-def _weights_grads_of_combine(op, grads):
-    """The gradient of each table's weights; None where nobody may want it."""
-    n = op.get_attr("N")
-    inputs = list(op.inputs)
-    inverse, row_splits, weights = (inputs[3 + k * n : 3 + (k + 1) * n] for k in range(3))
-    wanted = [grads[i] is not None and _may_be_learned(op, 3 + 2 * n + i) for i in range(n)]
-    if not any(wanted):
-        return [None] * n
+    result = [row_grads] + [None] * (len(inputs) - 1)
+    learned = [i for i in range(n) if _may_be_learned(op, 3 + 2 * n + i)]
+    if not learned:
+        return result
     with devices.device_scope(op.outputs[0].device):
-        rows = native.ops().sok_combine(
+        key_rows = native.ops().sok_combine(
             rows=inputs[0],
             splits=inputs[1],
             counts=inputs[2],
-            inverse=[i if w else i[:0] for i, w in zip(inverse, wanted, strict=True)],
+            inverse=[inverse[i] if i in learned else inverse[i][:0] for i in range(n)],
             row_splits=row_splits,
             weights=[tf.zeros([0])] * n,
-            call=inputs[-2],
-            starts=inputs[-1],
+            call=call,
+            starts=starts,
             dims=op.get_attr("dims"),
             combiners=["none"] * n,
         )
-        combiners = op.get_attr("combiners")
-        return [
-            _weights_grad(
-                grads[i], rows[i], op.outputs[i], row_splits[i], weights[i], combiners[i]
-            )
-            if wanted[i]
-            else None
-            for i in range(n)
-        ]
+    found = _weights_grads(op, grads, learned, key_rows, row_splits, weights)
+    for i, grad in zip(learned, found, strict=True):
+        result[3 + 2 * n + i] = grad
+    return result
 
 
 def _refuse_second_order(op, *grads):
@@ -367,5 +317,6 @@ def _refuse_second_order(op, *grads):
     return result
 
 
-for _op in ("SokLookupGrad", "SokMergeGrads", "SokCombineGrad", "SokUnpackRows"):
+_GRADIENTS = ("SokLookupGrad", "SokMergeGrads", "SokCombineGrad", "SokUnpackRows")
+for _op in (*_GRADIENTS, "SokWeightsGrad"):
     tf.RegisterGradient(_op)(_refuse_second_order)
