@@ -225,7 +225,7 @@ def kept(sok, table, flat, with_tape=False, asks=True):
 
 
 def test_rows_are_kept_only_for_weights_that_may_be_learned(sok):
-    """A tape knows; so does whoever never asks. An outer tape may ask for a function's arguments."""
+    """A tape knows what it watches. A tape around a function may watch its arguments."""
     table, learned = make_ev(sok, "kept", 3), tf.Variable(FLAT)
     assert kept(sok, table, lambda given: learned * 2.0)
     assert kept(sok, table, lambda given: learned * 2.0, with_tape=True)
