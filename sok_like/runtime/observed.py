@@ -61,8 +61,8 @@ def _warn_of_uneven_owners(table, owner, times_its_share):
     _told.add(table)
     warnings.warn(
         f"Table '{table}': rank {owner} owns {times_its_share:.2f} times the mean number of keys. "
-        f"A key's owner is key % {communicator.world_size}, so keys with a common factor meet on few "
-        "ranks. Mix ids before they become keys: docs/semantics/keys_and_rows.md, 'Keys with a "
+        f"A key's owner is key % {communicator.world_size}, so keys with a common factor meet on "
+        "few ranks. Mix ids before they become keys: docs/semantics/keys_and_rows.md, 'Keys with a "
         "common factor'.",
         stacklevel=2,
     )

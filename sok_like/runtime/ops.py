@@ -75,8 +75,15 @@ def _lookup_grad(op, *grads):
     if not used:
         return result
     learned = [i for i in used if _may_be_learned(op, 3 * n + i) and _keeps_rows(op, i)]
-    of_keys = outputs[3 * n :], inputs[2 * n : 3 * n], inputs[3 * n :]
-    for i, grad in zip(learned, _weights_grads(op, grads, learned, *of_keys), strict=True):
+    of_weights = _weights_grads(
+        op,
+        grads,
+        learned,
+        key_rows=outputs[3 * n :],
+        row_splits=inputs[2 * n : 3 * n],
+        weights=inputs[3 * n :],
+    )
+    for i, grad in zip(learned, of_weights, strict=True):
         result[3 * n + i] = grad
     if op.get_attr("insert"):
         unique_keys = [outputs[n + i] for i in used]
@@ -127,17 +134,15 @@ def _may_be_learned(op, i):
     return op.inputs[i].op.type != "Const"
 
 
-def _weights_grads(op, grads, learned, key_rows, row_splits, weights):
-    """The gradient of the weights of each table whose number is `learned`."""
+def _weights_grads(op, grads, learned, **of_tables):
+    """The gradient of the weights of each table whose number is `learned`.
+
+    Args:
+        of_tables: The other inputs of SokWeightsGrad, for all tables.
+    """
     if not learned:
         return []
-    of_tables = {
-        "key_rows": key_rows,
-        "row_splits": row_splits,
-        "weights": weights,
-        "dims": op.get_attr("dims"),
-        "combiners": op.get_attr("combiners"),
-    }
+    of_tables.update({name: op.get_attr(name) for name in ("dims", "combiners")})
     with tf.device("CPU:0"):  # the op's only device
         return native.ops().sok_weights_grad(
             grads=[tf.convert_to_tensor(grads[i]) for i in learned],
@@ -302,7 +307,9 @@ def _combine_grad(op, *grads):
             dims=op.get_attr("dims"),
             combiners=["none"] * n,
         )
-    found = _weights_grads(op, grads, learned, key_rows, row_splits, weights)
+    found = _weights_grads(
+        op, grads, learned, key_rows=key_rows, row_splits=row_splits, weights=weights
+    )
     for i, grad in zip(learned, found, strict=True):
         result[3 + 2 * n + i] = grad
     return result
