@@ -54,16 +54,16 @@ _told: set[str] = set()  # tables
 
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_double)
 def _warn_of_uneven_owners(table, owner, times_its_share):
-    """Called by lookups on several ranks (`cpp/tf/owner_watch.h`). The owner itself warns, once."""
-    table, communicator = table.decode(), comm.current()
-    if owner != communicator.rank or table in _told:
+    """Called by lookups on several ranks (`cpp/tf/owner_watch.h`). Rank 0 warns, once."""
+    table = table.decode()
+    if comm.current_or_single().rank > 0 or table in _told:
         return
     _told.add(table)
     warnings.warn(
         f"Table '{table}': rank {owner} owns {times_its_share:.2f} times the mean number of keys. "
-        f"A key's owner is key % {communicator.world_size}, so keys with a common factor meet on "
-        "few ranks. Mix ids before they become keys: docs/semantics/keys_and_rows.md, 'Keys with a "
-        "common factor'.",
+        "A key's owner is key % number of ranks, so keys with a common factor meet on few ranks. "
+        "Mix ids before they become keys: docs/semantics/keys_and_rows.md, 'Keys with a common "
+        "factor'.",
         stacklevel=2,
     )
 
