@@ -69,5 +69,6 @@ def test_even_or_few(sok, monkeypatch, batches, world_size):
 @pytest.mark.ranks
 def test_ranks(rank_results):
     """Once, though both lookups of the table and both ranks see it."""
-    (message,) = sum(rank_results(2, "groups.uneven_owners"), [])
+    by_rank = rank_results(2, "groups.uneven_owners")
+    (message,) = [message for messages in by_rank for message in messages]
     assert "Table 'uneven': rank 0 owns 2.00 times the mean" in message
