@@ -12,6 +12,7 @@
 #include "cpp/core/cpu/route.h"
 #include "cpp/core/cpu/scratch.h"
 #include "cpp/tf/messages.h"
+#include "cpp/tf/owner_watch.h"
 #include "cpp/tf/route_op.h"
 #include "cpp/tf/row_layout.h"
 #include "cpp/tf/samples.h"
@@ -71,6 +72,10 @@ class HostRouteOp : public RouteOp {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("counted", &counted_));
     OP_REQUIRES(ctx, counted_.empty() || counted_.size() == static_cast<size_t>(features_.size()),
                 absl::InvalidArgumentError("counted must be empty or have one item per table"));
+    owners_ = std::make_unique<OwnerWatch>(features_.size(), world_size_);
+    for (int i = 0; i < features_.size(); ++i) {
+      if (is_placed(i)) owners_->Ignore(i);
+    }
   }
 
  private:
@@ -117,6 +122,7 @@ class HostRouteOp : public RouteOp {
       unique[i].resize(routes[i]->num_unique());
       routes[i]->WriteUnique(ex, unique[i].data());
       const std::vector<int64_t>& offsets = routes[i]->owner_offsets();
+      if (!owners_->done()) owners_->See(i, features_.table_name(i), unique[i], offsets);
       for (int64_t r = 0; r < world_size_; ++r) {
         count(r, i) = offsets[r + 1] - offsets[r];
         words[r] += count(r, i) * (is_counted(i) ? 2 : 1);
@@ -144,6 +150,7 @@ class HostRouteOp : public RouteOp {
   }
 
   std::vector<bool> counted_;  // empty: no table's keys are counted
+  std::unique_ptr<OwnerWatch> owners_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokRoute").Device(tensorflow::DEVICE_CPU), HostRouteOp);
 

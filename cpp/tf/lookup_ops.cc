@@ -18,6 +18,7 @@ REGISTER_OP("SokLookup")
     .Output("embeddings: N * float")
     .Output("unique_keys: N * int64")
     .Output("inverse: N * uint32")
+    .Output("key_rows: N * float")
     .Attr("N: int >= 1")
     .Attr("table_names: list(string)")
     .Attr("dims: list(int)")
@@ -26,6 +27,7 @@ REGISTER_OP("SokLookup")
     .Attr("key_limits: list(int)")
     .Attr("batch_multiples: list(int)")
     .Attr("insert: bool")
+    .Attr("keep_rows: list(bool) = []")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(SetEmbeddingShapes(c, /*keys=*/"keys", /*row_splits=*/"row_splits"));
@@ -33,10 +35,13 @@ REGISTER_OP("SokLookup")
       TF_RETURN_IF_ERROR(c->input("keys", &keys));
       bool insert;
       TF_RETURN_IF_ERROR(c->GetAttr("insert", &insert));
+      std::vector<int64_t> dims;
+      TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
       const int n = keys.size();
       for (int i = 0; i < n; ++i) {
         c->set_output(n + i, c->Vector(InferenceContext::kUnknownDim));
         c->set_output(2 * n + i, insert ? keys[i] : c->Vector(InferenceContext::kUnknownDim));
+        c->set_output(3 * n + i, c->Matrix(InferenceContext::kUnknownDim, dims[i]));
       }
       return absl::OkStatus();
     })
@@ -44,7 +49,8 @@ REGISTER_OP("SokLookup")
         "Flat keys [num_keys] of N tables, as samples by row_splits [batch + 1] where a table's "
         "combiner is not 'none', to embeddings [batch, dim] or [num_keys, dim]. Empty weights "
         "mean ones. Without `insert`, unique_keys and inverse may be empty: SokUniqueKeys gives "
-        "them.");
+        "them. key_rows [num_keys, dim] is the row of each key for tables with keep_rows, which "
+        "the gradient of weights needs; otherwise it has no rows.");
 
 class LookupOp : public FeatureOp {
  public:
@@ -68,6 +74,8 @@ class LookupOp : public FeatureOp {
     for (int i = 0; insert_ && i < n; ++i) num_unique[i] = keys[i].NumElements();
     UniqueOutputs unique;
     OP_REQUIRES_OK(ctx, unique.Allocate(ctx, num_unique));
+    std::vector<float*> key_rows;
+    OP_REQUIRES_OK(ctx, features_.MakeKeyRows(ctx, in, &key_rows));
     std::vector<FeatureLookup> lookups(n);
     for (int i = 0; i < n; ++i) {
       FeatureLookup& lookup = lookups[i];
@@ -78,6 +86,7 @@ class LookupOp : public FeatureOp {
       lookup.table = &tables[i]->table();
       lookup.keys = Keys(keys[i]);
       lookup.out = out->flat<float>().data();
+      lookup.key_rows = key_rows[i];
       unique.Place(i, &lookup);
     }
     OP_REQUIRES_OK(ctx, Guard([&] { LookupGroup(ex, &lookups, insert_); }));
@@ -181,6 +190,61 @@ class LookupGradOp : public FeatureOp {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("SokLookupGrad").Device(tensorflow::DEVICE_CPU), LookupGradOp);
+
+REGISTER_OP("SokWeightsGrad")
+    .Input("grads: N * float")
+    .Input("key_rows: N * float")
+    .Input("row_splits: N * int64")
+    .Input("weights: N * float")
+    .Output("weights_grads: N * float")
+    .Attr("N: int >= 1")
+    .Attr("dims: list(int)")
+    .Attr("combiners: list(string)")
+    .SetShapeFn([](InferenceContext* c) {
+      const int n = c->num_outputs();
+      for (int i = 0; i < n; ++i) c->set_output(i, c->input(3 * n + i));
+      return absl::OkStatus();
+    })
+    .Doc("Gradient of embeddings by the weights of the keys [num_keys] whose rows are key_rows.");
+
+class WeightsGradOp : public FeatureOp {
+ public:
+  using FeatureOp::FeatureOp;
+
+  void Compute(OpKernelContext* ctx) override {
+    OpInputList grads, key_rows, row_splits, weights;
+    OpOutputList weights_grads;
+    OP_REQUIRES_OK(ctx, GetLists(ctx,
+                                 {{"grads", &grads},
+                                  {"key_rows", &key_rows},
+                                  {"row_splits", &row_splits},
+                                  {"weights", &weights}},
+                                 {{"weights_grads", &weights_grads}}));
+    std::vector<int64_t> num_keys;
+    std::vector<Samples> samples;
+    std::vector<float*> outs;
+    for (int i = 0; i < features_.size(); ++i) {
+      num_keys.push_back(weights[i].NumElements());
+      samples.push_back(features_.MakeSamples(i, num_keys[i], row_splits[i], weights[i]));
+      OP_REQUIRES(ctx,
+                  key_rows[i].shape() == TensorShape({num_keys[i], features_.dim(i)}) &&
+                      grads[i].shape() == features_.OutputShape(i, samples[i]),
+                  absl::InvalidArgumentError("the gradient of weights needs the row of each key"));
+      Tensor* out;
+      OP_REQUIRES_OK(ctx, weights_grads.allocate(i, weights[i].shape(), &out));
+      outs.push_back(out->flat<float>().data());
+    }
+    OP_REQUIRES_OK(ctx, ForEachTable(ctx, num_keys, [&](Executor& inner, int64_t i) {
+                     const int64_t dim = features_.dim(i);
+                     std::vector<const float*> rows(num_keys[i]);
+                     const float* const first = key_rows[i].flat<float>().data();
+                     for (int64_t k = 0; k < num_keys[i]; ++k) rows[k] = first + k * dim;
+                     WeightGradient(inner, samples[i], rows.data(), grads[i].flat<float>().data(),
+                                    dim, outs[i]);
+                   }));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("SokWeightsGrad").Device(tensorflow::DEVICE_CPU), WeightsGradOp);
 
 }  // namespace
 }  // namespace sok

@@ -36,6 +36,12 @@ absl::Status FeatureAttrs::Init(OpKernelConstruction* ctx) {
   } else {
     table_names_.resize(dims_.size());
   }
+  if (ctx->HasAttr("keep_rows")) {
+    TF_RETURN_IF_ERROR(ctx->GetAttr("keep_rows", &keep_rows_));
+    if (!keep_rows_.empty() && keep_rows_.size() != dims_.size()) {
+      return absl::InvalidArgumentError("keep_rows must be empty or have one item per table");
+    }
+  }
   if (combiners_.size() != dims_.size() || table_names_.size() != dims_.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "combiners and table_names must each have ", dims_.size(),
@@ -133,6 +139,20 @@ absl::Status FeatureAttrs::MakeEmbeddings(OpKernelContext* ctx, const std::vecto
     Tensor* made;
     TF_RETURN_IF_ERROR(embeddings.allocate(i, OutputShape(i, samples[i]), &made));
     out->push_back(made->flat<float>().data());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FeatureAttrs::MakeKeyRows(OpKernelContext* ctx, const FeatureInputs& in,
+                                       std::vector<float*>* out) const {
+  OpOutputList key_rows;
+  TF_RETURN_IF_ERROR(ctx->output_list("key_rows", &key_rows));
+  for (int i = 0; i < size(); ++i) {
+    const bool kept = !keep_rows_.empty() && keep_rows_[i];
+    const int64_t num_rows = kept ? in.keys[i].NumElements() : 0;
+    Tensor* made;
+    TF_RETURN_IF_ERROR(key_rows.allocate(i, TensorShape({num_rows, dims_[i]}), &made));
+    out->push_back(kept ? made->flat<float>().data() : nullptr);
   }
   return absl::OkStatus();
 }

@@ -23,7 +23,7 @@ struct FeatureInputs {
 };
 
 // Attributes `dims` and `combiners`, and if the op has them `table_names`, `max_hotness`,
-// `key_limits` and `batch_multiples`.
+// `key_limits`, `batch_multiples` and `keep_rows`.
 class FeatureAttrs {
  public:
   absl::Status Init(OpKernelConstruction* ctx);
@@ -52,6 +52,10 @@ class FeatureAttrs {
   // Allocates the output `embeddings`; `out` gets the data of each table.
   absl::Status MakeEmbeddings(OpKernelContext* ctx, const std::vector<Samples>& samples,
                               std::vector<float*>* out) const;
+  // Allocates the output `key_rows`: [num_keys, dim] for tables of `keep_rows`, otherwise [0, dim],
+  // for which `out` gets null.
+  absl::Status MakeKeyRows(OpKernelContext* ctx, const FeatureInputs& in,
+                           std::vector<float*>* out) const;
   // [batch, dim], or [num_keys, dim] if the combiner is "none".
   TensorShape OutputShape(int i, const Samples& samples) const;
 
@@ -62,6 +66,7 @@ class FeatureAttrs {
   std::vector<Combiner> combiners_;
   std::vector<std::string> table_names_;
   std::vector<BatchLimits> limits_;
+  std::vector<bool> keep_rows_;  // empty: of no table
 };
 
 // A kernel with these attributes.

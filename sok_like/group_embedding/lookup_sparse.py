@@ -56,8 +56,7 @@ def group_embedding_lookup_sparse(
         partition_strategy: Must be "mod".
         sp_weights: None, or floats of the kind and shape of the ids; for a list of ids a list with
             one item per table, which may be None. A mean is divided by the sum of the weights,
-            sqrtn by the root of the sum of their squares. Weights of an EmbeddingVariable are
-            constant in the gradient; those of a tf.Variable have a gradient.
+            sqrtn by the root of the sum of their squares. They have a gradient.
         name: Name of the group's collectives, the same on all ranks.
         is_sequence: True combines nothing: rows stay in the positions of their ids, and `combiners`
             is only checked.

@@ -49,7 +49,7 @@ class ShardFeature:
     owner: int
     row_offset: int  # its first row in the owner's variable
     variable: Any  # this rank's rows: a tf.Variable, an EmbeddingVariable, or None
-    weights: tf.Tensor | None = None  # float32 [num_keys]; constant in the gradient
+    weights: tf.Tensor | None = None  # float32 [num_keys]
 
 
 def most_ids(world_size: int) -> int:

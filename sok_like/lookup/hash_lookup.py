@@ -22,6 +22,7 @@ from sok_like.lookup import exporting, same_weights
 from sok_like.lookup.keras_call import check_listed
 from sok_like.runtime import comm, devices, hooks, native, ops, turns, wire
 from sok_like.runtime import gradient_scale as gradient_scales
+from sok_like.runtime import observed as observed  # its warning belongs to every lookup
 from sok_like.runtime.checks import COMBINERS, check_combiner
 from sok_like.table.variable import EmbeddingVariable
 
@@ -35,7 +36,7 @@ class HashFeature:
     combiner: str = "none"  # "sum", "mean", "sqrtn", or "none" for one row per key
     # int64 `[batch + 1]`, the position of each sample's first key; None if `combiner` is "none".
     row_splits: tf.Tensor | None = None
-    # float32 `[num_keys]`, or None for ones. Constant in the gradient.
+    # float32 `[num_keys]`, or None for ones.
     weights: tf.Tensor | None = None
     max_hotness: int = 0  # maximum number of keys per sample; 0: no limit
     # The number of samples (of keys, if `combiner` is "none") must be a multiple of this.
@@ -159,7 +160,11 @@ class _DeviceGroup:
             batch = self._batch()  # beside its inputs, which may be in host memory
             with devices.device_scope(self.device):  # its gradient runs there, too
                 found = native.ops().sok_lookup(
-                    handles=self._handles(), insert=self.training, name="lookup", **batch
+                    handles=self._handles(),
+                    insert=self.training,
+                    keep_rows=ops.rows_to_keep([f.weights for f in self.features]),
+                    name="lookup",
+                    **batch,
                 )
                 return list(found.embeddings)
 

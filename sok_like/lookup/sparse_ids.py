@@ -28,7 +28,6 @@ def samples_of(
     Args:
         sparse: Integers `[batch, max_hotness]`, in any order.
         weights: For each of `sparse`, floats `[num_keys]` in the order of its entries, or None.
-            Constant in the gradient.
     """
     keys = [as_keys(s.values) for s in sparse]
     weights = [None] * len(sparse) if weights is None else list(weights)
@@ -59,7 +58,7 @@ def samples_by_table(
 
     Args:
         samples: Integers `[num_samples, None]`, those of the first table first.
-        weights: Floats `[num_keys]`, or None. Constant in the gradient.
+        weights: Floats `[num_keys]`, or None.
         table_splits: `[num_tables + 1]`, the first sample of each table, and the end.
 
     Raises:

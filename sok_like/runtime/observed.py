@@ -1,4 +1,4 @@
-"""Statistics of this process's own steps: the keys of a batch, and the time in exchanges.
+"""Statistics of this process's own steps: keys of a batch, their owners, and time in exchanges.
 
 The C++ library counts. It keeps batches only while they are observed.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import warnings
 from typing import NamedTuple
 
-from sok_like.runtime import native
+from sok_like.runtime import comm, hooks, native
 
 
 class ObservedBatch(NamedTuple):
@@ -46,3 +47,27 @@ def observed_batch(table_name: str) -> ObservedBatch:
 def exchange_seconds() -> float:
     """Seconds that this process has spent in exchanges with other ranks."""
     return _library().sok_waited_seconds()
+
+
+_told: set[str] = set()  # tables
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_double)
+def _warn_of_uneven_owners(table, owner, times_its_share):
+    """Called by lookups on several ranks (`cpp/tf/owner_watch.h`). Rank 0 warns, once."""
+    table = table.decode()
+    if comm.current_or_single().rank > 0 or table in _told:
+        return
+    _told.add(table)
+    warnings.warn(
+        f"Table '{table}': rank {owner} owns {times_its_share:.2f} times the mean number of keys. "
+        "A key's owner is key % number of ranks, so keys with a common factor meet on few ranks. "
+        "Mix ids before they become keys: docs/semantics/keys_and_rows.md, 'Keys with a common "
+        "factor'.",
+        stacklevel=2,
+    )
+
+
+@hooks.at_init
+def _install():
+    _library().sok_on_uneven_owners(_warn_of_uneven_owners)

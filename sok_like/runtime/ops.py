@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 from sok_like.runtime import comm, devices, gradient_scale, native, second_order
 
@@ -73,6 +74,17 @@ def _lookup_grad(op, *grads):
     result = [None] * len(inputs)
     if not used:
         return result
+    learned = [i for i in used if _may_be_learned(op, 3 * n + i) and _keeps_rows(op, i)]
+    of_weights = _weights_grads(
+        op,
+        grads,
+        learned,
+        key_rows=outputs[3 * n :],
+        row_splits=inputs[2 * n : 3 * n],
+        weights=inputs[3 * n :],
+    )
+    for i, grad in zip(learned, of_weights, strict=True):
+        result[3 * n + i] = grad
     if op.get_attr("insert"):
         unique_keys = [outputs[n + i] for i in used]
         inverse = [outputs[2 * n + i] for i in used]
@@ -96,10 +108,79 @@ def _lookup_grad(op, *grads):
     return result
 
 
+def rows_to_keep(weights: list[tf.Tensor | None]) -> list[bool]:
+    """For which tables a lookup keeps the row of each key, which the gradient of weights needs."""
+    eager = tf.executing_eagerly()  # in a graph `_keeps_rows` says so when it builds the gradient
+    return [eager and w is not None and record.should_record_backprop([w]) for w in weights]
+
+
+def _keeps_rows(op, i):
+    """Whether a lookup keeps the row of each key of table `i`. In a graph, makes it keep them."""
+    if tf.executing_eagerly():
+        return op.get_attr("keep_rows")[i]
+    lookup = op.outputs[0].op
+    kept = lookup.get_attr("keep_rows")
+    kept[i] = True
+    values = tf.compat.v1.AttrValue.ListValue(b=kept)
+    # As TensorFlow itself changes ops of branches and loops when it builds their gradients.
+    lookup._set_attr("keep_rows", tf.compat.v1.AttrValue(list=values))
+    return True
+
+
+def _may_be_learned(op, i):
+    """Whether someone may want the gradient of the weights that are input `i`."""
+    if hasattr(op, "skip_input_indices"):  # by a tape, which knows what it watches
+        return i not in (op.skip_input_indices or ())
+    return op.inputs[i].op.type != "Const"
+
+
+def _weights_grads(op, grads, learned, **of_tables):
+    """The gradient of the weights of each table whose number is `learned`.
+
+    Args:
+        of_tables: The other inputs of SokWeightsGrad, for all tables.
+    """
+    if not learned:
+        return []
+    of_tables.update({name: op.get_attr(name) for name in ("dims", "combiners")})
+    with tf.device("CPU:0"):  # the op's only device
+        return native.ops().sok_weights_grad(
+            grads=[tf.convert_to_tensor(grads[i]) for i in learned],
+            **{name: [values[i] for i in learned] for name, values in of_tables.items()},
+        )
+
+
 tf.no_gradient("SokRoute")
 tf.no_gradient("SokUniqueKeys")
-tf.no_gradient("SokSparseSamples")
-tf.no_gradient("SokGroupSamples")
+
+
+@tf.RegisterGradient("SokSparseSamples")
+def _sparse_samples_grad(op, *grads):
+    n = op.get_attr("N")
+    indices, _, weights, dense_shapes = (op.inputs[k * n : (k + 1) * n] for k in range(4))
+    of_weights = [None] * n
+    for i, grad in enumerate(grads[n : 2 * n]):
+        if grad is None or not _may_be_learned(op, 2 * n + i):
+            continue
+        size = tf.size(weights[i], tf.int64)
+        with tf.device("CPU:0"):  # sorted like the keys
+            positions = native.ops().sok_sparse_samples(
+                [indices[i]], [tf.range(size)], [tf.zeros([0])], [dense_shapes[i]]
+            )
+        order = positions.sorted_keys[0][:, tf.newaxis]
+        of_weights[i] = tf.scatter_nd(order, grad, size[tf.newaxis])
+    return [*[None] * (2 * n), *of_weights, *[None] * n]
+
+
+@tf.RegisterGradient("SokGroupSamples")
+def _group_samples_grad(op, *grads):
+    n = op.get_attr("N")
+    outputs = list(op.outputs)[n : 2 * n]
+    grads = [
+        tf.zeros_like(output) if grad is None else grad
+        for grad, output in zip(grads[n : 2 * n], outputs, strict=True)
+    ]
+    return [None, tf.concat(grads, 0), None, None]
 
 
 @tf.RegisterGradient("SokGatherRows")
@@ -209,7 +290,29 @@ def _combine_grad(op, *grads):
             dims=op.get_attr("dims"),
             combiners=op.get_attr("combiners"),
         )
-    return [row_grads] + [None] * (len(inputs) - 1)
+    result = [row_grads] + [None] * (len(inputs) - 1)
+    learned = [i for i in range(n) if _may_be_learned(op, 3 + 2 * n + i)]
+    if not learned:
+        return result
+    with devices.device_scope(op.outputs[0].device):
+        key_rows = native.ops().sok_combine(
+            rows=inputs[0],
+            splits=inputs[1],
+            counts=inputs[2],
+            inverse=[inverse[i] if i in learned else inverse[i][:0] for i in range(n)],
+            row_splits=row_splits,
+            weights=[tf.zeros([0])] * n,
+            call=call,
+            starts=starts,
+            dims=op.get_attr("dims"),
+            combiners=["none"] * n,
+        )
+    found = _weights_grads(
+        op, grads, learned, key_rows=key_rows, row_splits=row_splits, weights=weights
+    )
+    for i, grad in zip(learned, found, strict=True):
+        result[3 + 2 * n + i] = grad
+    return result
 
 
 def _refuse_second_order(op, *grads):
@@ -221,5 +324,6 @@ def _refuse_second_order(op, *grads):
     return result
 
 
-for _op in ("SokLookupGrad", "SokMergeGrads", "SokCombineGrad", "SokUnpackRows"):
+_GRADIENTS = ("SokLookupGrad", "SokMergeGrads", "SokCombineGrad", "SokUnpackRows")
+for _op in (*_GRADIENTS, "SokWeightsGrad"):
     tf.RegisterGradient(_op)(_refuse_second_order)

@@ -21,6 +21,9 @@ _TENSORFLOW = """
 # Whether a v1 graph is inside a loop or branch.
 tensorflow.python.framework.ops:Graph
     _get_control_flow_context
+# A lookup keeps rows once the gradient of its weights is built.
+tensorflow.python.framework.ops:Operation
+    _set_attr
 # The gradient of a loop's body captures what the body uses.
 tensorflow.python.ops.while_v2:_WhileBodyGradFuncGraph
     _forward_graph

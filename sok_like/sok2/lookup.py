@@ -19,7 +19,6 @@ from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 from sok_like.lookup import exporting
 from sok_like.lookup.dense_lookup import lookup_rows
 from sok_like.lookup.exchange import Exchange, ShardFeature, exchange_lookup, most_ids
-from sok_like.lookup.flat_ids import flat_values, with_flat_values
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.keras_call import check_listed, training_of_call
 from sok_like.lookup.local_variables import unique_in_graph
@@ -48,7 +47,7 @@ def lookup_sparse(
         sp_ids: A `tf.SparseTensor` `[batch, max_hotness]` or `tf.RaggedTensor` `[batch, None]` of
             integers, or a list with one for each of `params`.
         sp_weights: None, or floats of the kind and shape of `sp_ids`. A mean is divided by the sum
-            of the weights. They are constant in the gradient.
+            of the weights.
         combiners: "mean", "sum" or "sqrtn", or a list with one for each of `params`; None: "mean".
         use_low_frequency_filter: Only for tables of var_type "hybrid"; their `filter_ratio`, 1.0,
             admits every key, as without the filter.
@@ -75,7 +74,7 @@ def lookup_sparse(
     for table, i in zip(tables, ids, strict=True):
         check_listed(table, getattr(i, "values", i))
 
-    asked = list(map(_Asked, tables, ids, map(_constant, weights), combiners))
+    asked = list(map(_Asked, tables, ids, weights, combiners))
 
     def look_up(training):
         return _look_up(asked, name, training)
@@ -196,13 +195,6 @@ def _look_up(asked, name, training):
     for i, rows, batch in zip(exchanged, found, batches, strict=True):
         outputs[i] = tf.ensure_shape(rows, [batch, asked[i].table.dim])
     return outputs
-
-
-def _constant(weights):
-    """Weights without a gradient. Weights that are neither ragged nor sparse raise later."""
-    if isinstance(weights, (tf.RaggedTensor, tf.SparseTensor)):
-        return with_flat_values(weights, tf.stop_gradient(flat_values(weights)))
-    return weights
 
 
 def _shard(table, ids, row_splits, combiner, weights):

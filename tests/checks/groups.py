@@ -5,6 +5,7 @@ shared table and a tf.Variable that is used twice.
 """
 
 import os
+import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -40,9 +41,11 @@ def checks(world_size):
     every["packed"] = packed
     every["gradient_scales"] = gradient_scales
     every["strategy"] = strategy
+    every["learned_weights"] = learned_weights
     every["reference_variables"] = reference_variables
     if world_size == 2:
         every["collectives"] = collectives
+        every["uneven_owners"] = uneven_owners
     return every
 
 
@@ -221,6 +224,77 @@ def packed():
         slices = tape.gradient(loss, tables)
         found.append([*rows, *(g.values for g in slices), *(g.indices for g in slices)])
     return [[t.numpy() for t in one] for one in found]
+
+
+LEARNED = [[2, 4, 2], [], [7, 7], [1, 0, 6]]  # positions of keys, by sample
+
+
+def learned(rank):
+    """Rows of all keys, and a rank's weights and factors of its outputs."""
+    rows = np.random.default_rng(9).normal(size=[NUM_KEYS, 3]).astype(np.float32)
+    rng = np.random.default_rng([9, rank])
+    weights = rng.uniform(0.5, 2.0, sum(map(len, LEARNED))).astype(np.float32)
+    return rows, weights, rng.normal(size=[len(LEARNED), 3]).astype(np.float32)
+
+
+def learned_weights():
+    """Gradients of a rank's weights by combiner and table; and where rank 0 alone asks for them."""
+    import sok_like as sok
+    from sok_like import sok2
+    from sok_like.runtime import comm
+
+    rank = comm.current().rank
+    rows, flat, factors = learned(rank)
+    table = sok.EmbeddingVariable(3, name="learned")
+    sok.assign(table, keys(), rows)
+    static = [sok2.Variable(rows, name="static"), sok2.Variable(rows, mode="localized:0")]
+    positions = tf.ragged.constant(LEARNED, dtype=tf.int64)
+    ids = positions.with_values(tf.gather(keys(), positions.values))
+
+    def step(weights, combiner):
+        outputs = sok.group_embedding_lookup_sparse(
+            [table, table],
+            [ids, ids.to_sparse()],
+            combiner,
+            sp_weights=[ids.with_values(weights), ids.with_values(weights).to_sparse()],
+            gradient_scale="sum",
+        )
+        of_static = positions.with_values(weights)
+        outputs += sok2.lookup_sparse(static, [positions] * 2, [of_static] * 2, [combiner] * 2)
+        return [tf.reduce_sum(output * factors) for output in outputs]
+
+    found = {}
+    for combiner in ("sum", "mean", "sqrtn"):
+        weights = tf.Variable(flat, name="local")
+        with tf.GradientTape(persistent=True) as tape:
+            losses = step(weights, combiner)
+        found[combiner] = [tape.gradient(loss, weights).numpy() for loss in losses]
+    weights = tf.constant(flat)
+    for one in (step, tf.function(step, autograph=False)):
+        with tf.GradientTape() as tape:
+            if rank == 0:
+                tape.watch(weights)
+            loss = one(weights, "mean")[0]
+        of_table, alone = tape.gradient(loss, [table, weights])
+        assert of_table.values.shape[1] == 3
+    return found, None if alone is None else alone.numpy()
+
+
+def uneven_owners():
+    """Warnings of lookups in small batches, eagerly and in a function."""
+    import sok_like as sok
+
+    table = sok.EmbeddingVariable(2, name="uneven")
+
+    def look_up(ids):
+        return sok.group_embedding_lookup([table], [ids], training=True)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for one in (look_up, tf.function(look_up, autograph=False)):
+            for start in range(0, 2000, 100):
+                one(tf.range(start, start + 100, dtype=tf.int64) * 10**15)
+    return [str(w.message) for w in caught if "times the mean" in str(w.message)]
 
 
 def gradient_scales():

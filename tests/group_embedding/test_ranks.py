@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tests.checks import groups, oracle, parity
 from tests.checks.groups import BATCH, DENSE, FEATURES, NUM_KEYS
+from tests.lookup.test_learned_weights import right_gradient
 
 WORLDS = [1, *(pytest.param(n, marks=pytest.mark.ranks) for n in (2, 3))]
 each_world = pytest.mark.parametrize("world_size", WORLDS)
@@ -141,6 +142,20 @@ def test_packed_ids_are_a_list(rank_results, world_size):
         for right, ours in zip(lists, packed, strict=True):
             np.testing.assert_array_equal(ours, right)
             assert ours.any()
+
+
+@each_world
+def test_learned_weights(rank_results, world_size):
+    """Of spread tables, and of dense and localized ones, which travel by another exchange."""
+    for rank, (found, alone) in enumerate(rank_results(world_size, "groups.learned_weights")):
+        rows, weights, factors = groups.learned(rank)
+        for combiner, gradients in found.items():
+            right = right_gradient(combiner, rows, groups.LEARNED, weights, factors)
+            for gradient in gradients:
+                np.testing.assert_allclose(gradient, right, rtol=1e-4, atol=1e-5)
+        assert (alone is None) == (rank > 0)
+        if rank == 0:  # which alone has watched them
+            np.testing.assert_allclose(alone, found["mean"][0], rtol=1e-6)
 
 
 @each_world

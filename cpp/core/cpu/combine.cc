@@ -233,7 +233,7 @@ void WeightGradient(Executor& ex, const Samples& samples, const float* const* ro
       double through_divisor = 0.0;  // sum(w_k dot_k) = S . grad
       for (int64_t k = begin; k < end; ++k) {
         PrefetchAhead(samples, rows, k, dim);
-        const double dot = Dot(rows[samples.inverse[k]], grad + s * dim, dim);
+        const double dot = Dot(rows[RowOf(samples, k)], grad + s * dim, dim);
         out[k] = static_cast<float>(dot);
         through_divisor += (samples.weights == nullptr ? 1.0 : samples.weights[k]) * dot;
       }

@@ -36,7 +36,7 @@ void CombineGradient(Executor& ex, const Samples& samples, const float* grad, in
 void AddGradient(Executor& ex, const Samples& samples, const float* grad, int64_t num_unique,
                  int64_t dim, float* out);
 
-// d loss / d weights. [num_keys]
+// d loss / d weights. [num_keys] Without an `inverse`, key k reads row k.
 void WeightGradient(Executor& ex, const Samples& samples, const float* const* rows,
                     const float* grad, int64_t dim, float* out);
 

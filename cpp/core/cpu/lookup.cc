@@ -131,6 +131,13 @@ class UniqueRows {
 
 // The rows of the feature's keys, to where they belong.
 void Combine(Executor& ex, const UniqueRows& rows, const FeatureLookup& feature, Samples samples) {
+  if (feature.key_rows != nullptr) {
+    Samples by_key;
+    by_key.inverse = samples.inverse;
+    by_key.num_keys = samples.num_keys;
+    by_key.combiner = Combiner::kNone;
+    rows.Combine(ex, by_key, feature.key_rows);
+  }
   if (feature.blocks.empty()) return rows.Combine(ex, samples, feature.out);
   for (const RowBlock& block : feature.blocks) {
     samples.num_keys = block.num_keys;
@@ -214,6 +221,9 @@ void CombineByKey(Executor& ex, CpuTable& table, const FeatureLookup& feature) {
     rows.Reserve(/*all_present=*/false);
     rows.Find(ex, {});
     return Combine(ex, rows, feature, samples);
+  }
+  if (feature.key_rows != nullptr) {
+    table.Read(ex, feature.keys, num_keys, feature.key_rows, nullptr);
   }
   if (samples.combiner != Combiner::kNone || samples.weights != nullptr) {
     return CombineBlocks(ex, table, feature.keys, samples, feature.out);

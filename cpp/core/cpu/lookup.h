@@ -52,6 +52,8 @@ struct FeatureLookup {
   // instead, in the order of the keys; its combiner is kNone.
   float* out = nullptr;
   std::vector<RowBlock> blocks;
+  // [num_keys, dim] Written unless null: the row of each key, for the gradient of weights.
+  float* key_rows = nullptr;
 };
 
 // With `insert`, missing keys are inserted with their initial row; without, they read it. With

@@ -50,15 +50,16 @@ class DeviceLookupOp : public FeatureOp {
                      MakeUnique(workspace, stream, in, inverse, &uniques, num_unique.data());
                    }));
     std::vector<Samples> samples;
-    std::vector<float*> out;
+    std::vector<float*> out, key_rows;
     for (int i = 0; i < n; ++i) {
       uniques[i] = uniques[i].Slice(0, num_unique[i]);
       unique_keys.set(i, uniques[i]);
       samples.push_back(features_.MakeSamples(i, *inverse[i], in.row_splits[i], in.weights[i]));
     }
     OP_REQUIRES_OK(ctx, features_.MakeEmbeddings(ctx, samples, &out));
+    OP_REQUIRES_OK(ctx, features_.MakeKeyRows(ctx, in, &key_rows));
     OP_REQUIRES_OK(ctx, WithTables(ctx, tables, [&](cuda::Stream stream) {
-                     if (n > 0) Combine(stream, tables, uniques, samples, out);
+                     if (n > 0) Combine(stream, tables, uniques, samples, out, key_rows);
                    }));
   }
 
@@ -98,7 +99,7 @@ class DeviceLookupOp : public FeatureOp {
   // Under the tables' mutexes.
   void Combine(cuda::Stream stream, const std::vector<DeviceTablePtr>& tables,
                const std::vector<Tensor>& uniques, const std::vector<Samples>& samples,
-               const std::vector<float*>& out) const {
+               const std::vector<float*>& out, const std::vector<float*>& key_rows) const {
     cuda::Workspace& workspace = tables[0]->table().workspace();
     const cuda::Workspace::Scope scope(workspace, stream);
     std::vector<CudaTable::TableFind> finds;
@@ -106,10 +107,18 @@ class DeviceLookupOp : public FeatureOp {
     std::vector<CudaTable::TableRows> gathers;
     std::vector<cuda::TableCombineBatch> of_tables;
     std::vector<cuda::CombineBatch> of_rows;
+    const auto by_key = [&](size_t i) {
+      Samples each;
+      each.inverse = samples[i].inverse;
+      each.num_keys = samples[i].num_keys;
+      each.combiner = Combiner::kNone;
+      return each;
+    };
     const auto take_rows = [&](size_t i) {
       const int64_t dim = features_.dim(i);
       float* const rows = workspace.Take<float>(uniques[i].NumElements() * dim);
       of_rows.push_back({samples[i], rows, dim, out[i]});
+      if (key_rows[i] != nullptr) of_rows.push_back({by_key(i), rows, dim, key_rows[i]});
       return rows;
     };
     // Rows of those that owe steps, and of keys that a filter refused, are made up first.
@@ -132,7 +141,10 @@ class DeviceLookupOp : public FeatureOp {
     }
     CudaTable::FindOrInsertRows(stream, inserts);  // the last that may fail
     for (const size_t i : in_place) {              // by tables that have grown
-      of_tables.push_back({samples[i], inserts[i].table->Ref(), inserts[i].row_numbers, out[i]});
+      const cuda::TableRef table = inserts[i].table->Ref();
+      of_tables.push_back({samples[i], table, inserts[i].row_numbers, out[i]});
+      if (key_rows[i] == nullptr) continue;
+      of_tables.push_back({by_key(i), table, inserts[i].row_numbers, key_rows[i]});
     }
     CudaTable::Find(stream, finds);
     CudaTable::GatherRows(stream, gathers);

@@ -1,0 +1,251 @@
+"""The gradient of the weights of keys: `tf.nn.embedding_lookup_sparse` on dense rows is the oracle.
+
+What all calls look up: repeated keys, empty samples, and one whose weights add up to 0.
+"""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.group_embedding.test_lookup_sparse import (
+    KEYS,
+    expected,
+    keys_at,
+    make_ev,
+    ragged,
+    rows_of,
+)
+
+COMBINERS = ["sum", "mean", "sqrtn"]
+POSITIONS = [[1, 2, 1], [], [3, 3], [0, 5, 6, 7], [4], [1, 2], []]
+WEIGHTS = [[0.5, 2.0, 1.5], [], [1.0, -1.0], [1.0, 0.25, 3.0, 0.5], [0.0], [2.0, 1.0], []]
+FLAT = np.concatenate(WEIGHTS).astype(np.float32)
+FACTORS = np.random.default_rng(3).normal(size=[len(POSITIONS), 3]).astype(np.float32)
+
+
+def right_gradient(combiner, rows=None, positions=POSITIONS, flat=FLAT, factors=FACTORS):
+    """Of the sum of outputs times factors with respect to the flat weights."""
+    table = tf.constant(rows_of(3, 0) if rows is None else rows, tf.float64)
+    flat = tf.constant(flat, tf.float64)
+    with tf.GradientTape() as tape:
+        tape.watch(flat)
+        weights = tf.RaggedTensor.from_row_lengths(flat, [len(p) for p in positions])
+        loss = tf.reduce_sum(expected(table, positions, combiner, weights) * factors)
+    return tf.convert_to_tensor(tape.gradient(loss, flat)).numpy()
+
+
+def shuffled(ids, flat):
+    """Sparse ids and weights in another order, with gaps; differentiable."""
+    sparse = ids.to_sparse()
+    order = np.random.default_rng(1).permutation(len(FLAT))
+    indices = tf.gather(sparse.indices * [1, 3], order)
+    shape = tf.constant([len(POSITIONS), 20], tf.int64)
+    return (
+        tf.SparseTensor(indices, tf.gather(sparse.values, order), shape),
+        tf.SparseTensor(indices, tf.gather(flat, order), shape),
+    )
+
+
+def look_up(sok, table, flat, combiner, kind="ragged", training=None):
+    ids = ragged(keys_at(POSITIONS))
+    weights = ids.with_flat_values(flat)
+    if kind == "sparse":
+        ids, weights = shuffled(ids, flat)
+    if kind == "packed":
+        (found,) = sok.group_embedding_lookup_sparse(
+            [table],
+            tf.stack([ids]),
+            combiner,
+            sp_weights=tf.stack([weights]),
+            training=training,
+        )
+        return found
+    # Features without weights and with constant ones share the call.
+    found = sok.group_embedding_lookup_sparse(
+        [table] * 3,
+        [ids] * 3,
+        [combiner] * 3,
+        sp_weights=[None, weights, weights.with_values(tf.ones_like(weights.values))],
+        training=training,
+    )
+    return found[1]
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("kind", ["ragged", "sparse", "packed"])
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_equals_stock(sok, combiner, kind):
+    """Eagerly, in a function with the tape, and in one that a tape calls; and the table's."""
+    table = make_ev(sok, "weighted", 3)
+    learned = tf.Variable(FLAT / 2)
+
+    def with_tape():
+        with tf.GradientTape() as tape:
+            found = look_up(sok, table, learned * 2.0, combiner, kind)
+            loss = tf.reduce_sum(found * FACTORS)
+        of_table, of_weights = tape.gradient(loss, [table, learned])
+        return of_table.values, of_weights / 2.0
+
+    @tf.function(autograph=False)
+    def called(flat):
+        return look_up(sok, table, flat, combiner, kind)
+
+    right = right_gradient(combiner)
+    rows = []
+    for function in (with_tape, tf.function(with_tape, autograph=False)):
+        of_table, of_weights = function()
+        np.testing.assert_allclose(of_weights, right, rtol=1e-5, atol=1e-5)
+        rows.append(of_table)
+    np.testing.assert_allclose(*rows, rtol=1e-6)
+    with tf.GradientTape() as tape:
+        found = called(learned * 2.0)
+        loss = tf.reduce_sum(found * FACTORS)
+    np.testing.assert_allclose(tape.gradient(loss, learned) / 2, right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_are_those_of_the_lookup(sok, dtype, training):
+    """New keys, 16-bit rows, rows that owe steps of Adam; not those after the update."""
+    table = sok.EmbeddingVariable(3, name=f"{dtype}{training}", dtype=dtype, initializer="normal")
+    learned = tf.Variable(FLAT)
+    dense = dtype == "float32"  # 16-bit rows need a lazy rule
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1), lazy=not dense)
+    for keys in (KEYS, KEYS[:1], KEYS[:1]):  # the rows of all keys but one owe two steps
+        if not dense:
+            break
+        with tf.GradientTape() as tape:
+            rows = tf.nn.embedding_lookup(table, keys)
+            loss = tf.reduce_sum(rows)
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    with tf.GradientTape(persistent=True) as tape:
+        found = look_up(sok, table, learned, "mean", training=training)
+        loss = tf.reduce_sum(found * FACTORS)
+    rows = table.find(KEYS)[0].numpy()
+    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    assert np.abs(table.find(KEYS)[0].numpy() - rows).max() > 0.01
+    right = right_gradient("mean", rows)
+    np.testing.assert_allclose(tape.gradient(loss, learned), right, rtol=1e-4, atol=1e-5)
+
+
+def test_keys_that_a_filter_refuses_have_the_default_row(sok):
+    option = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(2))
+    table = sok.get_embedding_variable("filtered", 3, ev_option=option, initializer="normal")
+    learned = tf.Variable(FLAT)
+    for _ in range(2):
+        tf.nn.embedding_lookup(table, KEYS[:4])
+    with tf.GradientTape() as tape:
+        found = look_up(sok, table, learned, "sqrtn")
+        loss = tf.reduce_sum(found * FACTORS)
+    rows, present = (t.numpy() for t in table.find(KEYS))
+    assert present[:4].all() and not present[4:].any()
+    right = right_gradient("sqrtn", rows)
+    np.testing.assert_allclose(tape.gradient(loss, learned), right, rtol=1e-5, atol=1e-5)
+
+
+def test_other_doors(sok):
+    """SOK 2.x, DeepRec's names, and TensorFlow's own functions."""
+    from sok_like import sok2
+
+    right = right_gradient("mean")
+    ids, learned = ragged(keys_at(POSITIONS)), tf.Variable(FLAT)
+    dynamic, table = sok2.DynamicVariable(3, name="dynamic"), make_ev(sok, "stock", 3)
+    sok2.assign(dynamic, KEYS, rows_of(3, 0))
+    static = sok2.Variable(rows_of(3, 0), name="static")
+
+    def stock(weights):
+        sparse = ids.to_sparse()
+        return tf.nn.safe_embedding_lookup_sparse(
+            table, sparse.with_values(sparse.values ^ 0), sparse.with_values(weights)
+        )
+
+    calls = {
+        "dynamic": lambda w: sok2.lookup_sparse(dynamic, ids, ids.with_flat_values(w), "mean"),
+        "static": lambda w: sok2.lookup_sparse(
+            static, ragged(POSITIONS), ids.with_flat_values(w), "mean"
+        ),
+        "list": lambda w: sok2.lookup_sparse(
+            [static, dynamic], [ragged(POSITIONS), ids], [ids.with_flat_values(w)] * 2, ["mean"] * 2
+        )[1],
+    }
+    for name, call in calls.items():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(call(learned) * FACTORS)
+        gradient = tape.gradient(loss, learned)
+        np.testing.assert_allclose(gradient, right, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_a_session(sok):
+    from sok_like.runtime import initialize
+
+    v1 = tf.compat.v1
+    initialize.reset()
+    with tf.Graph().as_default(), v1.Session() as session:
+        session.run(sok.Init(global_batch_size=2, seed=1))
+        table = sok.EmbeddingVariable(3, name="session", initializer="normal")
+        learned = v1.get_variable("learned", initializer=FLAT)
+        given = v1.placeholder(tf.float32, [None])
+        found = []
+        for flat in (learned, given):
+            output = look_up(sok, table, tf.identity(flat), "mean")
+            found += tf.gradients(output * FACTORS, flat)
+        rows, _ = table.find(KEYS)
+        train = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(0.5)).minimize(
+            tf.reduce_sum(look_up(sok, table, tf.identity(learned), "mean") * FACTORS)
+        )
+        session.run(v1.global_variables_initializer())
+        rows = session.run(rows)
+        gradients = session.run(found, {given: FLAT})
+        session.run(train)
+        moved = session.run(learned)
+    right = right_gradient("mean", rows)
+    for gradient in (*gradients, (FLAT - moved) / 0.5):
+        np.testing.assert_allclose(gradient, right, rtol=1e-4, atol=1e-5)
+
+
+def kept(sok, table, flat, with_tape=False, asks=True):
+    """Whether the lookup of a function keeps rows, called within a tape if it `asks`."""
+
+    def inner(given):
+        return look_up(sok, table, flat(given), "mean", "packed")
+
+    def taped(given):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(inner(given))
+        return tape.gradient(loss, table).values
+
+    function = tf.function(taped if with_tape else inner, autograph=False)
+    with tf.GradientTape() if asks and not with_tape else contextlib.nullcontext():
+        function(tf.constant(FLAT))
+    graph = function.get_concrete_function(tf.constant(FLAT)).graph
+    (op,) = (op for op in graph.get_operations() if op.type == "SokLookup")
+    return any(op.get_attr("keep_rows"))
+
+
+def test_rows_are_kept_only_for_weights_that_may_be_learned(sok):
+    """A tape knows what it watches. A tape around a function may watch its arguments."""
+    table, learned = make_ev(sok, "kept", 3), tf.Variable(FLAT)
+    assert kept(sok, table, lambda given: learned * 2.0)
+    assert kept(sok, table, lambda given: learned * 2.0, with_tape=True)
+    assert kept(sok, table, lambda given: given * 2.0)
+    assert not kept(sok, table, lambda given: given * 2.0, with_tape=True)
+    assert not kept(sok, table, lambda given: given * 2.0, asks=False)
+
+
+def test_no_keys_and_second_order(sok):
+    table, data, learned = make_ev(sok, "few", 3), tf.constant(FLAT), tf.Variable(FLAT)
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(look_up(sok, table, learned * 1.0, "mean") ** 2)
+        gradient = tape.gradient(loss, learned)
+    with pytest.raises(NotImplementedError, match="cannot be differentiated again"):
+        outer.gradient(gradient, learned)
+    with tf.GradientTape() as tape:
+        tape.watch(data)
+        empty = ragged([[], []])
+        (found,) = sok.group_embedding_lookup_sparse(
+            [table], [empty], "mean", sp_weights=[empty.with_values(data[:0])]
+        )
+    assert tape.gradient(found, data).numpy().tolist() == [0.0] * len(FLAT)
