@@ -29,13 +29,14 @@ from sok_like.distribution.sharded_variable import shard_of
 
 
 class CutProduct(NamedTuple):
-    """How a product of an input and a kernel is computed if one kernel dimension is sharded."""
+    """A kernel of which one dimension is sharded, and the same dimension of inputs and outputs.
+
+    Each is None if they do not have it, and counted from the end if it is after an ellipsis.
+    """
 
     kernel: Any  # the variable
-    # The dimension of the input that is split like the kernel's, or None; counted from the end if
-    # it is after an ellipsis.
     input_dim: int | None
-    output_dim: int | None  # the same for the output
+    output_dim: int | None
 
     @property
     def collectives(self) -> str:
@@ -73,10 +74,8 @@ def run_product(
 ) -> tf.Tensor:
     """A layer's output before the activation, whole on every rank.
 
-    Args:
-        bias: A variable, whole or sharded, or None.
-        compute: Computes outputs, without the bias, from inputs and this rank's kernel.
-        as_addend: Shapes a bias so that it can be added to outputs.
+    `compute` makes outputs without the bias, from inputs and this rank's kernel. `as_addend` shapes
+    a bias so that it can be added to them.
     """
     shard: Any = shard_of(product.kernel)
     cut = only_cut(product.kernel)
@@ -107,26 +106,21 @@ def einsum(equation: str) -> Callable:
     """`compute` for `run_product`."""
 
     def compute(inputs, kernel):
-        return tf.einsum(without_ellipsis(equation, inputs.shape.rank), inputs, kernel)
+        # With letters for `...`: TensorFlow 2.18 with oneDNN and several threads computes
+        # `...i,io->...o` wrongly.
+        of_input = equation.split(",")[0]
+        free = (letter for letter in string.ascii_uppercase if letter not in equation)
+        num_letters = inputs.shape.rank - len(of_input.replace("...", ""))
+        letters = "".join(itertools.islice(free, num_letters))
+        return tf.einsum(equation.replace("...", letters), inputs, kernel)
 
     return compute
 
 
-def without_ellipsis(equation: str, input_rank: int) -> str:
-    """The equation with letters for `...`.
-
-    TensorFlow 2.18 with oneDNN and several threads computes `...i,io->...o` wrongly.
-    """
-    of_input = equation.split(",")[0]
-    free = (letter for letter in string.ascii_uppercase if letter not in equation)
-    letters = "".join(itertools.islice(free, input_rank - len(of_input.replace("...", ""))))
-    return equation.replace("...", letters)
-
-
 def _dim(term, letter):
     """Position of a letter, counted from the end if an ellipsis is before it."""
-    position = term.replace("...", ".").find(letter)
+    term = term.replace("...", ".")
+    position, dots = term.find(letter), term.find(".")
     if position < 0:
         return None
-    dots = term.replace("...", ".").find(".")
-    return position - len(term.replace("...", ".")) if 0 <= dots < position else position
+    return position - len(term) if 0 <= dots < position else position

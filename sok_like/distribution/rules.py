@@ -2,7 +2,18 @@
 
 A layer runs its own `call`, which reads whole variables, if it has no rule, or its rule does not
 support how its variables are sharded. The rule is chosen at each call, so a layer and its variables
-may be made in any order.
+may be made in any order. Products and convolutions are in `products.py`.
+
+In an embedding lookup, ranks exchange rows, never the table. All ranks of a line along a model axis
+have the same ids, so each knows which rows are needed from which owner, and one collective is
+enough:
+
+    ('model', None)   unique ids, by owner -> own rows of them -> gathered -> rows of the ids
+    (None, 'model')   own columns of the rows of the unique ids -> gathered
+
+In the backward pass each rank takes the gradients of its own rows or columns out of the whole
+gradient, without a collective. The gradient of Keras' Embedding has one value per occurrence of an
+id, as in one process, because Keras 3's optimizers square them one by one.
 """
 
 from __future__ import annotations
@@ -14,8 +25,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_like.dist_model_parallel.embedding import Embedding
-from sok_like.distribution import lookup_rule
-from sok_like.distribution.collectives import gather, samples_are_split, split_batch
+from sok_like.distribution.collectives import (
+    gather,
+    samples_are_split,
+    split_batch,
+    with_length,
+)
 from sok_like.distribution.products import (
     CutProduct,
     einsum,
@@ -24,12 +39,14 @@ from sok_like.distribution.products import (
     rides_along,
     run_product,
 )
-from sok_like.distribution.sharded_variable import held_whole
+from sok_like.distribution.sharded_variable import held_whole, local_rows, shard_of
 from sok_like.embeddings.all2all_dense_embedding import All2AllDenseEmbedding
 from sok_like.embeddings.distributed_embedding import DistributedEmbedding
 from sok_like.lookup import exporting
-from sok_like.lookup.dense_lookup import lookup_rows
+from sok_like.lookup.dense_lookup import as_row_numbers, lookup_rows, require_in_range
 from sok_like.lookup.flat_ids import flat_values, with_flat_values
+from sok_like.lookup.local_variables import unique_in_graph
+from sok_like.runtime import turns
 
 
 class Rule(NamedTuple):
@@ -44,10 +61,8 @@ class Rule(NamedTuple):
 def rule_of(layer: Any) -> Rule | None:
     """The rule for a built layer with its present variables; None if it reads whole variables."""
     find = _RULES.get(type(layer))
-    plain = not getattr(layer, "lora_enabled", False) and not getattr(
-        layer, "quantization_mode", None
-    )
-    return find(layer) if find is not None and plain and layer.built else None
+    changed = getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None)
+    return None if find is None or changed or not layer.built else find(layer)
 
 
 def install(layer: Any, distribution: Any) -> None:
@@ -70,12 +85,13 @@ def install(layer: Any, distribution: Any) -> None:
             return own_call(inputs, *args, **kwargs)
         return rule.run(inputs, *args, **kwargs)
 
-    # Bypasses Keras' __setattr__, which tracks attributes.
-    object.__setattr__(layer, "_sok_distribution", distribution)
-    object.__setattr__(
-        layer, "call", tf.autograph.experimental.do_not_convert(loop if loops else call)
-    )
-    object.__setattr__(layer, "supports_jit", False)  # XLA cannot compile Horovod's collectives
+    replaced = {
+        "_sok_distribution": distribution,
+        "call": tf.autograph.experimental.do_not_convert(loop if loops else call),
+        "supports_jit": False,  # XLA cannot compile Horovod's collectives
+    }
+    for name, value in replaced.items():  # bypasses Keras' tracking of attributes
+        object.__setattr__(layer, name, value)
 
 
 def sums_repeated_ids(layer: Any) -> bool:
@@ -128,7 +144,7 @@ def _convolution(layer):
 
 def _keras_embedding(layer):
     table = vars(layer).get("_embeddings", getattr(layer, "embeddings", None))
-    if not lookup_rule.has_rule(table):
+    if only_cut(table) is None:
         return None
 
     def run(inputs):
@@ -136,29 +152,109 @@ def _keras_embedding(layer):
         ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
         # Keras counts negative ids from the end.
         ids = tf.where(ids < 0, ids + layer.input_dim, ids)
-        rows = lookup_rule.rows_by_occurrence(table, tf.reshape(ids, [-1]), layer.name)
-        found = tf.reshape(rows, tf.concat([tf.shape(ids), [layer.output_dim]], 0))
-        return tf.cast(tf.ensure_shape(found, [*ids.shape, layer.output_dim]), layer.compute_dtype)
+        rows = _rows_by_occurrence(table, tf.reshape(ids, [-1]), layer.name)
+        rows = tf.reshape(rows, tf.concat([tf.shape(ids), [layer.output_dim]], 0))
+        return tf.cast(tf.ensure_shape(rows, [*ids.shape, layer.output_dim]), layer.compute_dtype)
 
     return Rule(run, _LOOKUP, table)
 
 
 def _sok_embedding(layer):
     table = layer.embeddings
-    if not lookup_rule.has_rule(table):
+    if only_cut(table) is None:
         return None
 
     def run(inputs, weights=None):
         ids = inputs if tf.is_tensor(inputs) else tf.convert_to_tensor(inputs)
-        rows, inverse = lookup_rule.unique_rows(table, flat_values(ids), layer.name)
+        rows, inverse = _unique_rows(table, flat_values(ids), layer.name)
         # The unique rows form a table with new row numbers. A graph may lose their static width.
         rows = tf.ensure_shape(rows, [None, layer.output_dim])
-        found = lookup_rows(
-            rows, with_flat_values(ids, inverse), layer.combiner, weights, layer.name
-        )
-        return tf.cast(found, layer.compute_dtype)
+        ids = with_flat_values(ids, inverse)
+        combined = lookup_rows(rows, ids, layer.combiner, weights, layer.name)
+        return tf.cast(combined, layer.compute_dtype)
 
     return Rule(run, _LOOKUP, table)
+
+
+def _unique_of(table, ids, table_name):
+    """How a table is cut, over which ranks, under which name; the ids, the unique ones, the
+    positions of the ids among these.
+    """
+    shard: Any = shard_of(table)
+    cut = shard.placement.cuts[0]
+    ids = require_in_range(as_row_numbers(ids), shard.placement.global_shape[0], table_name)
+    return cut, shard.mesh.along(cut.axis), shard.placement.path, ids, *tf.unique(ids)
+
+
+def _unique_rows(table, ids, table_name):
+    """The rows of the unique ids, whole on every rank, and the position of each id's row."""
+    cut, line, path, ids, unique, inverse = _unique_of(table, ids, table_name)
+    if cut.dim == 1:
+        columns = local_rows(table, unique)
+        whole = gather(columns, 1, line, f"{path}_columns")
+        return with_length(whole, 1, cut.length), inverse
+
+    name = unique_in_graph(f"{path}_rows")
+    mine, position = _in_order_of_owners(unique, cut)
+
+    def of_rows(rows):
+        return tf.gather(turns.collective_in_turn(line, "all_gather", rows, name), position)
+
+    start, _ = cut.bounds()
+    exchange = _with_gradient(of_rows, lambda grad: tf.gather(grad, mine))
+    return exchange(local_rows(table, tf.gather(unique, mine) - start)), inverse
+
+
+def _rows_by_occurrence(table, ids, table_name):
+    """A row for each id, `[num_keys, output_dim]`; so is the gradient."""
+    cut, line, path, ids, unique, inverse = _unique_of(table, ids, table_name)
+    places = tf.range(tf.size(ids))
+    first = tf.math.unsorted_segment_min(places, inverse, tf.size(unique))
+
+    if cut.dim == 1:
+
+        def of_columns(columns):
+            columns = tf.gather(columns, first)
+            whole = gather(columns, 1, line, f"{path}_columns")
+            return tf.gather(with_length(whole, 1, cut.length), inverse)
+
+        start, stop = cut.bounds()
+        return _with_gradient(of_columns, lambda grad: grad[:, start:stop])(local_rows(table, ids))
+
+    name = unique_in_graph(f"{path}_rows")
+    mine, position = _in_order_of_owners(unique, cut)
+    is_mine = _owner(ids, cut) == cut.index
+    own = tf.boolean_mask(places, is_mine)
+    place_among_own = tf.cumsum(tf.cast(is_mine, tf.int32)) - 1
+
+    def of_rows(rows):
+        rows = tf.gather(rows, tf.gather(place_among_own, tf.gather(first, mine)))
+        gathered = turns.collective_in_turn(line, "all_gather", rows, name)
+        return tf.gather(tf.gather(gathered, position), inverse)
+
+    start, _ = cut.bounds()
+    exchange = _with_gradient(of_rows, lambda grad: tf.gather(grad, own))
+    return exchange(local_rows(table, tf.gather(ids, own) - start))
+
+
+def _with_gradient(function, back):
+    return tf.custom_gradient(lambda rows: (function(rows), back))
+
+
+def _in_order_of_owners(unique, cut):
+    """Which of the unique ids this rank owns, and where the row of each unique id arrives."""
+    owner = _owner(unique, cut)
+    by_owner = tf.argsort(owner, stable=True)  # the order in which the ranks' rows arrive
+    mine = tf.boolean_mask(by_owner, tf.gather(owner, by_owner) == cut.index)
+    return mine, tf.math.invert_permutation(by_owner)
+
+
+def _owner(ids, cut):
+    """The shard that holds each id: shards before row `edge` have one row more."""
+    ids = tf.cast(ids, tf.int64)
+    size, longer = divmod(cut.length, cut.num_shards)
+    edge = longer * (size + 1)
+    return tf.where(ids < edge, ids // (size + 1), longer + (ids - edge) // max(size, 1))
 
 
 def _batch_normalization(layer):

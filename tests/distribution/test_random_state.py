@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from sok_like.distribution import random_state
+from sok_like.distribution.distributions import encoded_random_state, set_random_state
 
 
 def draws():
@@ -13,12 +13,12 @@ def draws():
 
 def test_the_state_comes_back_to_the_bit():
     random.gauss(0, 1), np.random.randn()  # half of a pair is kept for the next call
-    data = random_state.encoded(41)
+    data = encoded_random_state(41)
     expected = draws()
     random.seed(1), np.random.seed(1)
-    assert random_state.set_encoded(data) == 41
+    assert set_random_state(data) == 41
     assert draws() == expected
 
 
 def test_nothing_is_unpickled():
-    assert random_state.encoded(0)[:1] == b"{"
+    assert encoded_random_state(0)[:1] == b"{"
