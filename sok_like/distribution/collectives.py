@@ -20,6 +20,7 @@ Each of these is the gradient of another one, so gradients of gradients are righ
 
 from __future__ import annotations
 
+import functools
 import threading
 from contextlib import AbstractContextManager
 from typing import Any
@@ -48,9 +49,8 @@ def gather(
     """
     if line.world_size == 1:
         return tensor
-    name = unique_in_graph(name)
 
-    def along_front(tensor, collective, name):
+    def along_front(collective, tensor, name):
         """Horovod gathers and scatters along the first axis, so `dim` is moved there."""
         order = list(range(tensor.shape.rank))
         order.insert(0, order.pop(dim))
@@ -58,20 +58,27 @@ def gather(
         result = _in_turn(line, collective, front, name)
         return result if order[0] == 0 else tf.transpose(result, np.argsort(order))
 
+    def back(grad, name):
+        grad = tf.convert_to_tensor(grad)  # it is sparse if the tensor was a table
+        if isinstance(gradient, str):
+            ranks = line.world_size if gradient == "mean" else 1
+            return along_front("reduce_scatter", grad / tf.cast(ranks, grad.dtype), name)
+        own = own_shard(grad, dim, line, name, scale=gradient)
+        return own if gradient == 1.0 else own * tf.cast(gradient, own.dtype)
+
+    forward = functools.partial(along_front, "all_gather")
+    return with_length(_exchanged(tensor, name, forward, back), dim, None)
+
+
+def _exchanged(tensor, name, forward, back):
+    """What `forward` makes of a tensor and a name; `back` makes the gradient likewise."""
+    name = unique_in_graph(name)
+
     @tf.custom_gradient
     def run(tensor):
-        def back(grad):
-            grad = tf.convert_to_tensor(grad)  # it is sparse if the tensor was a table
-            if isinstance(gradient, str):
-                ranks = line.world_size if gradient == "mean" else 1
-                grad = grad / tf.cast(ranks, grad.dtype)
-                return along_front(grad, "reduce_scatter", f"{name}_grad")
-            own = own_shard(grad, dim, line, f"{name}_grad", scale=gradient)
-            return own if gradient == 1.0 else own * tf.cast(gradient, own.dtype)
+        return forward(tensor, name), lambda grad: back(grad, f"{name}_grad")
 
-        return along_front(tensor, "all_gather", name), back
-
-    return with_length(run(tensor), dim, None)
+    return run(tensor)
 
 
 def with_length(tensor: tf.Tensor, dim: int, length: int | None) -> tf.Tensor:
@@ -90,46 +97,37 @@ def own_shard(
     """
     if line.world_size == 1:
         return tensor
-    name = unique_in_graph(name)
 
-    @tf.custom_gradient
-    def run(tensor):
-        def back(grad):
-            whole = gather(grad, dim, line, f"{name}_grad", gradient=scale)
-            return whole if scale == 1.0 else whole / tf.cast(scale, whole.dtype)
-
+    def forward(tensor, name):
         length = tensor.shape[dim]
         length = tf.shape(tensor, tf.int64)[dim] if length is None else length
         start, stop = shard_bounds(length, line.world_size, line.rank)
-        return tensor[(slice(None),) * (dim % tensor.shape.rank) + (slice(start, stop),)], back
+        return tensor[(slice(None),) * (dim % tensor.shape.rank) + (slice(start, stop),)]
 
-    return run(tensor)
+    def back(grad, name):
+        whole = gather(grad, dim, line, name, gradient=scale)
+        return whole if scale == 1.0 else whole / tf.cast(scale, whole.dtype)
+
+    return _exchanged(tensor, name, forward, back)
 
 
 def summed(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
     """The sum of the ranks' tensors."""
     if line.world_size == 1:
         return tensor
-    name = unique_in_graph(name)
-
-    @tf.custom_gradient
-    def run(tensor):
-        return _in_turn(line, "sum", tensor, name), lambda grad: shared(grad, line, f"{name}_grad")
-
-    return run(tensor)
+    forward = functools.partial(_in_turn, line, "sum")
+    return _exchanged(tensor, name, forward, lambda grad, name: shared(grad, line, name))
 
 
 def shared(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
     """The tensor itself, which each rank of the line uses for its own part of the result."""
     if line.world_size == 1 or not tensor.dtype.is_floating:
         return tensor
-    name = unique_in_graph(name)
 
-    @tf.custom_gradient
-    def run(tensor):
-        return tf.identity(tensor), lambda grad: summed(grad, line, f"{name}_grad")
+    def back(grad, name):
+        return summed(grad, line, name)
 
-    return run(tensor)
+    return _exchanged(tensor, name, lambda tensor, _: tf.identity(tensor), back)
 
 
 _state = threading.local()

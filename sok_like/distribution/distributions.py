@@ -13,7 +13,6 @@ the distribution is unset, these hooks are removed. Variables and models that th
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import random
 import re
@@ -41,7 +40,8 @@ from sok_like.distribution.optimizer import distributed_optimizer
 from sok_like.distribution.rules import install, rule_of
 from sok_like.distribution.sharded_variable import creator, path_of, shard_of
 from sok_like.planner.report import aligned
-from sok_like.runtime import comm, turns
+from sok_like.runtime import comm
+from sok_like.runtime.agreement import agreed
 from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table.variable import is_embedding_variable
@@ -394,20 +394,25 @@ def _own_variables(layer):
 
 
 def _row(variable, layer, distribution):
-    rule = None if layer is None else rule_of(layer)
+    rule, shard = None if layer is None else rule_of(layer), shard_of(variable)
     if is_embedding_variable(variable):
         collectives = rule.collectives if rule else "all_to_all"
         return path_of(variable), "keys", "key % ranks", "keys", _bytes(variable), collectives
-    shard = shard_of(variable)
     if shard is None:
-        shape = tuple(variable.shape)
+        shape = local = tuple(variable.shape)
         layout: tuple = (None,) * len(shape)
         # If a rule has no sharded variable, its collectives are listed at the layer's first one.
         first = rule is not None and rule.variable is None and _own_variables(layer)[0] is variable
-        local, travels = shape, [rule.collectives] if first else []
+        travels = [rule.collectives] if first else []
     else:
-        shape, layout = shard.placement.global_shape, shard.placement.axes
-        local, travels = shard.placement.local_shape, _of_shard(variable, shard, rule)
+        shape, layout, local = shard.global_shape, shard.layout, shard.local_shape
+        travels = ["all_gather when read"]
+        if shard.over_batch and variable.trainable:
+            travels.append("reduce_scatter of its gradient")
+        if rule is not None and variable is rule.variable:
+            travels = [rule.collectives]
+        elif rule is not None and variable is rule.rides_along:
+            travels = []
     batch = distribution.batch_dim_name
     averaged = distribution.mesh.shape[batch] > 1 and variable.trainable
     if averaged and not (shard is not None and shard.over_batch):
@@ -415,22 +420,11 @@ def _row(variable, layer, distribution):
     return (path_of(variable), shape, layout, local, _bytes(variable), "; ".join(travels) or "none")
 
 
-def _of_shard(variable, shard, rule):
-    if rule is not None and variable is rule.variable:
-        return [rule.collectives]
-    if rule is not None and variable is rule.rides_along:
-        return []
-    travels = ["all_gather when read"]
-    if shard.over_batch and variable.trainable:
-        travels.append("reduce_scatter of its gradient")
-    return travels
-
-
 def _bytes(variable):
     if is_embedding_variable(variable):
         return int(variable.bytes())
     shard = shard_of(variable)
-    shape = tuple(variable.shape) if shard is None else shard.placement.local_shape
+    shape = tuple(variable.shape) if shard is None else shard.local_shape
     return math.prod(shape) * tf.as_dtype(variable.dtype).size
 
 
@@ -441,39 +435,30 @@ def _agree_on_random_state():
     make data by NumPy's. If the ranks have set the same seeds, nothing changes.
     """
     communicator = comm.current()
-    if communicator.world_size == 1:
-        return
-    seed = context.global_seed()
-    if seed is None:
-        seed = secrets.randbelow(2**31)
-    state = encoded_random_state(seed) if communicator.rank == 0 else b""
-    block = tf.constant(np.frombuffer(state, np.uint8))
-    block = turns.collective_in_turn(communicator, "all_gather", block, "sok_random_state")
-    seed = set_random_state(block.numpy().tobytes())
-    if context.global_seed() != seed:  # setting an equal seed would restart its sequence
-        tf.random.set_seed(seed)
+    if communicator.world_size > 1:
+        states = agreed(lambda: None if communicator.rank else random_state(), communicator)
+        set_random_state(states[0])
 
 
-def encoded_random_state(seed: int) -> bytes:
-    """The state of Python's and NumPy's generators and TensorFlow's seed, as JSON.
+def random_state() -> dict[str, Any]:
+    """The state of Python's and NumPy's generators and TensorFlow's seed, for JSON.
 
     Only numbers: bytes of another process must not become code, as pickled bytes can.
     """
-    version, words, gauss = random.getstate()
+    seed = context.global_seed()
     kind, key, *rest = np.random.get_state()
-    state = {
-        "python": [version, words, gauss],
+    return {
+        "python": random.getstate(),
         "numpy": [kind, np.asarray(key).tolist(), *rest],
-        "seed": seed,
+        "tensorflow": secrets.randbelow(2**31) if seed is None else seed,
     }
-    return json.dumps(state).encode()
 
 
-def set_random_state(data: bytes) -> int:
-    """Sets the generators; returns TensorFlow's seed."""
-    state = json.loads(data)
+def set_random_state(state: dict[str, Any]) -> None:
+    """Sets the generators, and the seed if it is another: an equal one would restart them."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     kind, key, *rest = state["numpy"]
     np.random.set_state((kind, np.array(key, np.uint32), *rest))
-    return state["seed"]
+    if context.global_seed() != state["tensorflow"]:
+        tf.random.set_seed(state["tensorflow"])

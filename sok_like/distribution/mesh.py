@@ -147,10 +147,7 @@ class RankMesh:
         return self._communicators[axis_name]
 
 
-@functools.cache
-def rank_mesh(device_mesh: Any) -> RankMesh:
-    """The RankMesh of a DeviceMesh; made once."""
-    return RankMesh(device_mesh)
+rank_mesh = functools.cache(RankMesh)  # that of a DeviceMesh is made once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +182,7 @@ def shard_bounds(length: Any, num_shards: int, index: int) -> tuple[Any, Any]:
 class Placement:
     """How a variable is sharded over a mesh, and which shard this rank has.
 
-    `axes` has one mesh axis or None per dimension. `sizes` and `indices` are the length of each
+    `layout` has one mesh axis or None per dimension. `sizes` and `indices` are the length of each
     mesh axis and this rank's index along it. `cuts` has a `Cut` for each dimension that is sharded
     over more than one rank.
     """
@@ -194,15 +191,15 @@ class Placement:
         self,
         path: str,
         global_shape: Sequence[int],
-        axes: Sequence[str | None],
+        layout: Sequence[str | None],
         sizes: Mapping[str, int],
         indices: Mapping[str, int],
     ):
-        self.path, self.axes = path, tuple(axes)
+        self.path, self.layout = path, tuple(layout)
         self.global_shape = tuple(int(length) for length in global_shape)
-        named = [axis for axis in self.axes if axis is not None]
+        named = [axis for axis in self.layout if axis is not None]
         wrong = None
-        if len(self.axes) != len(self.global_shape):
+        if len(self.layout) != len(self.global_shape):
             wrong = "must have an item for each dimension"
         elif len(set(named)) < len(named):
             wrong = f"must name an axis once; it names '{max(named, key=named.count)}' twice"
@@ -211,15 +208,15 @@ class Placement:
             wrong = f"must name axes of the mesh, {tuple(sizes)}; '{unknown}' is not one of them"
         if wrong:
             raise ValueError(
-                f"The layout of a variable {wrong}. Received: layout {self.axes} for '{path}' of "
+                f"The layout of a variable {wrong}. Received: layout {self.layout} for '{path}' of "
                 f"shape {self.global_shape}"
             )
         self.cuts = tuple(
             Cut(dim, axis, length, sizes[axis], indices[axis])
-            for dim, (axis, length) in enumerate(zip(self.axes, self.global_shape, strict=True))
+            for dim, (axis, length) in enumerate(zip(self.layout, self.global_shape, strict=True))
             if axis is not None and sizes[axis] > 1
         )
-        self.slices = [slice(None)] * len(self.axes)
+        self.slices = [slice(None)] * len(self.layout)
         for cut in self.cuts:
             self.slices[cut.dim] = slice(*cut.bounds())
         self.local_shape = tuple(

@@ -161,32 +161,27 @@ def _splitting(model, own_call, distribution) -> Callable:
         _put_under(model, distribution)
         if getattr(_state, "inside", False):
             return own_call(*args, **kwargs)
-        line = distribution.mesh.along(distribution.batch_dim_name)
-        split = line.world_size > 1 and distribution.auto_shard_dataset
         kinds = [type(leaf).__name__ for leaf in tf.nest.flatten((args, kwargs))]
         is_symbolic = any(kind.endswith("KerasTensor") for kind in kinds)  # of either Keras
-        if is_symbolic or exporting.current():
-            return compute(args, kwargs, line, split=False)
-        with _compared((args, kwargs), distribution):
-            return compute(args, kwargs, line, split)
-
-    def compute(args, kwargs, line, split):
-        if split:
-            args, kwargs = tf.nest.map_structure(
-                lambda v: tf.convert_to_tensor(v) if isinstance(v, np.ndarray) else v,
-                (args, kwargs),
-            )
-            batch = _batch_of(args, kwargs)
-            names = itertools.count()
-            args, kwargs = tf.nest.map_structure(
-                lambda t: _own_samples(t, line, f"model_input_{next(names)}"), (args, kwargs)
-            )
-        inside = attributes(_state, {"inside": True})
-        with inside, samples_split() if split else contextlib.nullcontext():
-            outputs = own_call(*args, **kwargs)
-        distribution.check_patterns(model)  # now every model has its variables
-        _put_under(model, distribution)
-        return _of_all(outputs, batch, model, line) if split else outputs
+        is_real = not is_symbolic and not exporting.current()
+        line = distribution.mesh.along(distribution.batch_dim_name)
+        split = is_real and line.world_size > 1 and distribution.auto_shard_dataset
+        with _compared((args, kwargs), distribution) if is_real else contextlib.nullcontext():
+            if split:
+                args, kwargs = tf.nest.map_structure(
+                    lambda v: tf.convert_to_tensor(v) if isinstance(v, np.ndarray) else v,
+                    (args, kwargs),
+                )
+                batch, names = _batch_of(args, kwargs), itertools.count()
+                args, kwargs = tf.nest.map_structure(
+                    lambda t: _own_samples(t, line, f"model_input_{next(names)}"), (args, kwargs)
+                )
+            inside = attributes(_state, {"inside": True})
+            with inside, samples_split() if split else contextlib.nullcontext():
+                outputs = own_call(*args, **kwargs)
+            distribution.check_patterns(model)  # now every model has its variables
+            _put_under(model, distribution)
+            return _of_all(outputs, batch, model, line) if split else outputs
 
     return tf.autograph.experimental.do_not_convert(call)
 

@@ -55,11 +55,10 @@ class _TakesParts:
             super().build(variables)
 
     def apply(self, grads, trainable_variables=None):  # Keras 3
-        variables = trainable_variables
-        if variables is None:
-            variables = getattr(self, "_sok_trainable", self._trainable_variables)
-        else:
-            trainable_variables = variables = list(variables)
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        built = getattr(self, "_sok_trainable", self._trainable_variables)
+        variables = built if trainable_variables is None else trainable_variables
         grads = self._sok_parts(list(grads), list(variables))
         with on_shards():
             super().apply(grads, trainable_variables)
@@ -70,10 +69,9 @@ class _TakesParts:
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
         grads = self._sok_parts([gradient for gradient, _ in pairs], variables)
+        pairs = list(zip(grads, variables, strict=True))
         with on_shards():
-            return super().apply_gradients(
-                list(zip(grads, variables, strict=True)), *args, **kwargs
-            )
+            return super().apply_gradients(pairs, *args, **kwargs)
 
     def finalize_variable_values(self, var_list):
         with on_shards():

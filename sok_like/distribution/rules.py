@@ -2,7 +2,19 @@
 
 A layer runs its own `call`, which reads whole variables, if it has no rule, or its rule does not
 support how its variables are sharded. The rule is chosen at each call, so a layer and its variables
-may be made in any order. Products and convolutions are in `products.py`.
+may be made in any order.
+
+In a product, each kernel dimension has a letter in the layer's equation, `...i,io->...o` for Dense.
+If the sharded dimension's letter is in the output, each rank computes its part of the output from
+the whole input (column-parallel), and the parts are gathered. If it is in the input, each rank
+computes a term of the output from its part of the input (row-parallel), and the terms are summed.
+If it is in both, the input is split and the output gathered:
+
+    kernel (None, 'model')               kernel ('model', None)
+    x [b, i] --shared--> x . k_r         x [b, i] --own shard--> x_r . k_r
+    y_r [b, o/n] --gather--> y [b, o]    y_r [b, o] --summed--> y [b, o]
+
+A convolution has two such dimensions, the channels of its input and of its output.
 
 In an embedding lookup, ranks exchange rows, never the table. All ranks of a line along a model axis
 have the same ids, so each knows which rows are needed from which owner, and one collective is
@@ -18,7 +30,11 @@ id, as in one process, because Keras 3's optimizers square them one by one.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
+import re
+import string
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,17 +43,12 @@ import tensorflow as tf
 from sok_like.dist_model_parallel.embedding import Embedding
 from sok_like.distribution.collectives import (
     gather,
+    own_shard,
     samples_are_split,
+    shared,
     split_batch,
+    summed,
     with_length,
-)
-from sok_like.distribution.products import (
-    CutProduct,
-    einsum,
-    einsum_product,
-    only_cut,
-    rides_along,
-    run_product,
 )
 from sok_like.distribution.sharded_variable import held_whole, local_rows, shard_of
 from sok_like.embeddings.all2all_dense_embedding import All2AllDenseEmbedding
@@ -99,28 +110,89 @@ def sums_repeated_ids(layer: Any) -> bool:
     return isinstance(layer, Embedding)
 
 
+def _only_cut(variable):
+    """The `Cut` of a variable with exactly one, unless it is along the batch axis; else None."""
+    shard = shard_of(variable)
+    if shard is None or len(shard.cuts) != 1 or shard.over_batch:
+        return None
+    return shard.cuts[0]
+
+
 def _kernel(layer):
     """The kernel variable itself, not Keras 3's property."""
     return vars(layer).get("_kernel", getattr(layer, "kernel", None))
 
 
-def _einsum(layer, equation):
-    kernel = _kernel(layer)
-    product = einsum_product(equation, kernel)
-    if product is None:
-        return None
+def _product(layer, dims, compute, as_addend=tf.convert_to_tensor):
+    """The rule of a layer with one sharded kernel dimension, which inputs or outputs have, or both.
 
-    def run(inputs, training=None):
-        inputs = tf.cast(tf.convert_to_tensor(inputs), layer.compute_dtype)
-        outputs = run_product(product, inputs, layer.bias, einsum(equation))
+    `dims` is its number in each of them, or None. `compute` makes outputs without the bias, from
+    inputs and this rank's kernel. `as_addend` shapes a bias so that it can be added to them.
+    """
+    kernel, bias, (input_dim, output_dim) = _kernel(layer), layer.bias, dims
+    shard, cut = shard_of(kernel), _only_cut(kernel)
+    line, name = shard.mesh.along(cut.axis), shard.path
+    # A vector that is sharded like the output needs no collective.
+    can_ride = bias is not None and output_dim is not None and len(bias.shape) == 1
+    rides = can_ride and _only_cut(bias) == dataclasses.replace(cut, dim=0)
+
+    def added(outputs, bias):
+        return outputs + as_addend(tf.cast(bias, outputs.dtype))
+
+    def run(inputs):
+        if input_dim is None:
+            inputs = shared(inputs, line, f"{name}_input")
+        else:
+            inputs = own_shard(inputs, input_dim, line, f"{name}_input")
+        outputs = compute(inputs, tf.cast(kernel.local, inputs.dtype))
+        if output_dim is None:
+            outputs = summed(outputs, line, f"{name}_output")
+        else:
+            outputs = added(outputs, bias.local) if rides else outputs
+            outputs = gather(outputs, output_dim, line, f"{name}_output")
+            outputs = with_length(outputs, output_dim, cut.length)
+        outputs = outputs if bias is None or rides else added(outputs, bias)
         return outputs if layer.activation is None else layer.activation(outputs)
 
-    return Rule(run, product.collectives, kernel, rides_along(product, layer.bias))
+    forward = "all_reduce" if output_dim is None else "all_gather"
+    back = "all_reduce" if input_dim is None else "all_gather"
+    collectives = f"{forward} of outputs, {back} of input gradients"
+    return Rule(run, collectives, kernel, bias if rides else None)
+
+
+def _einsum(layer, equation):
+    cut = _only_cut(_kernel(layer))
+    match = re.fullmatch(r"([\w.]+),(\w+)->([\w.]+)", equation.replace(" ", ""))
+    if cut is None or match is None:
+        return None
+    of_input, of_kernel, of_output = match.groups()
+
+    def dim(term):
+        """The cut dimension, counted from the end if an ellipsis is before it; or None."""
+        term = term.replace("...", ".")
+        position, dots = term.find(of_kernel[cut.dim]), term.find(".")
+        if position < 0:
+            return None
+        return position - len(term) if 0 <= dots < position else position
+
+    def compute(inputs, kernel):
+        # With letters for `...`: TensorFlow 2.18 with oneDNN and several threads computes
+        # `...i,io->...o` wrongly.
+        free = (letter for letter in string.ascii_uppercase if letter not in equation)
+        num_letters = inputs.shape.rank - len(of_input.replace("...", ""))
+        letters = "".join(itertools.islice(free, num_letters))
+        return tf.einsum(equation.replace("...", letters), inputs, kernel)
+
+    def run(inputs, training=None):
+        return rule.run(tf.cast(tf.convert_to_tensor(inputs), layer.compute_dtype))
+
+    rule = _product(layer, (dim(of_input), dim(of_output)), compute)
+    return rule._replace(run=run)
 
 
 def _convolution(layer):
     kernel = _kernel(layer)
-    cut = only_cut(kernel)
+    cut = _only_cut(kernel)
     # TensorFlow cannot convolve an empty shard, and tf_keras pads causal inputs in `call`.
     if cut is None or cut.length < cut.num_shards or layer.groups > 1 or layer.padding == "causal":
         return None
@@ -130,21 +202,16 @@ def _convolution(layer):
     last = layer.data_format == "channels_last"
     channels = -1 if last else 1
     dims = (channels, None) if cut.dim == of_input else (None, channels)
-    product = CutProduct(kernel, *dims)
 
     def as_addend(bias):
         return bias if last else tf.reshape(bias, [-1] + [1] * layer.rank)
 
-    def run(inputs):
-        outputs = run_product(product, inputs, layer.bias, layer.convolution_op, as_addend)
-        return outputs if layer.activation is None else layer.activation(outputs)
-
-    return Rule(run, product.collectives, kernel, rides_along(product, layer.bias))
+    return _product(layer, dims, layer.convolution_op, as_addend)
 
 
 def _keras_embedding(layer):
     table = vars(layer).get("_embeddings", getattr(layer, "embeddings", None))
-    if only_cut(table) is None:
+    if _only_cut(table) is None:
         return None
 
     def run(inputs):
@@ -161,7 +228,7 @@ def _keras_embedding(layer):
 
 def _sok_embedding(layer):
     table = layer.embeddings
-    if only_cut(table) is None:
+    if _only_cut(table) is None:
         return None
 
     def run(inputs, weights=None):
@@ -181,9 +248,9 @@ def _unique_of(table, ids, table_name):
     positions of the ids among these.
     """
     shard: Any = shard_of(table)
-    cut = shard.placement.cuts[0]
-    ids = require_in_range(as_row_numbers(ids), shard.placement.global_shape[0], table_name)
-    return cut, shard.mesh.along(cut.axis), shard.placement.path, ids, *tf.unique(ids)
+    cut = shard.cuts[0]
+    ids = require_in_range(as_row_numbers(ids), shard.global_shape[0], table_name)
+    return cut, shard.mesh.along(cut.axis), shard.path, ids, *tf.unique(ids)
 
 
 def _unique_rows(table, ids, table_name):

@@ -62,14 +62,14 @@ class ShardedGradient(tf.experimental.ExtensionType):
     @property
     def shape(self):
         """Shape of the whole gradient."""
-        return tf.TensorShape(self._shard.placement.global_shape)
+        return tf.TensorShape(self._shard.global_shape)
 
     @property
     def local(self) -> Any:
         """The part: a tensor, or `tf.IndexedSlices` with rows of it."""
         if not self.sparse:
             return self.values
-        shape = tf.constant(self._shard.placement.local_shape, self.rows.dtype)
+        shape = tf.constant(self._shard.local_shape, self.rows.dtype)
         return tf.IndexedSlices(self.values, self.rows, shape)
 
     def with_values(self, values: tf.Tensor) -> ShardedGradient:
@@ -98,12 +98,12 @@ def sharded_gradient(gradient: Any, variable: Any) -> Any:
     if gradient is None or shard is None:
         return gradient
     if shard.key is None:
-        shard.key = f"{shard.placement.path}#{next(_numbers)}"
+        shard.key = f"{shard.path}#{next(_numbers)}"
         _shards[shard.key] = shard
     if isinstance(gradient, tf.IndexedSlices):
         return ShardedGradient(gradient.values, gradient.indices, True, shard.key)
     # Horovod's ops lose the static shape.
-    gradient = tf.ensure_shape(gradient, shard.placement.local_shape)
+    gradient = tf.ensure_shape(gradient, shard.local_shape)
     return ShardedGradient(gradient, tf.zeros([0], tf.int64), False, shard.key)
 
 
@@ -114,17 +114,16 @@ def local_part(gradient: Any, variable: Any) -> Any:
         return gradient
     if isinstance(gradient, ShardedGradient):
         return gradient.local
-    placement = shard.placement
     if not isinstance(gradient, tf.IndexedSlices):
         gradient = tf.convert_to_tensor(gradient)
-        if gradient.shape == tf.TensorShape(placement.global_shape):
-            return placement.take(gradient)
-        if gradient.shape == tf.TensorShape(placement.local_shape):
+        if gradient.shape == tf.TensorShape(shard.global_shape):
+            return shard.take(gradient)
+        if gradient.shape == tf.TensorShape(shard.local_shape):
             return gradient
     raise ValueError(
         "The gradient of a sharded variable must come from `tf.GradientTape.gradient` or "
         "`tf.gradients`, or be a dense tensor of the variable's shape. "
-        f"Received: {gradient!r} for '{placement.path}' of shape {placement.global_shape}"
+        f"Received: {gradient!r} for '{shard.path}' of shape {shard.global_shape}"
     )
 
 
@@ -266,7 +265,7 @@ def _operand(value, one):
     if value.shape.rank == 0:
         return value
     whole = value.shape == one.shape and not one.sparse
-    return one._shard.placement.take(value) if whole else None
+    return one._shard.take(value) if whole else None
 
 
 def map_values(function: Callable, gradient: Any) -> Any:

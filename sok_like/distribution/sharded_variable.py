@@ -45,24 +45,25 @@ def works_on_shards() -> bool:
     return getattr(_mode, "on_shards", False)
 
 
-class Shard:
-    """How a variable is sharded, along which axes of a mesh, and which shard is on this rank."""
+class Shard(Placement):
+    """The placement of a sharded variable, and its ranks."""
 
     key: str | None = None  # by which its gradients refer to it, from the first one on
 
-    def __init__(self, placement: Placement, mesh: RankMesh, batch_axis: str):
-        self.placement, self.mesh, self.batch_axis = placement, mesh, batch_axis
-        self.axes = tuple(cut.axis for cut in placement.cuts)
+    def __init__(self, path: str, global_shape: Any, layout: Any, mesh: RankMesh, batch_axis: str):
+        super().__init__(path, global_shape, layout, mesh.shape, mesh.index)
+        self.mesh, self.batch_axis = mesh, batch_axis
+        self.axes = tuple(cut.axis for cut in self.cuts)
         # Reading it reduces its gradient.
         self.over_batch = batch_axis in self.axes
 
     def whole(self, local: tf.Tensor) -> tf.Tensor:
         """Gathers the whole value from the ranks; its gradient goes back to the shards."""
-        for cut in self.placement.cuts:
-            line, name = self.mesh.along(cut.axis), f"{self.placement.path}_dim{cut.dim}"
+        for cut in self.cuts:
+            line, name = self.mesh.along(cut.axis), f"{self.path}_dim{cut.dim}"
             gradient = "mean" if cut.axis == self.batch_axis else 1.0
             local = gather(local, cut.dim, line, name, gradient)
-        return tf.ensure_shape(local, self.placement.global_shape)
+        return tf.ensure_shape(local, self.global_shape)
 
 
 def shard_of(variable: Any) -> Shard | None:
@@ -109,17 +110,17 @@ class _Sharded:
     @property
     def layout(self) -> tuple:
         """One mesh axis or None per dimension."""
-        return self._sok_shard.placement.axes
+        return self._sok_shard.layout
 
     @property
     def global_shape(self) -> tuple[int, ...]:
         """Shape of the whole variable."""
-        return self._sok_shard.placement.global_shape
+        return self._sok_shard.global_shape
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """Shape of this rank's shard."""
-        return self._sok_shard.placement.local_shape
+        return self._sok_shard.local_shape
 
     @property
     def local(self) -> tf.Tensor:
@@ -136,7 +137,7 @@ class _Sharded:
         with on_shards():
             dtype = as_tf_table(self).dtype.base_dtype
         shard = self._sok_shard
-        begin = [own.start or 0 for own in shard.placement.slices]
+        begin = [own.start or 0 for own in shard.slices]
         # Ranks that differ along other axes hold the same.
         is_first = not any(at for axis, at in shard.mesh.index.items() if axis not in shard.axes)
         num_rows = self.local_shape[0] if is_first and all(self.local_shape) else 0
@@ -171,54 +172,44 @@ class _Sharded:
     __str__ = __repr__
 
 
-@functools.cache
-def keras_3_class() -> type:
-    """The class for Keras 3, whose variables contain a `tf.Variable`."""
+class VariableShard(_Sharded, keras.Variable):
+    """For Keras 3; the variable creator makes it from an ordinary one."""
 
-    class VariableShard(_Sharded, keras.Variable):
-        """A variable sharded over ranks; the variable creator makes it from an ordinary one."""
+    @property
+    def value(self):
+        local = super().value
+        if works_on_shards():
+            return local
+        if self._sok_held is not None:
+            return self._maybe_autocast(self._sok_held)
+        return self._sok_shard.whole(tf.convert_to_tensor(local))
 
-        @property
-        def value(self):
-            local = super().value
-            if works_on_shards():
-                return local
-            if self._sok_held is not None:
-                return self._maybe_autocast(self._sok_held)
-            return self._sok_shard.whole(tf.convert_to_tensor(local))
+    @property
+    def handle(self):
+        return self._value.handle
 
-        @property
-        def handle(self):
-            return self._value.handle
+    @property
+    def _shared_name(self):  # for tf.train.Checkpoint
+        return self._value._shared_name
 
-        @property
-        def _shared_name(self):  # for tf.train.Checkpoint
-            return self._value._shared_name
+    def numpy(self):
+        return self.value.numpy()
 
-        def numpy(self):
-            return self.value.numpy()
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.value, dtype)
 
-        def __array__(self, dtype=None, copy=None):
-            return np.asarray(self.value, dtype)
-
-        def _direct_assign(self, value):
-            if not works_on_shards():
-                value = self._sok_shard.placement.take(value)
-            self._value.assign(tf.cast(value, self._value.dtype))
-
-    return VariableShard
+    def _direct_assign(self, value):
+        if not works_on_shards():
+            value = self._sok_shard.take(value)
+        self._value.assign(tf.cast(value, self._value.dtype))
 
 
 @functools.cache
 def tf_class(cls: type) -> type:
-    """The class for tf_keras, whose variables are TensorFlow's, of class `cls`.
-
-    It cannot be called ShardedVariable: tf_keras takes classes of that name for TensorFlow's.
-    """
+    """The class for tf_keras, whose variables are TensorFlow's, of class `cls`."""
 
     class VariableShard(_Sharded, cls):
-        """A variable sharded over ranks; the variable creator makes it from an ordinary one."""
-
+        # Not ShardedVariable: tf_keras takes classes of that name for TensorFlow's.
         @property
         def _handle(self):
             # TensorFlow's eager ops find a tensor's variable by this name and bypass
@@ -249,7 +240,7 @@ def tf_class(cls: type) -> type:
 
         def _own(self, value):
             value = tf.convert_to_tensor(value, self.dtype)
-            return value if works_on_shards() else self._sok_shard.placement.take(value)
+            return value if works_on_shards() else self._sok_shard.take(value)
 
         def assign(self, value, *args, **kwargs):
             return super().assign(self._own(value), *args, **kwargs)
@@ -290,13 +281,11 @@ def _made(shard, variable, next_creator, kwargs):
 
     def initial_value():
         value = tf.cast(whole() if callable(whole) else whole, kwargs["dtype"])
-        return value if works_on_shards() else shard.placement.take(value)
+        return value if works_on_shards() else shard.take(value)
 
     # `tf.compat.v1` variables may come without a dtype.
     kwargs["dtype"] = kwargs.get("dtype") or getattr(whole, "dtype", tf.float32)
-    made = next_creator(
-        **{**kwargs, "initial_value": initial_value, "shape": shard.placement.local_shape}
-    )
+    made = next_creator(**{**kwargs, "initial_value": initial_value, "shape": shard.local_shape})
     made.de_local = True
     if variable is None:
         make_sharded(made, shard)
@@ -317,7 +306,7 @@ def slots_like(reference: Any) -> Iterator[None]:
     def create(next_creator, **kwargs):
         variable = _keras_variable_of(kwargs)
         _, shape = _path_and_shape(variable, kwargs)
-        if shape is None or tuple(shape) != shard.placement.local_shape:
+        if shape is None or tuple(shape) != shard.local_shape:
             return next_creator(**kwargs)
         return _made(shard, variable, next_creator, kwargs)
 
@@ -333,7 +322,7 @@ def cut_existing(variable: Any, distribution: Any) -> None:
         shard = _shard_by_layout(variable, variable.path, variable.shape, distribution)
         if shard is not None:
             with tf.init_scope():
-                part = tf.convert_to_tensor(shard.placement.take(tf.convert_to_tensor(variable)))
+                part = tf.convert_to_tensor(shard.take(tf.convert_to_tensor(variable)))
                 local = tf.Variable(part, trainable=variable.trainable, name=variable.name)
             local.de_local = True
             variable._value = local
@@ -342,7 +331,7 @@ def cut_existing(variable: Any, distribution: Any) -> None:
 
 def make_sharded(variable: Any, shard: Shard) -> None:
     """Turns a variable that has, or will have, a shard's value into a sharded variable."""
-    variable.__class__ = keras_3_class() if is_keras_3() else tf_class(type(variable))  # type: ignore[arg-type]
+    variable.__class__ = VariableShard if is_keras_3() else tf_class(type(variable))  # type: ignore[arg-type]
     variable._sok_shard = shard
 
 
@@ -374,9 +363,8 @@ def _shard_by_layout(variable, path, shape, distribution):
         raise ValueError(f"{error}, of shape {tuple(shape)}") from error
     if axes is None:
         return None
-    mesh = distribution.mesh
-    placement = Placement(path, shape, axes, mesh.shape, mesh.index)
-    return Shard(placement, mesh, distribution.batch_dim_name) if placement.cuts else None
+    shard = Shard(path, shape, axes, distribution.mesh, distribution.batch_dim_name)
+    return shard if shard.cuts else None
 
 
 def _is_of_a_layer():
