@@ -36,11 +36,7 @@ from sok_like.runtime.turns import collective_in_turn as _in_turn
 
 
 def gather(
-    tensor: tf.Tensor,
-    dim: int,
-    line: Communicator,
-    name: str,
-    gradient: str | float = 1.0,
+    tensor: tf.Tensor, dim: int, line: Communicator, name: str, gradient: str | float = 1.0
 ) -> tf.Tensor:
     """Concatenates the shards of the ranks of a line along `dim`, to a length not known statically.
 

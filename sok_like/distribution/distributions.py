@@ -264,11 +264,8 @@ def summary(model: Any) -> str:
         ValueError: the model is not built, or not under a distribution.
     """
     of_model = vars(model).get("_sok_distribution", _distribution)
-    if of_model is None:
-        raise ValueError(
-            "`model` must be under a distribution. Received: "
-            f"model '{model.name}', made, compiled and called without one"
-        )
+    required = "under a distribution, compiled or called in it"
+    require(of_model is not None, "model", required, model)
     return _format_layouts(model, of_model)
 
 

@@ -240,15 +240,13 @@ def _comparing(own_step, distribution):
     @functools.wraps(own_step)
     def step(data, *args, **kwargs):
         values = data if isinstance(data, tuple) and len(data) <= 3 else (data,)
-        _state.data = list(itertools.zip_longest(("x", "y", "sample_weight"), values))
-        try:
+        named = list(itertools.zip_longest(("x", "y", "sample_weight"), values))
+        with attributes(_state, {"data": named}):
             result = own_step(data, *args, **kwargs)
             if _state.data is not None:  # the step has called no model under a distribution
                 with _compared([], distribution):
                     pass
             return result
-        finally:
-            _state.data = None
 
     return step
 

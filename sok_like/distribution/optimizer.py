@@ -201,9 +201,7 @@ def distributed_optimizer(optimizer: Any, distribution: Any) -> Any:
     if isinstance(optimizer, (_OnShards, _ScalingOnShards)):
         return optimizer
     if not isinstance(optimizer, keras_optimizers().Optimizer):
-        raise TypeError(
-            f"A Keras optimizer is required. Received: {optimizer!r} of type {type(optimizer)}"
-        )
+        raise TypeError(f"A Keras optimizer is required. Received: {optimizer!r}")
     inner = getattr(optimizer, "inner_optimizer", None)  # of a LossScaleOptimizer
     on_shards_view = view(_class_on_shards(type(optimizer), inner is not None), optimizer)  # type: ignore[arg-type]
     on_shards_view.__dict__["_sok_distribution"] = distribution

@@ -58,6 +58,7 @@ from sok_like.lookup.dense_lookup import as_row_numbers, lookup_rows, require_in
 from sok_like.lookup.flat_ids import flat_values, with_flat_values
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime import turns
+from sok_like.runtime.attributes import attributes
 
 
 class Rule(NamedTuple):
@@ -353,12 +354,8 @@ def _hash_table(layer):
         for line in lines:
             inputs = split_batch(inputs, line.world_size, line.rank)
         # The loss is a mean over ranks along the batch axis, and each key counts once.
-        before = layer.gradient_scale
-        object.__setattr__(layer, "gradient_scale", "mean")
-        try:
+        with attributes(layer, {"gradient_scale": "mean"}):
             rows = own_call(layer, inputs, training=training)
-        finally:
-            object.__setattr__(layer, "gradient_scale", before)
         for line in reversed(lines):
             rows = gather(rows, 0, line, f"{layer.name}_rows", gradient=line.world_size)
         return rows

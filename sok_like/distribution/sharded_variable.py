@@ -78,14 +78,12 @@ def held_whole(variables: Iterable[Any]) -> Iterator[None]:
     For loop bodies: iterations of a loop may run at the same time, and so could collectives of
     the same name.
     """
-    held = [v for v in variables if shard_of(v) is not None and v._sok_held is None]
-    for variable in held:
-        variable._sok_held = tf.convert_to_tensor(variable)
-    try:
+    with contextlib.ExitStack() as scopes:
+        for variable in variables:
+            if shard_of(variable) is not None and variable._sok_held is None:
+                whole = tf.convert_to_tensor(variable)
+                scopes.enter_context(attributes(variable, {"_sok_held": whole}))
         yield
-    finally:
-        for variable in held:
-            variable._sok_held = None
 
 
 def path_of(variable: Any) -> str:

@@ -111,8 +111,9 @@ def export_saved_model(
         written = [tables.write(table, number, parts, wanted) for number, table in enumerate(held)]
         stock, placements, instants = zip(*written, strict=True) if written else ((), (), ())
         module = tf.Module()
-        for name, variable in tables.large(stock).items():
-            setattr(module, name, variable)
+        for number, table in enumerate(stock):
+            for part, variable in table.large().items():
+                setattr(module, tables.attribute_of(number, part), variable)
         module.tables = list(stock)
         followed = Followed(held, instants, placements, row_dtype)
         stands_for = {id(v): table for v, table in zip(held, stock, strict=True)}

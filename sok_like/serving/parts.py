@@ -22,6 +22,7 @@ import tensorflow as tf
 from sok_like.lookup.stock_table import without_value
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed, send
+from sok_like.runtime.attributes import attributes
 from sok_like.saving.format import durable
 from sok_like.serving import contents
 
@@ -273,13 +274,10 @@ class SpreadVariables:
         }
         left = iter(replacements.values())
         of_holders = {key: {k: next(left) for k in of_holder} for key, of_holder in self._holders}
-        for variable in self._sharded:
-            variable._sok_held = next(left)
-        try:
-            yield of_holders, replacements
-        finally:
+        with contextlib.ExitStack() as scopes:
             for variable in self._sharded:
-                variable._sok_held = None
+                scopes.enter_context(attributes(variable, {"_sok_held": next(left)}))
+            yield of_holders, replacements
 
     def rows(self, parts: Parts, names: Iterable[str]) -> list[Rows]:
         """What this rank writes of these variables, under the name that a SavedModel has."""

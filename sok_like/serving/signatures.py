@@ -23,10 +23,7 @@ from sok_like.runtime.tensor_checks import checked
 DEFAULT = "serving_default"
 
 _SPECS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
-_FUNCTIONS = (
-    tf.types.experimental.PolymorphicFunction,
-    tf.types.experimental.ConcreteFunction,
-)
+_FUNCTIONS = (tf.types.experimental.PolymorphicFunction, tf.types.experimental.ConcreteFunction)
 
 
 class Signature(NamedTuple):

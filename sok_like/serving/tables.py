@@ -10,11 +10,9 @@ while it places them. Rows take a few times `contents.CHUNK_BYTES` in transit.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from sok_like.lookup import buckets
 from sok_like.lookup.buckets import SLOTS, Buckets
@@ -40,16 +38,8 @@ class Written(NamedTuple):
     now: int  # the number of the instant, for `contents.changes`; 0: it records no changes
 
 
-def large(tables: Sequence[StockTable]) -> dict[str, tf.Variable]:
-    """The variables that `write` writes, by the attribute of the module that must hold them."""
-    return {
-        _name(number, part): variable
-        for number, table in enumerate(tables)
-        for part, variable in table.large().items()
-    }
-
-
-def _name(number, part):
+def attribute_of(number: int, part: str) -> str:
+    """The attribute by which a module must hold a large variable of a table."""
     # No path in the module is shorter, so it is the variable's key in the checkpoint.
     return f"table_{number}_{part}"
 
@@ -139,7 +129,7 @@ def _write(variable, number, parts, share, written):
     shapes = {part: variable.shape for part, variable in stock.large().items()}
 
     def slice_of(part, at, value):
-        return Slice(key_of(_name(number, part)), shapes[part], [at], value)
+        return Slice(key_of(attribute_of(number, part)), shapes[part], [at], value)
 
     def rows_at(at, rows):
         coded = encoded(rows, stock.rows.dtype, stock.table_name)
