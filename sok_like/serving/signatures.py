@@ -22,6 +22,8 @@ from sok_like.runtime.tensor_checks import checked
 
 DEFAULT = "serving_default"
 
+_RAGGED = (tf.RaggedTensor, tf.RaggedTensorSpec)
+_SPARSE = (tf.SparseTensor, tf.SparseTensorSpec)
 _SPECS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 _FUNCTIONS = (tf.types.experimental.PolymorphicFunction, tf.types.experimental.ConcreteFunction)
 
@@ -145,27 +147,21 @@ def _as_spec(value):
     """The spec of a KerasTensor, tensor or spec, with a variable batch."""
     if isinstance(value, _SPECS) or not hasattr(value, "shape"):
         return value
-    if isinstance(value, tf.RaggedTensor):
-        return tf.RaggedTensorSpec([None, *value.shape[1:]], value.dtype, value.ragged_rank)
-    shape = [None, *tuple(value.shape)[1:]]
-    inner = getattr(value, "type_spec", None)  # of a KerasTensor of tf_keras
-    if isinstance(inner, tf.RaggedTensorSpec):
-        return tf.RaggedTensorSpec(shape, inner.dtype, inner.ragged_rank)
-    if isinstance(value, tf.SparseTensor) or getattr(value, "sparse", False) or isinstance(
-        inner, tf.SparseTensorSpec
-    ):  # fmt: skip
-        return tf.SparseTensorSpec(shape, tf.as_dtype(value.dtype))
-    if getattr(value, "ragged", False):
-        rank = getattr(value, "ragged_rank", None) or 1  # Keras 3.15 has it, and None by default
-        return tf.RaggedTensorSpec(shape, tf.as_dtype(value.dtype), rank)
-    return tf.TensorSpec(shape, tf.as_dtype(value.dtype))
+    shape, dtype = [None, *tuple(value.shape)[1:]], tf.as_dtype(value.dtype)
+    inner = getattr(value, "type_spec", value)  # of a KerasTensor of tf_keras
+    if isinstance(inner, _RAGGED) or getattr(value, "ragged", False):
+        rank = getattr(inner, "ragged_rank", None) or 1  # Keras 3.15 has it, and None by default
+        return tf.RaggedTensorSpec(shape, dtype, rank)
+    if isinstance(inner, _SPARSE) or getattr(value, "sparse", False):
+        return tf.SparseTensorSpec(shape, dtype)
+    return tf.TensorSpec(shape, dtype)
 
 
 def _part_names(name, value):
     """The names of the tensors that a value consists of, or that its spec describes."""
-    if isinstance(value, tf.SparseTensor | tf.SparseTensorSpec):
+    if isinstance(value, _SPARSE):
         return [f"{name}_indices", f"{name}_values", f"{name}_dense_shape"]
-    if isinstance(value, tf.RaggedTensor | tf.RaggedTensorSpec) and value.ragged_rank:
+    if isinstance(value, _RAGGED) and value.ragged_rank:
         inner = [f"{name}_row_splits_{number}" for number in range(1, value.ragged_rank)]
         return [f"{name}_values", f"{name}_row_splits", *inner]
     return [name]
