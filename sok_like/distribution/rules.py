@@ -245,9 +245,7 @@ def _sok_embedding(layer):
 
 
 def _unique_of(table, ids, table_name):
-    """How a table is cut, over which ranks, under which name; the ids, the unique ones, the
-    positions of the ids among these.
-    """
+    """A table's cut, its ranks and path; the checked ids, unique ones, and positions in these."""
     shard: Any = shard_of(table)
     cut = shard.cuts[0]
     ids = require_in_range(as_row_numbers(ids), shard.global_shape[0], table_name)

@@ -28,17 +28,17 @@ def check_same_call(required: str, text: str) -> None:
 def variables_of(model: Any) -> list[Any]:
     """The model's variables, including other variables that it tracks; each once."""
     tracked = tf.train.TrackableView(model).descendants()
-    variables = map(unwrap, [*getattr(model, "variables", ()), *tracked])
-    kind = tf.Variable
-    return list({id(v): v for v in variables if isinstance(v, kind) or is_spread(v)}.values())
+    items = map(unwrap, [*getattr(model, "variables", ()), *tracked])
+    by_id = {id(v): v for v in items if isinstance(v, tf.Variable) or is_spread(v)}
+    return list(by_id.values())
 
 
 def holders_of(model: Any) -> list[Any]:
     """Layers that spread their tables over ranks themselves."""
     layers = getattr(model, "_flatten_layers", lambda: ())()
     items = [*layers, *tf.train.TrackableView(model).descendants()]
-    holders = [i for i in items if hasattr(i, "spread_for_export") and not is_spread(i)]
-    return list({id(holder): holder for holder in holders}.values())
+    by_id = {id(i): i for i in items if hasattr(i, "spread_for_export") and not is_spread(i)}
+    return list(by_id.values())
 
 
 def is_spread(variable: Any) -> bool:
