@@ -260,15 +260,10 @@ def _unique_rows(table, ids, table_name):
         whole = gather(columns, 1, line, f"{path}_columns")
         return with_length(whole, 1, cut.length), inverse
 
-    name = unique_in_graph(f"{path}_rows")
-    mine, position = _in_order_of_owners(unique, cut)
-
-    def of_rows(rows):
-        return tf.gather(turns.collective_in_turn(line, "all_gather", rows, name), position)
-
+    mine, exchange = _exchange(unique, cut, line, path)
     start, _ = cut.bounds()
-    exchange = _with_gradient(of_rows, lambda grad: tf.gather(grad, mine))
-    return exchange(local_rows(table, tf.gather(unique, mine) - start)), inverse
+    rows = local_rows(table, tf.gather(unique, mine) - start)
+    return _with_gradient(exchange, lambda grad: tf.gather(grad, mine))(rows), inverse
 
 
 def _rows_by_occurrence(table, ids, table_name):
@@ -287,32 +282,35 @@ def _rows_by_occurrence(table, ids, table_name):
         start, stop = cut.bounds()
         return _with_gradient(of_columns, lambda grad: grad[:, start:stop])(local_rows(table, ids))
 
-    name = unique_in_graph(f"{path}_rows")
-    mine, position = _in_order_of_owners(unique, cut)
+    mine, exchange = _exchange(unique, cut, line, path)
     is_mine = _owner(ids, cut) == cut.index
     own = tf.boolean_mask(places, is_mine)
     place_among_own = tf.cumsum(tf.cast(is_mine, tf.int32)) - 1
 
     def of_rows(rows):
         rows = tf.gather(rows, tf.gather(place_among_own, tf.gather(first, mine)))
-        gathered = turns.collective_in_turn(line, "all_gather", rows, name)
-        return tf.gather(tf.gather(gathered, position), inverse)
+        return tf.gather(exchange(rows), inverse)
 
     start, _ = cut.bounds()
-    exchange = _with_gradient(of_rows, lambda grad: tf.gather(grad, own))
-    return exchange(local_rows(table, tf.gather(ids, own) - start))
+    rows = local_rows(table, tf.gather(ids, own) - start)
+    return _with_gradient(of_rows, lambda grad: tf.gather(grad, own))(rows)
 
 
 def _with_gradient(function, back):
     return tf.custom_gradient(lambda rows: (function(rows), back))
 
 
-def _in_order_of_owners(unique, cut):
-    """Which of the unique ids this rank owns, and where the row of each unique id arrives."""
-    owner = _owner(unique, cut)
+def _exchange(unique, cut, line, path):
+    """Which of the unique ids this rank owns, and a function from their rows to those of all."""
+    name, owner = unique_in_graph(f"{path}_rows"), _owner(unique, cut)
     by_owner = tf.argsort(owner, stable=True)  # the order in which the ranks' rows arrive
     mine = tf.boolean_mask(by_owner, tf.gather(owner, by_owner) == cut.index)
-    return mine, tf.math.invert_permutation(by_owner)
+    position = tf.math.invert_permutation(by_owner)
+
+    def exchange(rows):
+        return tf.gather(turns.collective_in_turn(line, "all_gather", rows, name), position)
+
+    return mine, exchange
 
 
 def _owner(ids, cut):
