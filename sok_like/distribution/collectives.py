@@ -20,13 +20,15 @@ Each of these is the gradient of another one, so gradients of gradients are righ
 
 from __future__ import annotations
 
+import functools
 import threading
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from sok_like.distribution.placement import shard_bounds
+from sok_like.distribution.mesh import shard_bounds
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime.attributes import attributes
 from sok_like.runtime.comm import Communicator
@@ -34,41 +36,45 @@ from sok_like.runtime.turns import collective_in_turn as _in_turn
 
 
 def gather(
-    tensor: tf.Tensor,
-    dim: int,
-    line: Communicator,
-    name: str,
-    gradient: str | float = 1.0,
+    tensor: tf.Tensor, dim: int, line: Communicator, name: str, gradient: str | float = 1.0
 ) -> tf.Tensor:
     """Concatenates the shards of the ranks of a line along `dim`, to a length not known statically.
 
-    Args:
-        tensor: This rank's shard of the whole along `dim`, as `placement.shard_bounds` cuts it.
-        gradient: Factor of the own shard of it; or the own shard of the "mean" or "sum" of the
-            ranks' gradients.
+    The gradient is the own shard of that of the whole, by a factor; or the own shard of the "mean"
+    or "sum" of the ranks' gradients.
     """
     if line.world_size == 1:
         return tensor
+
+    def along_front(collective, tensor, name):
+        """Horovod gathers and scatters along the first axis, so `dim` is moved there."""
+        order = list(range(tensor.shape.rank))
+        order.insert(0, order.pop(dim))
+        front = tensor if order[0] == 0 else tf.transpose(tensor, order)
+        result = _in_turn(line, collective, front, name)
+        return result if order[0] == 0 else tf.transpose(result, np.argsort(order))
+
+    def back(grad, name):
+        grad = tf.convert_to_tensor(grad)  # it is sparse if the tensor was a table
+        if isinstance(gradient, str):
+            ranks = line.world_size if gradient == "mean" else 1
+            return along_front("reduce_scatter", grad / tf.cast(ranks, grad.dtype), name)
+        own = own_shard(grad, dim, line, name, scale=gradient)
+        return own if gradient == 1.0 else own * tf.cast(gradient, own.dtype)
+
+    forward = functools.partial(along_front, "all_gather")
+    return with_length(_exchanged(tensor, name, forward, back), dim, None)
+
+
+def _exchanged(tensor, name, forward, back):
+    """What `forward` makes of a tensor and a name; `back` makes the gradient likewise."""
     name = unique_in_graph(name)
 
     @tf.custom_gradient
     def run(tensor):
-        whole = _along_front(tensor, dim, lambda front: _in_turn(line, "all_gather", front, name))
+        return forward(tensor, name), lambda grad: back(grad, f"{name}_grad")
 
-        def back(grad):
-            grad = tf.convert_to_tensor(grad)  # it is sparse if the tensor was a table
-            if isinstance(gradient, str):
-                ranks = line.world_size if gradient == "mean" else 1
-                grad = grad / tf.cast(ranks, grad.dtype)
-                return _along_front(
-                    grad, dim, lambda g: _in_turn(line, "reduce_scatter", g, f"{name}_grad")
-                )
-            mine = own_shard(grad, dim, line, f"{name}_grad", scale=gradient)
-            return mine if gradient == 1.0 else mine * tf.cast(gradient, mine.dtype)
-
-        return whole, back
-
-    return with_length(run(tensor), dim, None)
+    return run(tensor)
 
 
 def with_length(tensor: tf.Tensor, dim: int, length: int | None) -> tf.Tensor:
@@ -83,67 +89,41 @@ def own_shard(
 ) -> tf.Tensor:
     """This rank's shard along `dim` of a tensor that all ranks of the line hold whole.
 
-    Args:
-        scale: Divisor of the gradient: the factor that `gather` used for its own.
+    `scale` divides the gradient: the factor that `gather` used for its own.
     """
     if line.world_size == 1:
         return tensor
-    name = unique_in_graph(name)
 
-    @tf.custom_gradient
-    def run(tensor):
-        def back(grad):
-            whole = gather(grad, dim, line, f"{name}_grad", gradient=scale)
-            return whole if scale == 1.0 else whole / tf.cast(scale, whole.dtype)
+    def forward(tensor, name):
+        length = tensor.shape[dim]
+        length = tf.shape(tensor, tf.int64)[dim] if length is None else length
+        start, stop = shard_bounds(length, line.world_size, line.rank)
+        return tensor[(slice(None),) * (dim % tensor.shape.rank) + (slice(start, stop),)]
 
-        return _shard_along(tensor, dim, line), back
+    def back(grad, name):
+        whole = gather(grad, dim, line, name, gradient=scale)
+        return whole if scale == 1.0 else whole / tf.cast(scale, whole.dtype)
 
-    return run(tensor)
+    return _exchanged(tensor, name, forward, back)
 
 
 def summed(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
     """The sum of the ranks' tensors."""
     if line.world_size == 1:
         return tensor
-    name = unique_in_graph(name)
-
-    @tf.custom_gradient
-    def run(tensor):
-        return _in_turn(line, "sum", tensor, name), lambda grad: shared(grad, line, f"{name}_grad")
-
-    return run(tensor)
+    forward = functools.partial(_in_turn, line, "sum")
+    return _exchanged(tensor, name, forward, lambda grad, name: shared(grad, line, name))
 
 
 def shared(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
     """The tensor itself, which each rank of the line uses for its own part of the result."""
     if line.world_size == 1 or not tensor.dtype.is_floating:
         return tensor
-    name = unique_in_graph(name)
 
-    @tf.custom_gradient
-    def run(tensor):
-        return tf.identity(tensor), lambda grad: summed(grad, line, f"{name}_grad")
+    def back(grad, name):
+        return summed(grad, line, name)
 
-    return run(tensor)
-
-
-def _along_front(tensor, dim, gather_front):
-    """Gathers along `dim`: Horovod gathers along the first axis, so `dim` is moved there."""
-    rank = tensor.shape.rank
-    dim %= rank
-    if dim == 0:
-        return gather_front(tensor)
-    to_front = [dim, *(i for i in range(rank) if i != dim)]
-    back = [to_front.index(i) for i in range(rank)]
-    return tf.transpose(gather_front(tf.transpose(tensor, to_front)), back)
-
-
-def _shard_along(tensor, dim, line):
-    dim %= tensor.shape.rank
-    static = tensor.shape[dim]
-    length = tf.shape(tensor, tf.int64)[dim] if static is None else static
-    start, stop = shard_bounds(length, line.world_size, line.rank)
-    return tensor[(slice(None),) * dim + (slice(start, stop),)]
+    return _exchanged(tensor, name, lambda tensor, _: tf.identity(tensor), back)
 
 
 _state = threading.local()
@@ -166,7 +146,7 @@ def split_batch(tensor: Any, num_shards: int, index: int) -> Any:
         start_all = tf.concat([[start], tf.zeros_like(tensor.dense_shape[1:])], 0)
         size = tf.concat([[stop - start], tensor.dense_shape[1:]], 0)
         return tf.sparse.slice(tensor, start_all, size)
-    batch = tensor.nrows(tf.int64) if isinstance(tensor, tf.RaggedTensor) else None
-    batch = tf.shape(tensor, tf.int64)[0] if batch is None else batch
+    is_ragged = isinstance(tensor, tf.RaggedTensor)
+    batch = tensor.nrows(tf.int64) if is_ragged else tf.shape(tensor, tf.int64)[0]
     start, stop = shard_bounds(batch, num_shards, index)
     return tensor[start:stop]

@@ -6,32 +6,43 @@
     set_distribution(ModelParallel(mesh, layout_map))
 
 While a distribution is set, a variable creator shards the variables that the map names
-(`creation.py`), and models are bound when they are compiled or called (`model.py`). When the
-distribution is unset, these hooks are removed. Variables and models that they met are unchanged.
+(`sharded_variable.py`), and models are bound when they are compiled or called (`model.py`). When
+the distribution is unset, these hooks are removed. Variables and models that they met stay.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import random
 import re
+import secrets
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.distribution.distribution_lib import Distribution as _KerasDistribution
+from tensorflow.python.eager import context
 
-from sok_like.distribution.creation import creator
-from sok_like.distribution.format_layouts import format_layouts
-from sok_like.distribution.mesh import DeviceMesh, RankMesh, TensorLayout, list_devices, rank_mesh
+from sok_like.distribution.mesh import (
+    DeviceMesh,
+    Placement,
+    RankMesh,
+    TensorLayout,
+    list_devices,
+    rank_mesh,
+)
 from sok_like.distribution.model import bind, binding
 from sok_like.distribution.optimizer import distributed_optimizer
-from sok_like.distribution.placement import Placement
-from sok_like.distribution.random_state import agree_on_random_state
-from sok_like.distribution.sharded_variable import path_of
+from sok_like.distribution.rules import install, rule_of
+from sok_like.distribution.sharded_variable import creator, path_of, shard_of
+from sok_like.planner.report import aligned
 from sok_like.runtime import comm
-from sok_like.runtime.checks import require
+from sok_like.runtime.agreement import agreed
+from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.table.variable import is_embedding_variable
 
@@ -54,9 +65,6 @@ class Distribution(_KerasDistribution):
     def __init__(
         self, device_mesh: Any, batch_dim_name: str | None = None, auto_shard_dataset: bool = True
     ):
-        self._place(device_mesh, batch_dim_name, auto_shard_dataset)
-
-    def _place(self, device_mesh, batch_dim_name, auto_shard_dataset):
         if batch_dim_name is None:
             batch_dim_name = device_mesh.axis_names[0]
         names = tuple(device_mesh.axis_names)
@@ -125,13 +133,12 @@ class Distribution(_KerasDistribution):
             )
 
     def get_variable_layout(self, variable: Any) -> Any:
-        explicit = getattr(variable, "_layout", None)
-        if explicit is not None:
-            return explicit
-        layout = None if self._layout_map is None else self._layout_map[path_of(variable)]
-        if layout is not None:
-            return layout
-        return TensorLayout([None] * len(variable.shape), self.device_mesh)
+        layout = getattr(variable, "_layout", None)
+        if layout is None and self._layout_map is not None:
+            layout = self._layout_map[path_of(variable)]
+        if layout is None:
+            layout = TensorLayout([None] * len(variable.shape), self.device_mesh)
+        return layout
 
     def get_data_layout(self, data_shape: Sequence[int]) -> Any:
         """The layout of a batch: samples along the batch axis."""
@@ -164,7 +171,7 @@ class Distribution(_KerasDistribution):
 
     def summary(self, model: Any) -> str:
         """A table of a built model's variables; see the function `summary`."""
-        return format_layouts(model, self)
+        return _format_layouts(model, self)
 
     def optimizer(self, optimizer: Any) -> Any:
         """Wraps an optimizer for a custom training loop; `compile` does so itself."""
@@ -199,24 +206,20 @@ class ModelParallel(Distribution, keras.distribution.ModelParallel):
         batch_dim_name: str | None = None,
         auto_shard_dataset: bool = True,
     ):
-        if not isinstance(layout_map, keras.distribution.LayoutMap):
-            raise ValueError(
-                "`layout_map` must be a LayoutMap. "
-                f"Received: layout_map={layout_map!r} of type {type(layout_map)}"
-            )
+        is_map = isinstance(layout_map, keras.distribution.LayoutMap)
+        require(is_map, "layout_map", "a LayoutMap", layout_map)
         of_map = layout_map.device_mesh
-        if device_mesh is None:
-            device_mesh = of_map
-        if device_mesh is None:
-            raise ValueError(
-                "A DeviceMesh is required, here or in the LayoutMap. Received: device_mesh=None"
-            )
-        if of_map is not None and _facts(of_map) != _facts(device_mesh):
-            raise ValueError(
-                "`device_mesh` must be the mesh of the LayoutMap. Received: "
-                f"device_mesh={device_mesh!r} and a LayoutMap of {of_map!r}"
-            )
-        self._place(device_mesh, batch_dim_name, auto_shard_dataset)
+        device_mesh = of_map if device_mesh is None else device_mesh
+        required = "a DeviceMesh, here or in the LayoutMap"
+        require(device_mesh is not None, "device_mesh", required, device_mesh)
+
+        def facts(mesh):
+            return tuple(mesh.shape), tuple(mesh.axis_names), mesh.devices.reshape(-1).tolist()
+
+        if of_map is not None and facts(of_map) != facts(device_mesh):
+            required = f"the mesh of the LayoutMap, {of_map!r}"
+            raise wrong_argument("device_mesh", required, device_mesh)
+        Distribution.__init__(self, device_mesh, batch_dim_name, auto_shard_dataset)
         self._layout_map = layout_map
 
     def __repr__(self):
@@ -241,11 +244,7 @@ class DataParallel(Distribution, keras.distribution.DataParallel):
         if device_mesh is None:
             devices = list_devices() if devices is None else devices
             device_mesh = DeviceMesh((len(devices),), ["batch"], devices)
-        self._place(device_mesh, None, auto_shard_dataset)
-
-
-def _facts(mesh):
-    return tuple(mesh.shape), tuple(mesh.axis_names), mesh.devices.reshape(-1).tolist()
+        Distribution.__init__(self, device_mesh, None, auto_shard_dataset)
 
 
 _hooks: contextlib.ExitStack | None = None
@@ -265,12 +264,9 @@ def summary(model: Any) -> str:
         ValueError: the model is not built, or not under a distribution.
     """
     of_model = vars(model).get("_sok_distribution", _distribution)
-    if of_model is None:
-        raise ValueError(
-            "`model` must be under a distribution. Received: "
-            f"model '{model.name}', made, compiled and called without one"
-        )
-    return format_layouts(model, of_model)
+    required = "under a distribution, compiled or called in it"
+    require(of_model is not None, "model", required, model)
+    return _format_layouts(model, of_model)
 
 
 def initialize(
@@ -341,7 +337,7 @@ def set_distribution(value: Any) -> None:
     global _hooks, _distribution
     if value is not None:
         value = _ours(value)
-        agree_on_random_state()
+        _agree_on_random_state()
     if _hooks is not None:
         _hooks.close()
         _hooks = None
@@ -365,3 +361,101 @@ def _ours(value):
     if isinstance(value, keras.distribution.DataParallel):
         return DataParallel(value.device_mesh, auto_shard_dataset=value.auto_shard_dataset)
     raise TypeError(f"A ModelParallel or DataParallel is required. Received: {value!r}")
+
+
+def _format_layouts(model: Any, distribution: Any) -> str:
+    """`summary` of a model. It uses no collective, so one rank may call it alone.
+
+    Collectives of activations are listed with the kernel or table they belong to.
+    """
+    require(model.built, "model", "built: call it, or give it an Input", model)
+    for layer in model._flatten_layers(include_self=False):
+        install(layer, distribution)
+    owners = {id(v): layer for layer in model._flatten_layers() for v in _own_variables(layer)}
+    of_variable = ("path", "global shape", "layout", "local shape", "bytes here")
+    header = [*of_variable, "collectives of a step"]
+    rows = [_row(v, owners.get(id(v)), distribution) for v in model.variables]
+    cells = [header, *(list(map(str, row)) for row in rows)]
+    lines = [line.rstrip() for line in aligned(cells, left=range(len(header)))]
+    lines.append(f"variables here: {sum(_bytes(v) for v in model.variables):,} bytes")
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+        lines.append(f"optimizer here: {sum(_bytes(v) for v in variables):,} bytes")
+    return "\n".join(lines)
+
+
+def _own_variables(layer):
+    kind = "variables" if hasattr(layer, "_trainable_variables") else "weights"
+    return [*getattr(layer, f"_trainable_{kind}"), *getattr(layer, f"_non_trainable_{kind}")]
+
+
+def _row(variable, layer, distribution):
+    rule, shard = None if layer is None else rule_of(layer), shard_of(variable)
+    if is_embedding_variable(variable):
+        collectives = rule.collectives if rule else "all_to_all"
+        return path_of(variable), "keys", "key % ranks", "keys", _bytes(variable), collectives
+    if shard is None:
+        shape = local = tuple(variable.shape)
+        layout: tuple = (None,) * len(shape)
+        # If a rule has no sharded variable, its collectives are listed at the layer's first one.
+        first = rule is not None and rule.variable is None and _own_variables(layer)[0] is variable
+        travels = [rule.collectives] if first else []
+    else:
+        shape, layout, local = shard.global_shape, shard.layout, shard.local_shape
+        travels = ["all_gather when read"]
+        if shard.over_batch and variable.trainable:
+            travels.append("reduce_scatter of its gradient")
+        if rule is not None and variable is rule.variable:
+            travels = [rule.collectives]
+        elif rule is not None and variable is rule.rides_along:
+            travels = []
+    batch = distribution.batch_dim_name
+    averaged = distribution.mesh.shape[batch] > 1 and variable.trainable
+    if averaged and not (shard is not None and shard.over_batch):
+        travels.append(f"all_reduce of gradients along '{batch}'")
+    return (path_of(variable), shape, layout, local, _bytes(variable), "; ".join(travels) or "none")
+
+
+def _bytes(variable):
+    if is_embedding_variable(variable):
+        return int(variable.bytes())
+    shard = shard_of(variable)
+    shape = tuple(variable.shape) if shard is None else shard.local_shape
+    return math.prod(shape) * tf.as_dtype(variable.dtype).size
+
+
+def _agree_on_random_state():
+    """Gives all ranks the random state of rank 0, for replicated values and the order of samples.
+
+    Keras draws seeds of initializers from Python's generator and shuffles by TensorFlow's; programs
+    make data by NumPy's. If the ranks have set the same seeds, nothing changes.
+    """
+    communicator = comm.current()
+    if communicator.world_size > 1:
+        states = agreed(lambda: None if communicator.rank else random_state(), communicator)
+        set_random_state(states[0])
+
+
+def random_state() -> dict[str, Any]:
+    """The state of Python's and NumPy's generators and TensorFlow's seed, for JSON.
+
+    Only numbers: bytes of another process must not become code, as pickled bytes can.
+    """
+    seed = context.global_seed()
+    kind, key, *rest = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": [kind, np.asarray(key).tolist(), *rest],
+        "tensorflow": secrets.randbelow(2**31) if seed is None else seed,
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Sets the generators, and the seed if it is another: an equal one would restart them."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, key, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(key, np.uint32), *rest))
+    if context.global_seed() != state["tensorflow"]:
+        tf.random.set_seed(state["tensorflow"])

@@ -3,14 +3,20 @@
     devices  [[0 1 2 3]      rank 6: index 1 of 2 along 'batch', index 2 of 4 along 'model';
               [4 5 6 7]]     its line along 'model' is 4 5 6 7, along 'batch' 2 6
 
+A dimension of a variable is cut along an axis of the mesh. If the number of ranks does not divide
+its length, the first ranks hold one more. If it is shorter than the axis, the last ranks hold none:
+
+    10 rows along 'model':  index 0: rows 0 1 2    1: rows 3 4 5    2: rows 6 7    3: rows 8 9
+
 The classes are those of Keras 3, under tf_keras too: they hold names and numbers, no tensors.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -103,23 +109,17 @@ class LayoutMap(keras.distribution.LayoutMap):
 
 
 class RankMesh:
-    """This rank's position in a DeviceMesh, and the communicators along its axes.
+    """This rank's `index` in a DeviceMesh by axis, and the communicators along its axes.
 
-    Args:
-        device_mesh: A DeviceMesh, Keras' or ours. Every rank must create this object.
-
-    Attributes:
-        shape: Ranks along each axis, by name.
-        index: This rank's index along each axis, by name.
-
-    Raises:
-        ValueError: the devices of the mesh are not those of all ranks, in order.
-        RuntimeError: the mesh needs groups of ranks, for which Horovod was not initialised.
+    Every rank must create this object.
     """
 
     def __init__(self, device_mesh: Any):
         names, sizes = list(device_mesh.axis_names), [int(size) for size in device_mesh.shape]
-        ranks = [_rank_of(device) for device in np.asarray(device_mesh.devices).reshape(-1)]
+        # 3 for 3, "cpu:3" or "/device:GPU:3"; anything else is no rank, and stays as it is.
+        devices = list(np.asarray(device_mesh.devices).reshape(-1))
+        numbers = [str(device).rsplit(":", 1)[-1] for device in devices]
+        ranks = [int(n) if n.isdigit() else d for n, d in zip(numbers, devices, strict=True)]
         world_size = comm.launched_world_size()
         if ranks != list(range(world_size)):
             raise ValueError(
@@ -147,13 +147,83 @@ class RankMesh:
         return self._communicators[axis_name]
 
 
-@functools.cache
-def rank_mesh(device_mesh: Any) -> RankMesh:
-    """The RankMesh of a DeviceMesh; made once."""
-    return RankMesh(device_mesh)
+rank_mesh = functools.cache(RankMesh)  # that of a DeviceMesh is made once
 
 
-def _rank_of(device):
-    """3 for 3, "cpu:3" or "/device:GPU:3"; otherwise the device itself, which is not a rank."""
-    number = str(device).rsplit(":", 1)[-1]
-    return int(number) if number.isdigit() else device
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """A dimension sharded along a mesh axis."""
+
+    dim: int
+    axis: str  # of the mesh
+    length: int  # of the whole dimension
+    num_shards: int  # ranks along the axis
+    index: int  # this rank's index along the axis
+
+    def bounds(self) -> tuple[int, int]:
+        """Start and stop of this rank's shard."""
+        return shard_bounds(self.length, self.num_shards, self.index)
+
+
+def shard_bounds(length: Any, num_shards: int, index: int) -> tuple[Any, Any]:
+    """Start and stop of shard number `index`; the first `length % num_shards` have one more.
+
+    `length` may be a tensor.
+    """
+    size, longer = length // num_shards, length % num_shards
+    if isinstance(length, int):
+        return index * size + min(index, longer), (index + 1) * size + min(index + 1, longer)
+    start, stop = (
+        i * size + tf.minimum(tf.cast(i, size.dtype), longer) for i in (index, index + 1)
+    )
+    return start, stop
+
+
+class Placement:
+    """How a variable is sharded over a mesh, and which shard this rank has.
+
+    `layout` has one mesh axis or None per dimension. `sizes` and `indices` are the length of each
+    mesh axis and this rank's index along it. `cuts` has a `Cut` for each dimension that is sharded
+    over more than one rank.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        global_shape: Sequence[int],
+        layout: Sequence[str | None],
+        sizes: Mapping[str, int],
+        indices: Mapping[str, int],
+    ):
+        self.path, self.layout = path, tuple(layout)
+        self.global_shape = tuple(int(length) for length in global_shape)
+        named = [axis for axis in self.layout if axis is not None]
+        wrong = None
+        if len(self.layout) != len(self.global_shape):
+            wrong = "must have an item for each dimension"
+        elif len(set(named)) < len(named):
+            wrong = f"must name an axis once; it names '{max(named, key=named.count)}' twice"
+        elif not set(named) <= set(sizes):
+            unknown = next(axis for axis in named if axis not in sizes)
+            wrong = f"must name axes of the mesh, {tuple(sizes)}; '{unknown}' is not one of them"
+        if wrong:
+            raise ValueError(
+                f"The layout of a variable {wrong}. Received: layout {self.layout} for '{path}' of "
+                f"shape {self.global_shape}"
+            )
+        self.cuts = tuple(
+            Cut(dim, axis, length, sizes[axis], indices[axis])
+            for dim, (axis, length) in enumerate(zip(self.layout, self.global_shape, strict=True))
+            if axis is not None and sizes[axis] > 1
+        )
+        self.slices = [slice(None)] * len(self.layout)
+        for cut in self.cuts:
+            self.slices[cut.dim] = slice(*cut.bounds())
+        self.local_shape = tuple(
+            len(range(*s.indices(length)))
+            for s, length in zip(self.slices, self.global_shape, strict=True)
+        )
+
+    def take(self, whole: Any) -> Any:
+        """This rank's shard of an array or tensor of the global shape."""
+        return whole[tuple(self.slices)] if self.cuts else whole

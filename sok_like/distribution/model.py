@@ -6,6 +6,16 @@ Every rank gets the same batches, computes the samples of its index along the ba
 receives the outputs for all samples. So everything that Keras does around the model (losses,
 metrics, sample weights, batches of another size, `predict`) is the same computation as in one
 process, on every rank.
+
+Digests of the batches are compared over the ranks that must get the same batch:
+
+    step's data --digests--.
+                            >-- one exchange --> equal on all ranks, or all of them raise
+    model's inputs --digests-'
+
+Programs written for Horovod give each rank data of its own. Under a distribution this would train
+on outputs and labels that do not belong together, or let the ranks' replicated weights drift apart,
+and nothing else would detect it.
 """
 
 from __future__ import annotations
@@ -14,27 +24,32 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from keras.src.backend import distribution_lib as backend_distribution
 
-from sok_like.distribution import regularizers, same_batches, tape
-from sok_like.distribution.collectives import gather, own_shard, samples_split, split_batch
-from sok_like.distribution.creation import cut_existing
+from sok_like.distribution.collectives import gather, own_shard, samples_split, split_batch, summed
 from sok_like.distribution.optimizer import check_variables, distributed_optimizer
 from sok_like.distribution.rules import install, sums_repeated_ids
+from sok_like.distribution.sharded_gradient import put_under
+from sok_like.distribution.sharded_variable import cut_existing, path_of, shard_of
 from sok_like.lookup import exporting
-from sok_like.runtime import comm, hooks
+from sok_like.planner import readers
+from sok_like.runtime import comm, hooks, native, turns
 from sok_like.runtime.attributes import attributes
 from sok_like.runtime.keras_version import is_keras_3
 from sok_like.runtime.tensor_checks import checked
 from sok_like.saving import keras_files
 
 # `inside`: within a model's call; the models inside it get batches that are already split.
+# `data`: of the step that has begun, until it is compared.
 _state = threading.local()
+# Of digests, relative to the norm: far above rounding differences of processors, far below those of
+# batches.
+_TOLERANCE = 1e-3
 
 
 def bind(model: Any, distribution: Any) -> None:
@@ -43,20 +58,26 @@ def bind(model: Any, distribution: Any) -> None:
         return
     for variable in model.variables if model.built else ():
         cut_existing(variable, distribution)
-    own = {name: getattr(model, name) for name in ("call", "save_weights", "save")}
-    children, world_size = model._trackable_children, comm.current().world_size
+    own_children = model._trackable_children
+
+    @functools.wraps(own_children)
+    def children(save_type="checkpoint", **kwargs):  # for `tf.saved_model.save` and checkpoints
+        if save_type == "savedmodel":
+            _refuse_saved_model("tf.saved_model.save", model.name)
+        return own_children(save_type, **kwargs)
+
     replaced = {
         "_sok_distribution": distribution,
         "supports_jit": False,  # XLA cannot compile Horovod's collectives
-        "call": _splitting(model, own["call"], distribution),
-        "save_weights": _by_rank_0(own["save_weights"]),
-        "save": _by_rank_0(own["save"]),
+        "call": _splitting(model, model.call, distribution),
+        "save_weights": _by_rank_0(model.save_weights),
+        "save": _by_rank_0(model.save),
     }
-    if world_size > 1:
+    if comm.current().world_size > 1:
         for step in ("train_step", "test_step"):
-            replaced[step] = same_batches.in_step(getattr(model, step), distribution)
+            replaced[step] = _comparing(getattr(model, step), distribution)
         replaced["export"] = functools.partial(_refuse_saved_model, "model.export", model.name)
-        replaced["_trackable_children"] = _not_in_saved_model(children, model.name)
+        replaced["_trackable_children"] = children
     for name, value in replaced.items():  # bypasses Keras' tracking of attributes
         object.__setattr__(model, name, value)
 
@@ -69,20 +90,12 @@ def _refuse_saved_model(what, name, *args, **kwargs):
     )
 
 
-def _not_in_saved_model(own_children, name):
-    """Wraps `_trackable_children`, which `tf.saved_model.save` and checkpoints call."""
-
-    @functools.wraps(own_children)
-    def children(save_type="checkpoint", **kwargs):
-        if save_type == "savedmodel":
-            _refuse_saved_model("tf.saved_model.save", name)
-        return own_children(save_type, **kwargs)
-
-    return children
-
-
 def binding(distribution: Any) -> contextlib.ExitStack:
-    """A scope in which models are bound when they are compiled or first called."""
+    """A scope in which models are bound when they are compiled or first called.
+
+    L1 and L2 penalties are each rank's part of the sum, summed over ranks. Other penalties need
+    whole values, and gather them.
+    """
 
     def compile(own, self, *args, **kwargs):
         bind(self, distribution)
@@ -97,12 +110,24 @@ def binding(distribution: Any) -> contextlib.ExitStack:
             _adopt_optimizer(self, distribution)
         return own(self, *args, **kwargs)
 
+    def penalty(own, self, x):
+        shard = shard_of(x)
+        if shard is None:
+            return own(self, x)
+        total = tf.convert_to_tensor(own(self, x.local))
+        for axis in shard.axes:
+            total = summed(total, shard.mesh.along(axis), f"{path_of(x)}_penalty_{axis}")
+        return tf.ensure_shape(total, [])
+
     cls = tf.keras.Model
     # The class where Keras looks for a `compile` that the program has overridden.
     compiles = next(base for base in cls.__mro__ if "compile" in vars(base))
     why = "models are bound to the distribution"
     wrapped = [(compiles, "compile", compile, why), (cls, "__call__", call, why)]
-    stack = regularizers.penalties_of_shards()
+    why = "penalties of sharded variables are sums over ranks"
+    penalties = (getattr(tf.keras.regularizers, name) for name in readers.ADDITIVE)
+    wrapped += [(regularizer, "__call__", penalty, why) for regularizer in penalties]
+    stack = contextlib.ExitStack()
     for owner, name, wrapper, why in wrapped:
         stack.callback(hooks.wrap(owner, name, wrapper, why).undo)
     if is_keras_3():
@@ -136,39 +161,35 @@ def _splitting(model, own_call, distribution) -> Callable:
         _put_under(model, distribution)
         if getattr(_state, "inside", False):
             return own_call(*args, **kwargs)
+        kinds = [type(leaf).__name__ for leaf in tf.nest.flatten((args, kwargs))]
+        is_symbolic = any(kind.endswith("KerasTensor") for kind in kinds)  # of either Keras
+        is_real = not is_symbolic and not exporting.current()
         line = distribution.mesh.along(distribution.batch_dim_name)
-        split = line.world_size > 1 and distribution.auto_shard_dataset
-        real = not _symbolic(args, kwargs) and not exporting.current()
-        split = split and real
-        if comm.current().world_size == 1 or not real:
-            same = contextlib.nullcontext()
-        else:
-            same = same_batches.compared((args, kwargs), distribution)
-        with same:
-            return compute(args, kwargs, line, split)
-
-    def compute(args, kwargs, line, split):
-        if split:
-            args, kwargs = tf.nest.map_structure(_as_tensor, (args, kwargs))
-            batch = _batch_of(args, kwargs)
-            names = itertools.count()
-            args, kwargs = tf.nest.map_structure(
-                lambda t: _own_samples(t, line, f"model_input_{next(names)}"), (args, kwargs)
-            )
-        inside = attributes(_state, {"inside": True})
-        with inside, samples_split() if split else contextlib.nullcontext():
-            outputs = own_call(*args, **kwargs)
-        distribution.check_patterns(model)  # now every model has its variables
-        _put_under(model, distribution)
-        return _of_all(outputs, batch, model, line) if split else outputs
+        split = is_real and line.world_size > 1 and distribution.auto_shard_dataset
+        with _compared((args, kwargs), distribution) if is_real else contextlib.nullcontext():
+            if split:
+                args, kwargs = tf.nest.map_structure(
+                    lambda v: tf.convert_to_tensor(v) if isinstance(v, np.ndarray) else v,
+                    (args, kwargs),
+                )
+                batch, names = _batch_of(args, kwargs), itertools.count()
+                args, kwargs = tf.nest.map_structure(
+                    lambda t: _own_samples(t, line, f"model_input_{next(names)}"), (args, kwargs)
+                )
+            inside = attributes(_state, {"inside": True})
+            with inside, samples_split() if split else contextlib.nullcontext():
+                outputs = own_call(*args, **kwargs)
+            distribution.check_patterns(model)  # now every model has its variables
+            _put_under(model, distribution)
+            return _of_all(outputs, batch, model, line) if split else outputs
 
     return tf.autograph.experimental.do_not_convert(call)
 
 
 def _put_under(model, distribution):
-    tape.put_under(model.variables, distribution)
+    put_under(model.variables, distribution)
     for layer in filter(sums_repeated_ids, model._flatten_layers()):
-        tape.put_under(layer.variables, distribution, distinct=True)
+        put_under(layer.variables, distribution, distinct=True)
 
 
 def _batch_of(args, kwargs):
@@ -204,10 +225,6 @@ def _of_all(outputs, batch, model, line):
     return tf.nest.map_structure(gathered, outputs)
 
 
-def _as_tensor(value):
-    return tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
-
-
 def _own_samples(value, line, name):
     if not tf.is_tensor(value) or value.shape.rank == 0:
         return value
@@ -217,9 +234,64 @@ def _own_samples(value, line, name):
     return split_batch(value, line.world_size, line.rank)
 
 
-def _symbolic(args, kwargs):
-    leaves = tf.nest.flatten((args, kwargs))
-    return any(type(leaf).__name__.endswith("KerasTensor") for leaf in leaves)  # of either Keras
+def _comparing(own_step, distribution):
+    """Wraps `train_step` or `test_step`, so that labels and sample weights are compared, too."""
+
+    @functools.wraps(own_step)
+    def step(data, *args, **kwargs):
+        values = data if isinstance(data, tuple) and len(data) <= 3 else (data,)
+        named = list(itertools.zip_longest(("x", "y", "sample_weight"), values))
+        with attributes(_state, {"data": named}):
+            result = own_step(data, *args, **kwargs)
+            if _state.data is not None:  # the step has called no model under a distribution
+                with _compared([], distribution):
+                    pass
+            return result
+
+    return step
+
+
+@contextlib.contextmanager
+def _compared(inputs, distribution) -> Iterator[None]:
+    """A scope whose ops run only if all ranks have the same `inputs` and data of the step.
+
+    Without `auto_shard_dataset`, data may differ between indices along the batch axis. Integers,
+    texts and similar data are compared exactly, by a hash. Floats may come from another model,
+    computed on another processor. They are compared by a sum and a norm, within a tolerance.
+    """
+    if comm.current().world_size == 1:
+        yield
+        return
+    structures = [("inputs", inputs), *(getattr(_state, "data", None) or [])]
+    _state.data = None
+    names: list[str] = []
+    batches: list[tf.Tensor] = []
+    for name, structure in structures:
+        tensors = [t for t in tf.nest.flatten(structure, expand_composites=True) if _is_data(t)]
+        names += [name if len(tensors) == 1 else f"{name}[{i}]" for i in range(len(tensors))]
+        batches += map(tf.convert_to_tensor, tensors)
+    ops = native.ops()
+    shard = 0 if distribution.auto_shard_dataset else distribution.data_shard_id
+    with tf.device("CPU:0"):  # the ops' device
+        own_digests = ops.sok_digest_batch(tensors=batches, shard=shard)
+        digests, lengths = turns.exchange_notes(
+            own_digests, [], comm.current(), "distribution_batch"
+        )
+        same = ops.sok_compare_batches(
+            digests=digests,
+            lengths=lengths,
+            names=names,
+            floats=[t.dtype.is_floating for t in batches],
+            tolerance=_TOLERANCE,
+        )
+    with tf.control_dependencies([] if same is None else [same]):
+        yield
+
+
+def _is_data(value):
+    if not tf.is_tensor(value) and not hasattr(value, "__array__"):
+        return False
+    return getattr(value, "dtype", None) not in (tf.resource, tf.variant)
 
 
 def _by_rank_0(save) -> Callable:

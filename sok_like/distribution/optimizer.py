@@ -8,10 +8,21 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.dist_model_parallel.gradients import slot_reference
-from sok_like.distribution import tape
-from sok_like.distribution.creation import slots_like
-from sok_like.distribution.sharded_gradient import clip_by_global_norm, local_part, sharded_gradient
-from sok_like.distribution.sharded_variable import on_shards, path_of, shard_of, works_on_shards
+from sok_like.distribution.sharded_gradient import (
+    clip_by_global_norm,
+    completed,
+    distribution_of,
+    local_part,
+    map_values,
+    sharded_gradient,
+)
+from sok_like.distribution.sharded_variable import (
+    on_shards,
+    path_of,
+    shard_of,
+    slots_like,
+    works_on_shards,
+)
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.loss_scale import LossScaling
@@ -34,16 +45,20 @@ class _TakesParts:
 
     _sok_distribution: Any = None
 
+    def _sok_parts(self, grads, variables):
+        """This rank's parts of the gradients, averaged along the batch axis."""
+        grads = completed(grads, variables, self._sok_distribution)
+        return list(map(local_part, grads, variables))
+
     def build(self, variables):
         with on_shards():
             super().build(variables)
 
     def apply(self, grads, trainable_variables=None):  # Keras 3
-        variables = trainable_variables
-        if variables is None:
-            variables = getattr(self, "_sok_trainable", self._trainable_variables)
-        else:
-            trainable_variables = variables = list(variables)
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        built = getattr(self, "_sok_trainable", self._trainable_variables)
+        variables = built if trainable_variables is None else trainable_variables
         grads = self._sok_parts(list(grads), list(variables))
         with on_shards():
             super().apply(grads, trainable_variables)
@@ -54,10 +69,9 @@ class _TakesParts:
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
         grads = self._sok_parts([gradient for gradient, _ in pairs], variables)
+        pairs = list(zip(grads, variables, strict=True))
         with on_shards():
-            return super().apply_gradients(
-                list(zip(grads, variables, strict=True)), *args, **kwargs
-            )
+            return super().apply_gradients(pairs, *args, **kwargs)
 
     def finalize_variable_values(self, var_list):
         with on_shards():
@@ -85,10 +99,9 @@ class _OnShards(_TakesParts):
             return super().add_variable_from_reference(*args, **kwargs)
 
     def _sok_parts(self, grads, variables):
-        """This rank's parts of the gradients, averaged along the batch axis."""
         if self._sok_given_parts or len(grads) != len(variables):  # Keras raises for the latter
             return grads
-        return _parts(grads, variables, self._sok_distribution)
+        return super()._sok_parts(grads, variables)
 
     def _sok_must_average(self):
         return False  # the tape has completed the gradients
@@ -117,11 +130,6 @@ class _OnShards(_TakesParts):
         return list(map(local_part, clipped, self._sok_updated))
 
 
-def _parts(grads, variables, distribution):
-    grads = tape.completed(grads, variables, distribution)
-    return list(map(local_part, grads, variables))
-
-
 class _ScalingOnShards(_TakesParts):
     """Mixed into a LossScaleOptimizer of either Keras, around an optimizer on shards.
 
@@ -130,21 +138,14 @@ class _ScalingOnShards(_TakesParts):
     """
 
     def _sok_parts(self, grads, variables):
-        parts = _parts(grads, variables, self._sok_distribution)
+        parts = super()._sok_parts(grads, variables)
         values = [comm.summed_values(part) for part in parts if part is not None]
         finite = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
-        mine = tf.where(tf.reduce_all(tf.stack(finite)), 0.0, 1.0)
+        is_broken = tf.where(tf.reduce_all(tf.stack(finite)), 0.0, 1.0)
         name = unique_in_graph("sok_distribution_finite")
-        broken = turns.collective_in_turn(comm.current(), "sum", mine, name)
-        added = tf.where(broken > 0, float("nan"), 0.0)
-        return [None if part is None else _plus(part, added) for part in parts]
-
-
-def _plus(part, number):
-    if not isinstance(part, tf.IndexedSlices):
-        return part + tf.cast(number, part.dtype)
-    values = part.values + tf.cast(number, part.values.dtype)
-    return tf.IndexedSlices(values, part.indices, part.dense_shape)
+        num_broken = turns.collective_in_turn(comm.current(), "sum", is_broken, name)
+        added = tf.where(num_broken > 0, float("nan"), 0.0)
+        return [map_values(lambda v: v + tf.cast(added, v.dtype), part) for part in parts]
 
 
 def check_variables(optimizer: Any, variables: Any) -> None:
@@ -185,61 +186,51 @@ def _needs_whole_variables(cls):
 
 
 @functools.cache
-def _class_on_shards(cls):
-    aware = embedding_aware(cls)
-    stock = _stock_class(aware)
+def _class_on_shards(cls, scales):
+    if scales:
+        stock, bases = cls, (_ScalingOnShards, *([LossScaling] if is_keras_3() else []), cls)
+    else:
+        aware = embedding_aware(cls)
+        stock, bases = _stock_class(aware), (_OnShards, aware)
     # The stock name, so that files and `get_config` are those of the stock optimizer.
-    return type(stock.__name__, (_OnShards, aware), {"__module__": stock.__module__})
-
-
-@functools.cache
-def _scaling_on_shards(cls):
-    bases = (_ScalingOnShards, LossScaling, cls) if is_keras_3() else (_ScalingOnShards, cls)
-    return type(cls.__name__, bases, {"__module__": cls.__module__})
+    return type(stock.__name__, bases, {"__module__": stock.__module__})
 
 
 def distributed_optimizer(optimizer: Any, distribution: Any) -> Any:
-    """A view of a stock optimizer that trains sharded variables; both share all state.
-
-    Args:
-        optimizer: A Keras optimizer. For sharded variables it must update each element
-            independently (SGD, RMSprop, Adam, AdamW, Adadelta, Adagrad, Adamax, Nadam, Ftrl, Lion).
-    """
+    """A view of a stock optimizer that trains sharded variables; both share all state."""
     if isinstance(optimizer, (_OnShards, _ScalingOnShards)):
         return optimizer
     if not isinstance(optimizer, keras_optimizers().Optimizer):
-        raise TypeError(
-            f"A Keras optimizer is required. Received: {optimizer!r} of type {type(optimizer)}"
-        )
-    cls = type(optimizer)
+        raise TypeError(f"A Keras optimizer is required. Received: {optimizer!r}")
     inner = getattr(optimizer, "inner_optimizer", None)  # of a LossScaleOptimizer
-    made = view((_class_on_shards if inner is None else _scaling_on_shards)(cls), optimizer)  # type: ignore[arg-type]
-    made.__dict__["_sok_distribution"] = distribution
+    on_shards_view = view(_class_on_shards(type(optimizer), inner is not None), optimizer)  # type: ignore[arg-type]
+    on_shards_view.__dict__["_sok_distribution"] = distribution
     if inner is not None:
         inner = distributed_optimizer(inner, distribution)
         inner.__dict__["_sok_given_parts"] = True
-        made.__dict__["inner_optimizer" if is_keras_3() else "_optimizer"] = inner
-    return made
+        on_shards_view.__dict__["inner_optimizer" if is_keras_3() else "_optimizer"] = inner
+    return on_shards_view
 
 
 def _apply(own, self, grads, trainable_variables=None):
-    given = trainable_variables
-    made = _view_of(self, self._trainable_variables if given is None else given)
-    return own(self, grads, given) if made is None else made.apply(grads, given)
+    variables = self._trainable_variables if trainable_variables is None else trainable_variables
+    viewed = _view_of(self, variables)
+    step = functools.partial(own, self) if viewed is None else viewed.apply
+    return step(grads, trainable_variables)
 
 
 def _apply_gradients(own, self, grads_and_vars, *args, **kwargs):
     pairs = list(grads_and_vars)
-    made = _view_of(self, [variable for _, variable in pairs])
-    step = functools.partial(own, self) if made is None else made.apply_gradients
+    viewed = _view_of(self, [variable for _, variable in pairs])
+    step = functools.partial(own, self) if viewed is None else viewed.apply_gradients
     return step(pairs, *args, **kwargs)
 
 
 def _build(own, self, *args, **kwargs):
     # The argument is named `variables` or `var_list`, depending on the class.
     variables = list(next(iter((*args, *kwargs.values()))))
-    made = _view_of(self, variables)
-    return own(self, variables) if made is None else made.build(variables)
+    viewed = _view_of(self, variables)
+    return own(self, variables) if viewed is None else viewed.build(variables)
 
 
 def _exclude(own, self, *args, **kwargs):
@@ -252,7 +243,7 @@ def _view_of(optimizer, variables):
     if isinstance(optimizer, _TakesParts) or works_on_shards():
         return None
     shards = [variable for variable in variables if shard_of(variable) is not None]
-    return distributed_optimizer(optimizer, tape.distribution_of(shards[0])) if shards else None
+    return distributed_optimizer(optimizer, distribution_of(shards[0])) if shards else None
 
 
 @hooks.at_init

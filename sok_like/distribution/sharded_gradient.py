@@ -1,10 +1,12 @@
-"""The gradient of a sharded variable: like the variable, it behaves like the whole one.
+"""Gradients under a distribution; that of a sharded variable behaves like the whole one.
 
     tape.gradient(loss, kernel)  ->  ShardedGradient: this rank's part, and which part it is
 
-Norms and clipping sum over the ranks that hold the parts. Elementwise functions compute on the
-parts. Everything else converts it to a tensor, which gathers the whole gradient: right, but slow.
-Optimizers use the part.
+A rank's own gradient covers its samples and its shard only. Programs that clip gradients or take
+their norm expect those of one process. So gradients of variables are averaged along the batch axis
+when they are taken, and gradients of shards know which part they are. Norms and clipping sum over
+the ranks that hold the parts. Elementwise functions compute on the parts. Everything else converts
+it to a tensor, which gathers the whole gradient: right, but slow. Optimizers use the part.
 """
 
 from __future__ import annotations
@@ -16,13 +18,17 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import gradients_util
 
 from sok_like.distribution.collectives import summed
 from sok_like.distribution.sharded_variable import Shard, shard_of
 from sok_like.lookup import norms
-from sok_like.runtime.comm import summed_values
+from sok_like.lookup.local_variables import is_local, unique_in_graph
+from sok_like.runtime import comm, hooks, turns
+from sok_like.table.variable import is_embedding_variable
 
 # Shards by key: a TensorFlow ExtensionType can hold strings and numbers, but no other objects.
 _shards: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
@@ -56,14 +62,14 @@ class ShardedGradient(tf.experimental.ExtensionType):
     @property
     def shape(self):
         """Shape of the whole gradient."""
-        return tf.TensorShape(self._shard.placement.global_shape)
+        return tf.TensorShape(self._shard.global_shape)
 
     @property
     def local(self) -> Any:
         """The part: a tensor, or `tf.IndexedSlices` with rows of it."""
         if not self.sparse:
             return self.values
-        shape = tf.constant(self._shard.placement.local_shape, self.rows.dtype)
+        shape = tf.constant(self._shard.local_shape, self.rows.dtype)
         return tf.IndexedSlices(self.values, self.rows, shape)
 
     def with_values(self, values: tf.Tensor) -> ShardedGradient:
@@ -92,12 +98,12 @@ def sharded_gradient(gradient: Any, variable: Any) -> Any:
     if gradient is None or shard is None:
         return gradient
     if shard.key is None:
-        shard.key = f"{shard.placement.path}#{next(_numbers)}"
+        shard.key = f"{shard.path}#{next(_numbers)}"
         _shards[shard.key] = shard
     if isinstance(gradient, tf.IndexedSlices):
         return ShardedGradient(gradient.values, gradient.indices, True, shard.key)
     # Horovod's ops lose the static shape.
-    gradient = tf.ensure_shape(gradient, shard.placement.local_shape)
+    gradient = tf.ensure_shape(gradient, shard.local_shape)
     return ShardedGradient(gradient, tf.zeros([0], tf.int64), False, shard.key)
 
 
@@ -108,17 +114,16 @@ def local_part(gradient: Any, variable: Any) -> Any:
         return gradient
     if isinstance(gradient, ShardedGradient):
         return gradient.local
-    placement = shard.placement
     if not isinstance(gradient, tf.IndexedSlices):
         gradient = tf.convert_to_tensor(gradient)
-        if gradient.shape == tf.TensorShape(placement.global_shape):
-            return placement.take(gradient)
-        if gradient.shape == tf.TensorShape(placement.local_shape):
+        if gradient.shape == tf.TensorShape(shard.global_shape):
+            return shard.take(gradient)
+        if gradient.shape == tf.TensorShape(shard.local_shape):
             return gradient
     raise ValueError(
         "The gradient of a sharded variable must come from `tf.GradientTape.gradient` or "
         "`tf.gradients`, or be a dense tensor of the variable's shape. "
-        f"Received: {gradient!r} for '{placement.path}' of shape {placement.global_shape}"
+        f"Received: {gradient!r} for '{shard.path}' of shape {shard.global_shape}"
     )
 
 
@@ -134,12 +139,11 @@ def _whole(gradient, dtype=None, name=None, as_ref=False):
 tf.register_tensor_conversion_function(ShardedGradient, _whole)
 
 
-def _squared_norms(gradients: Sequence[Any], of_parts: Callable) -> list:
+def _squared_norms(gradients: Sequence[Any], sum_rows: bool = False) -> list:
     """The squared norm of each gradient over all ranks, scalars; one collective per set of axes.
 
-    Args:
-        gradients: ShardedGradients, tensors, IndexedSlices, None.
-        of_parts: Returns the values of a ShardedGradient whose squares count.
+    TensorFlow's clipping counts each value of a sparse gradient separately. `tf.norm` first sums
+    the values of each row.
     """
     squares: list[Any] = [None] * len(gradients)
     by_axes: dict[tuple[str, ...], list[int]] = {}
@@ -150,7 +154,7 @@ def _squared_norms(gradients: Sequence[Any], of_parts: Callable) -> list:
             squares[i] = norms.squares(gradient)
             continue
         if isinstance(gradient, ShardedGradient):
-            values = of_parts(gradient)
+            values = comm.summed_values(gradient.local) if sum_rows else gradient.values
             by_axes.setdefault(gradient._shard.axes, []).append(i)
         else:
             sparse = isinstance(gradient, tf.IndexedSlices)
@@ -164,16 +168,6 @@ def _squared_norms(gradients: Sequence[Any], of_parts: Callable) -> list:
         for i, norm in zip(places, tf.unstack(total, len(places)), strict=True):
             squares[i] = tf.cast(norm, squares[i].dtype)
     return squares
-
-
-def _occurrences(gradient):
-    """TensorFlow's clipping counts each value of a sparse gradient separately."""
-    return gradient.values
-
-
-def _sums(gradient):
-    """`tf.norm` first sums the values of each row."""
-    return summed_values(gradient.local)
 
 
 _Gradient = typing.Union[ShardedGradient, tf.Tensor, tf.IndexedSlices]  # noqa: UP007 (TensorFlow reads it)
@@ -192,7 +186,7 @@ def _with_shards(function):
 
 
 def _global_norm(t_list, name=None):
-    squares = [square for square in _squared_norms(t_list, _occurrences) if square is not None]
+    squares = [square for square in _squared_norms(t_list) if square is not None]
     dtype = squares[0].dtype
     return tf.sqrt(tf.add_n([tf.cast(square, dtype) for square in squares]), name=name)
 
@@ -218,7 +212,7 @@ for _api, _function in (
 def _clip_by_norm(t, clip_norm, axes=None, name=None):
     if axes is not None:
         return tf.clip_by_norm(tf.convert_to_tensor(t), clip_norm, axes, name)
-    (squared,) = _squared_norms([t], _occurrences)
+    (squared,) = _squared_norms([t])
     clip_norm = tf.cast(clip_norm, t.dtype)
     factor = clip_norm / tf.maximum(tf.sqrt(squared), clip_norm)
     return _times(t, tf.identity(factor, name=name))
@@ -228,21 +222,18 @@ def _clip_by_norm(t, clip_norm, axes=None, name=None):
 def _norm(tensor, ord="euclidean", axis=None, keepdims=None, name=None):
     if axis is not None or keepdims or ord not in ("euclidean", 2):
         return tf.norm(tf.convert_to_tensor(tensor), ord, axis, keepdims, name)
-    (squared,) = _squared_norms([tensor], _sums)
+    (squared,) = _squared_norms([tensor], sum_rows=True)
     return tf.sqrt(squared, name=name)
 
 
 @tf.experimental.dispatch_for_unary_elementwise_apis(ShardedGradient)
 def _unary(function, x):
-    if x.sparse and not _clips_by_value(function):
+    # `tf.clip_by_value` with its limits may clip each sparse value.
+    inside = [cell.cell_contents for cell in function.__closure__ or ()]
+    clips_by_value = any(getattr(value, "__name__", "") == "clip_by_value" for value in inside)
+    if x.sparse and not clips_by_value:
         return function(tf.convert_to_tensor(x))
     return x.with_values(function(x.values))
-
-
-def _clips_by_value(function):
-    """Whether it is `tf.clip_by_value` with its limits, which may clip each sparse value."""
-    inside = [cell.cell_contents for cell in function.__closure__ or ()]
-    return any(getattr(value, "__name__", "") == "clip_by_value" for value in inside)
 
 
 @tf.experimental.dispatch_for_binary_elementwise_apis(
@@ -274,16 +265,122 @@ def _operand(value, one):
     if value.shape.rank == 0:
         return value
     whole = value.shape == one.shape and not one.sparse
-    return one._shard.placement.take(value) if whole else None
+    return one._shard.take(value) if whole else None
 
 
-def _times(gradient, factor):
+def map_values(function: Callable, gradient: Any) -> Any:
+    """The gradient, dense, sparse or a part, with `function` of its values; None stays None."""
     if gradient is None:
         return None
     if isinstance(gradient, ShardedGradient):
-        return gradient.with_values(gradient.values * tf.cast(factor, gradient.dtype))
+        return gradient.with_values(function(gradient.values))
     if isinstance(gradient, tf.IndexedSlices):
-        values = gradient.values * tf.cast(factor, gradient.dtype)
+        values = function(gradient.values)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    gradient = tf.convert_to_tensor(gradient)
-    return gradient * tf.cast(factor, gradient.dtype)
+    return function(tf.convert_to_tensor(gradient))
+
+
+def _times(gradient, factor):
+    return map_values(lambda values: values * tf.cast(factor, values.dtype), gradient)
+
+
+def _gradient(own, self, target, sources, *args, **kwargs):
+    gradients = own(self, target, sources, *args, **kwargs)
+    flat = tf.nest.flatten(sources)
+    return tf.nest.pack_sequence_as(sources, _of_whole(tf.nest.flatten(gradients), flat))
+
+
+def _gradients(own, ys, xs, *args, **kwargs):
+    flat = list(xs) if isinstance(xs, (list, tuple)) else [xs]
+    return _of_whole(own(ys, xs, *args, **kwargs), flat)
+
+
+def _of_whole(gradients, sources):
+    gradients = completed(gradients, sources, are_parts=True)
+    return list(map(sharded_gradient, gradients, sources))
+
+
+def put_under(variables: Sequence[Any], distribution: Any, *, distinct: bool = False) -> None:
+    """Stores a model's variables' distribution; and whether sparse gradients have each row once."""
+    for variable in variables:
+        for face in (variable, getattr(variable, "_value", None)):
+            if face is not None and not is_embedding_variable(face):
+                object.__setattr__(face, "_sok_distribution", distribution)
+                if distinct:
+                    object.__setattr__(face, "_sok_distinct", True)
+
+
+def completed(
+    gradients: Sequence[Any],
+    sources: Sequence[Any],
+    distribution: Any = None,
+    *,
+    are_parts: bool = False,
+) -> list:
+    """Gradients of the whole batch: averages along the batch axis those that are not yet averaged.
+
+    Only gradients of variables are averaged. `distribution` is that of variables that belong to no
+    model. `are_parts` are gradients as from a tape: those of sharded variables are this rank's.
+    """
+    result = list(gradients)
+    by_line: dict[Any, list[int]] = {}
+    for i, (gradient, source) in enumerate(zip(gradients, sources, strict=True)):
+        of_source = distribution_of(source, distribution)
+        if gradient is None or of_source is None:
+            continue
+        shard, line = shard_of(source), of_source.mesh.along(of_source.batch_dim_name)
+        if shard is None:
+            is_complete = is_local(source) or getattr(gradient, "_sok_complete", False)
+        else:  # reading a variable that is sharded along the batch axis averages its gradient
+            is_complete = shard.over_batch or isinstance(gradient, ShardedGradient)
+        if line.world_size > 1 and not is_complete:
+            by_line.setdefault(line, []).append(i)
+    for line, places in by_line.items():
+        parts = [
+            gradients[i] if are_parts else local_part(gradients[i], sources[i]) for i in places
+        ]
+        means = _means(parts, [sources[i] for i in places], line)
+        for i, part, mean in zip(places, parts, means, strict=True):
+            if not isinstance(mean, tf.IndexedSlices):
+                mean = tf.ensure_shape(mean, part.shape)  # Horovod's ops lose the static shape
+            mean._sok_complete = True
+            result[i] = mean
+    return result
+
+
+def distribution_of(source: Any, default: Any = None) -> Any:
+    """The distribution of a model's variable, otherwise the default or the current one, or None."""
+    if not isinstance(source, (tf.Variable, keras.Variable)) or is_embedding_variable(source):
+        return None
+    of_model = getattr(source, "_sok_distribution", default)
+    current = keras.distribution.distribution() if of_model is None else of_model
+    return current if hasattr(current, "mesh") else None
+
+
+def _means(gradients, sources, line):
+    """The mean of each gradient, a tensor or `tf.IndexedSlices`, along a line."""
+    name = unique_in_graph("sok_distribution_gradients")
+
+    def average():
+        dense = [None if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+        means = line.average(dense, name)
+        for i, (gradient, source) in enumerate(zip(gradients, sources, strict=True)):
+            if isinstance(gradient, tf.IndexedSlices):
+                # As in one process, one row per occurrence of an id in the batch.
+                values = line.all_gather(gradient.values, f"{name}_{i}_values")
+                rows = line.all_gather(gradient.indices, f"{name}_{i}_rows")
+                values = values / tf.cast(line.world_size, values.dtype)
+                mean = tf.IndexedSlices(values, rows, gradient.dense_shape)
+                is_distinct = getattr(source, "_sok_distinct", False)
+                means[i] = comm.distinct(mean) if is_distinct else mean
+        return means
+
+    return turns.exchange_in_turn(average, name, line)
+
+
+@hooks.at_init
+def _install():
+    why = "gradients of variables under a distribution are those of the whole batch"
+    hooks.wrap(tf.GradientTape, "gradient", _gradient, why)
+    # `tf.gradients` of TensorFlow 1 and 2 and `tf.hessians` all call this function.
+    hooks.wrap(gradients_util, "_GradientsHelper", _gradients, why)

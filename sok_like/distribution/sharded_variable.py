@@ -4,6 +4,11 @@ It behaves like the whole variable: its `shape` is that of the whole, reading it
 collective of the ranks along its axes), and assigning keeps this rank's shard. So code that does
 not know about shards is right, if slow. Layers with a rule (`rules.py`) read `local` instead.
 Optimizers work inside `on_shards`, where the variable behaves like its shard.
+
+TensorFlow calls the active variable creators for each new variable. Ours finds the path of the
+variable (under Keras 3 from the Keras variable behind the request). If the layout map has a layout
+for it, only this rank's shard is created. The initial value is computed whole, as in the unsharded
+model, then sharded and freed, one variable at a time.
 """
 
 from __future__ import annotations
@@ -14,15 +19,18 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.common import global_state
 
 from sok_like.distribution.collectives import gather
-from sok_like.distribution.mesh import RankMesh
-from sok_like.distribution.placement import Placement
+from sok_like.distribution.mesh import Placement, RankMesh
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.exporting import Spread
 from sok_like.runtime.attributes import attributes
+from sok_like.runtime.keras_version import is_keras_3
+from sok_like.table.variable import is_embedding_variable
 
 _mode = threading.local()
 
@@ -37,38 +45,25 @@ def works_on_shards() -> bool:
     return getattr(_mode, "on_shards", False)
 
 
-class Shard:
-    """How a variable is sharded.
+class Shard(Placement):
+    """The placement of a sharded variable, and its ranks."""
 
-    Attributes:
-        placement: Which shard is on this rank.
-        mesh: The ranks.
-        batch_axis: The mesh axis whose ranks hold different samples.
-        key: The name by which its gradients refer to it; None before the first gradient.
-    """
+    key: str | None = None  # by which its gradients refer to it, from the first one on
 
-    key: str | None = None
-
-    def __init__(self, placement: Placement, mesh: RankMesh, batch_axis: str):
-        self.placement, self.mesh, self.batch_axis = placement, mesh, batch_axis
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """The mesh axes along which it is sharded."""
-        return tuple(cut.axis for cut in self.placement.cuts)
-
-    @property
-    def over_batch(self) -> bool:
-        """Whether it is sharded along the batch axis, so that reading it reduces its gradient."""
-        return self.batch_axis in self.axes
+    def __init__(self, path: str, global_shape: Any, layout: Any, mesh: RankMesh, batch_axis: str):
+        super().__init__(path, global_shape, layout, mesh.shape, mesh.index)
+        self.mesh, self.batch_axis = mesh, batch_axis
+        self.axes = tuple(cut.axis for cut in self.cuts)
+        # Reading it reduces its gradient.
+        self.over_batch = batch_axis in self.axes
 
     def whole(self, local: tf.Tensor) -> tf.Tensor:
         """Gathers the whole value from the ranks; its gradient goes back to the shards."""
-        for cut in self.placement.cuts:
-            line, name = self.mesh.along(cut.axis), f"{self.placement.path}_dim{cut.dim}"
+        for cut in self.cuts:
+            line, name = self.mesh.along(cut.axis), f"{self.path}_dim{cut.dim}"
             gradient = "mean" if cut.axis == self.batch_axis else 1.0
             local = gather(local, cut.dim, line, name, gradient)
-        return tf.ensure_shape(local, self.placement.global_shape)
+        return tf.ensure_shape(local, self.global_shape)
 
 
 def shard_of(variable: Any) -> Shard | None:
@@ -83,23 +78,12 @@ def held_whole(variables: Iterable[Any]) -> Iterator[None]:
     For loop bodies: iterations of a loop may run at the same time, and so could collectives of
     the same name.
     """
-    held = [v for v in variables if shard_of(v) is not None and v._sok_held is None]
-    for variable in held:
-        variable._sok_held = tf.convert_to_tensor(variable)
-    try:
+    with contextlib.ExitStack() as scopes:
+        for variable in variables:
+            if shard_of(variable) is not None and variable._sok_held is None:
+                whole = tf.convert_to_tensor(variable)
+                scopes.enter_context(attributes(variable, {"_sok_held": whole}))
         yield
-    finally:
-        for variable in held:
-            variable._sok_held = None
-
-
-def refuse_saved_model(variable: Any) -> None:
-    """Raises ValueError: a SavedModel would hold the shard of one rank."""
-    raise ValueError(
-        "A SavedModel would hold one rank's shard of a sharded variable; use "
-        "`sok.export_saved_model(model, path)`, or save the weights and export a model that was "
-        f"made without a distribution. Received: '{path_of(variable)}'"
-    )
 
 
 def path_of(variable: Any) -> str:
@@ -124,17 +108,17 @@ class _Sharded:
     @property
     def layout(self) -> tuple:
         """One mesh axis or None per dimension."""
-        return self._sok_shard.placement.axes
+        return self._sok_shard.layout
 
     @property
     def global_shape(self) -> tuple[int, ...]:
         """Shape of the whole variable."""
-        return self._sok_shard.placement.global_shape
+        return self._sok_shard.global_shape
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """Shape of this rank's shard."""
-        return self._sok_shard.placement.local_shape
+        return self._sok_shard.local_shape
 
     @property
     def local(self) -> tf.Tensor:
@@ -151,7 +135,7 @@ class _Sharded:
         with on_shards():
             dtype = as_tf_table(self).dtype.base_dtype
         shard = self._sok_shard
-        begin = [each.start or 0 for each in shard.placement.slices]
+        begin = [own.start or 0 for own in shard.slices]
         # Ranks that differ along other axes hold the same.
         is_first = not any(at for axis, at in shard.mesh.index.items() if axis not in shard.axes)
         num_rows = self.local_shape[0] if is_first and all(self.local_shape) else 0
@@ -162,7 +146,11 @@ class _Sharded:
         return Spread(self.global_shape, dtype, begin, num_rows, read)
 
     def _export_to_saved_model_graph(self, *args, **kwargs):
-        refuse_saved_model(self)
+        raise ValueError(
+            "A SavedModel would hold one rank's shard of a sharded variable; use "
+            "`sok.export_saved_model(model, path)`, or save the weights and export a model that "
+            f"was made without a distribution. Received: '{path_of(self)}'"
+        )
 
     # tf.train.Checkpoint writes and reads the whole value, so its files fit any number of ranks.
 
@@ -182,55 +170,44 @@ class _Sharded:
     __str__ = __repr__
 
 
-@functools.cache
-def keras_3_class() -> type:
-    """The class for Keras 3, whose variables contain a `tf.Variable`."""
-    import keras
+class VariableShard(_Sharded, keras.Variable):
+    """For Keras 3; the variable creator makes it from an ordinary one."""
 
-    class VariableShard(_Sharded, keras.Variable):
-        """A variable sharded over ranks; the variable creator makes it from an ordinary one."""
+    @property
+    def value(self):
+        local = super().value
+        if works_on_shards():
+            return local
+        if self._sok_held is not None:
+            return self._maybe_autocast(self._sok_held)
+        return self._sok_shard.whole(tf.convert_to_tensor(local))
 
-        @property
-        def value(self):
-            local = super().value
-            if works_on_shards():
-                return local
-            if self._sok_held is not None:
-                return self._maybe_autocast(self._sok_held)
-            return self._sok_shard.whole(tf.convert_to_tensor(local))
+    @property
+    def handle(self):
+        return self._value.handle
 
-        @property
-        def handle(self):
-            return self._value.handle
+    @property
+    def _shared_name(self):  # for tf.train.Checkpoint
+        return self._value._shared_name
 
-        @property
-        def _shared_name(self):  # for tf.train.Checkpoint
-            return self._value._shared_name
+    def numpy(self):
+        return self.value.numpy()
 
-        def numpy(self):
-            return self.value.numpy()
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.value, dtype)
 
-        def __array__(self, dtype=None, copy=None):
-            return np.asarray(self.value, dtype)
-
-        def _direct_assign(self, value):
-            if not works_on_shards():
-                value = self._sok_shard.placement.take(value)
-            self._value.assign(tf.cast(value, self._value.dtype))
-
-    return VariableShard
+    def _direct_assign(self, value):
+        if not works_on_shards():
+            value = self._sok_shard.take(value)
+        self._value.assign(tf.cast(value, self._value.dtype))
 
 
 @functools.cache
 def tf_class(cls: type) -> type:
-    """The class for tf_keras, whose variables are TensorFlow's, of class `cls`.
-
-    It cannot be called ShardedVariable: tf_keras takes classes of that name for TensorFlow's.
-    """
+    """The class for tf_keras, whose variables are TensorFlow's, of class `cls`."""
 
     class VariableShard(_Sharded, cls):
-        """A variable sharded over ranks; the variable creator makes it from an ordinary one."""
-
+        # Not ShardedVariable: tf_keras takes classes of that name for TensorFlow's.
         @property
         def _handle(self):
             # TensorFlow's eager ops find a tensor's variable by this name and bypass
@@ -261,7 +238,7 @@ def tf_class(cls: type) -> type:
 
         def _own(self, value):
             value = tf.convert_to_tensor(value, self.dtype)
-            return value if works_on_shards() else self._sok_shard.placement.take(value)
+            return value if works_on_shards() else self._sok_shard.take(value)
 
         def assign(self, value, *args, **kwargs):
             return super().assign(self._own(value), *args, **kwargs)
@@ -273,3 +250,128 @@ def tf_class(cls: type) -> type:
             return super().assign_sub(self._own(delta), *args, **kwargs)
 
     return VariableShard
+
+
+def creator(distribution: Any) -> Any:
+    """A function for `tf.variable_creator_scope`."""
+
+    def create(next_creator, **kwargs):
+        variable = _keras_variable_of(kwargs)
+        # An optimizer makes it `on_shards`, see `slots_like`.
+        if works_on_shards() or (variable is None and is_keras_3()):
+            return next_creator(**kwargs)
+        path, shape = _path_and_shape(variable, kwargs)
+        shard = None
+        if shape is not None and tf.TensorShape(shape).is_fully_defined() and _is_of_a_layer():
+            shard = _shard_by_layout(variable, path, shape, distribution)
+        if shard is None:
+            return next_creator(**kwargs)
+        return _made(shard, variable, next_creator, kwargs)
+
+    return create
+
+
+def _made(shard, variable, next_creator, kwargs):
+    """Makes a `tf.Variable` with this rank's shard, for the variable of Keras 3 if there is one."""
+    whole = kwargs.get("initial_value")
+    if variable is not None:
+        make_sharded(variable, shard)
+
+    def initial_value():
+        value = tf.cast(whole() if callable(whole) else whole, kwargs["dtype"])
+        return value if works_on_shards() else shard.take(value)
+
+    # `tf.compat.v1` variables may come without a dtype.
+    kwargs["dtype"] = kwargs.get("dtype") or getattr(whole, "dtype", tf.float32)
+    made = next_creator(**{**kwargs, "initial_value": initial_value, "shape": shard.local_shape})
+    made.de_local = True
+    if variable is None:
+        make_sharded(made, shard)
+    return made
+
+
+@contextlib.contextmanager
+def slots_like(reference: Any) -> Iterator[None]:
+    """A scope in which slot variables, created `on_shards`, are sharded like `reference`.
+
+    The distribution itself need not be active: a model is often trained after its `scope`.
+    """
+    shard = shard_of(reference)
+    if shard is None:
+        yield
+        return
+
+    def create(next_creator, **kwargs):
+        variable = _keras_variable_of(kwargs)
+        _, shape = _path_and_shape(variable, kwargs)
+        if shape is None or tuple(shape) != shard.local_shape:
+            return next_creator(**kwargs)
+        return _made(shard, variable, next_creator, kwargs)
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+def cut_existing(variable: Any, distribution: Any) -> None:
+    """Shards a Keras variable that was created before the distribution was set."""
+    if not isinstance(variable, keras.Variable) or variable._value is None:
+        return  # tf_keras' layers hold TensorFlow's variables, which cannot be replaced
+    if shard_of(variable) is None and not is_embedding_variable(variable):
+        shard = _shard_by_layout(variable, variable.path, variable.shape, distribution)
+        if shard is not None:
+            with tf.init_scope():
+                part = tf.convert_to_tensor(shard.take(tf.convert_to_tensor(variable)))
+                local = tf.Variable(part, trainable=variable.trainable, name=variable.name)
+            local.de_local = True
+            variable._value = local
+            make_sharded(variable, shard)
+
+
+def make_sharded(variable: Any, shard: Shard) -> None:
+    """Turns a variable that has, or will have, a shard's value into a sharded variable."""
+    variable.__class__ = VariableShard if is_keras_3() else tf_class(type(variable))  # type: ignore[arg-type]
+    variable._sok_shard = shard
+
+
+def _keras_variable_of(kwargs):
+    """The variable of Keras 3 that requests one: its initializer is a closure over it."""
+    initial_value = kwargs.get("initial_value") if is_keras_3() else None
+    for cell in getattr(initial_value, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, keras.Variable):
+            return cell.cell_contents
+    return None
+
+
+def _path_and_shape(variable, kwargs):
+    """Those of a variable of Keras 3, or those that the requested `tf.Variable` will have."""
+    if variable is not None:
+        return variable.path, variable._shape
+    scope, name, shape = tf.get_current_name_scope(), kwargs.get("name") or "", kwargs.get("shape")
+    if shape is None:
+        shape = getattr(kwargs.get("initial_value"), "shape", None)
+    return f"{scope}/{name}" if scope else name, shape
+
+
+def _shard_by_layout(variable, path, shape, distribution):
+    """The shard by the layout given to a variable, or else by the layout map; or None."""
+    layout = getattr(variable, "_layout", None)
+    try:
+        axes = distribution.axes_of(path) if layout is None else layout.axes
+    except ValueError as error:  # several keys match
+        raise ValueError(f"{error}, of shape {tuple(shape)}") from error
+    if axes is None:
+        return None
+    shard = Shard(path, shape, axes, distribution.mesh, distribution.batch_dim_name)
+    return shard if shard.cuts else None
+
+
+def _is_of_a_layer():
+    """False if an optimizer, metric or seed generator of Keras 3 is creating the variable.
+
+    An optimizer's variables have paths that contain those of the model's.
+    """
+    if not is_keras_3():
+        return True
+    stack = global_state.get_global_attribute("name_scope_stack") or []
+    others = (keras.optimizers.Optimizer, keras.metrics.Metric, keras.random.SeedGenerator)
+    return not any(isinstance(scope.caller, others) for scope in stack)

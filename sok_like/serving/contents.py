@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm
+from sok_like.runtime.agreement import agreed
 from sok_like.runtime.turns import exchange_in_turn
 from sok_like.saving import streams
 from sok_like.table.variable import EmbeddingVariable, unwrap
@@ -16,25 +18,27 @@ from sok_like.table.variable import EmbeddingVariable, unwrap
 CHUNK_BYTES = 64 * 2**20  # of rows that are sent or written at once
 
 
+def check_same_call(required: str, text: str) -> None:
+    """Raises ValueError on all ranks if they describe their calls by different texts."""
+    texts = agreed(lambda: text, comm.current(), raises=ValueError)
+    if len(set(texts)) > 1:
+        raise ValueError(f"Every rank must call {required}. Received, by rank: {texts}")
+
+
 def variables_of(model: Any) -> list[Any]:
     """The model's variables, including other variables that it tracks; each once."""
-    found: dict[int, Any] = {}
-    listed = getattr(model, "variables", ())
-    for variable in [*listed, *_tracked(model)]:
-        variable = unwrap(variable)
-        if isinstance(variable, tf.Variable) or hasattr(variable, "_sok_shard"):
-            found.setdefault(id(variable), variable)
-    return list(found.values())
+    tracked = tf.train.TrackableView(model).descendants()
+    items = map(unwrap, [*getattr(model, "variables", ()), *tracked])
+    by_id = {id(v): v for v in items if isinstance(v, tf.Variable) or is_spread(v)}
+    return list(by_id.values())
 
 
-def holders_of(model: Any) -> Iterator[Any]:
+def holders_of(model: Any) -> list[Any]:
     """Layers that spread their tables over ranks themselves."""
-    seen = set()
     layers = getattr(model, "_flatten_layers", lambda: ())()
-    for item in [*layers, *_tracked(model)]:
-        if hasattr(item, "spread_for_export") and id(item) not in seen and not is_spread(item):
-            seen.add(id(item))
-            yield item
+    items = [*layers, *tf.train.TrackableView(model).descendants()]
+    by_id = {id(i): i for i in items if hasattr(i, "spread_for_export") and not is_spread(i)}
+    return list(by_id.values())
 
 
 def is_spread(variable: Any) -> bool:
@@ -42,43 +46,24 @@ def is_spread(variable: Any) -> bool:
     return isinstance(variable, EmbeddingVariable) or hasattr(variable, "_sok_shard")
 
 
-def _tracked(model):
-    return tf.train.TrackableView(model).descendants()
-
-
 class Changes(NamedTuple):
-    """What changed in this rank's shard of a table since an instant.
+    """What changed in this rank's shard of a table since an instant."""
 
-    Attributes:
-        keys: int64 `[num_keys]`.
-        rows: float32 `[num_keys, dim]`.
-        erased: int64 `[num_erased]`.
-        whole: Whether these keys are all that there are.
-        now: The number of this instant.
-    """
-
-    keys: np.ndarray
-    rows: np.ndarray
-    erased: np.ndarray
-    whole: bool
-    now: int
+    keys: np.ndarray  # int64 `[num_keys]`
+    rows: np.ndarray  # float32 `[num_keys, dim]`
+    erased: np.ndarray  # int64 `[num_erased]`
+    whole: bool  # whether these keys are all that there are
+    now: int  # the number of this instant
 
 
 def changes(variable: EmbeddingVariable, since: int) -> Changes:
-    """Reads them.
-
-    Args:
-        since: The number of that instant.
-
-    Raises:
-        ValueError: the table is in device memory.
-    """
+    """Reads what changed since the instant of that number."""
     try:
-        found, has_moved = _read(variable, since)
+        read, has_moved = _read(variable, since)
     except ValueError:  # the log of changes had become larger than the table
         has_moved = True
     # An optimizer may have moved rows outside of the batch.
-    return _read(variable, 0)[0] if has_moved else found
+    return _read(variable, 0)[0] if has_moved else read
 
 
 def _read(variable, since):
@@ -86,11 +71,10 @@ def _read(variable, since):
     with streams.content(number, variable.dim, since) as (shard, now):
         keys = np.empty(shard.keys.shape, np.int64)
         rows = np.empty(shard.rows.shape, np.float32)
-        at = 0
+        end = 0
         for part in shard.parts(max(1, CHUNK_BYTES // (8 + 4 * variable.dim))):
-            end = at + len(part["keys"])
+            at, end = end, end + len(part["keys"])
             keys[at:end], rows[at:end] = part["keys"], part["rows"]
-            at = end
         return Changes(keys, rows, shard.erased, shard.whole, now), bool(shard.steps[:, 0].any())
 
 
@@ -99,33 +83,26 @@ def to_ranks(
 ) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
     """Sends each item of `block` `[n, ...]` to its rank, of int64 `ranks` `[n]`.
 
-    Every rank must call this, and afterwards the function that it returns, or none.
-
-    Returns:
-        The items that came here, in rank order; and a function that sends back an answer to each of
-        them, and returns the answers to `block`, `[n, ...]`.
+    Returns the items that came here, in rank order; and a function that sends back an answer to
+    each of them, and returns the answers to `block`. Every rank must call it as well, or none.
     """
     communicator = comm.current()
     if communicator.world_size == 1:
         return block, lambda answers: answers
 
     def exchanged(items, splits):
-        splits = tf.constant(splits, tf.int32)
-        items = tf.constant(items)
-        found = exchange_in_turn(
-            lambda: communicator.all_to_all(items, splits, name), name, communicator
-        )
-        return [each.numpy() for each in found]
+        items, splits = tf.constant(items), tf.constant(splits, tf.int32)
+        collective = functools.partial(communicator.all_to_all, items, splits, name)
+        return [tensor.numpy() for tensor in exchange_in_turn(collective, name, communicator)]
 
     order = np.argsort(ranks, kind="stable")
-    received, lengths = exchanged(
-        block[order], np.bincount(ranks, minlength=communicator.world_size)
-    )
+    counts = np.bincount(ranks, minlength=communicator.world_size)
+    received, lengths = exchanged(block[order], counts)
 
     def send_back(answers):
-        found, _ = exchanged(answers, lengths)
-        answered = np.empty_like(found)
-        answered[order] = found
+        in_rank_order, _ = exchanged(answers, lengths)
+        answered = np.empty_like(in_rank_order)
+        answered[order] = in_rank_order
         return answered
 
     return received, send_back

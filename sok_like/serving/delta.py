@@ -25,12 +25,12 @@ from sok_like.lookup.placement import NoRoom, Placement
 from sok_like.lookup.stock_rows import decay_of
 from sok_like.lookup.stock_table import StockTable, encoded
 from sok_like.runtime import comm
-from sok_like.runtime.agreement import agreed, all_or_none, gather_text
+from sok_like.runtime.agreement import agreed, all_or_none
+from sok_like.runtime.checks import wrong_argument
 from sok_like.saving.format import durable
 from sok_like.serving import contents
-from sok_like.serving.parts import Parts, Rows, Slice, key_of
+from sok_like.serving.parts import Parts, Rows, Slice, SpreadVariables, key_of
 from sok_like.serving.refresh import VERSIONS, Update, is_plain_name
-from sok_like.serving.spread import SpreadVariables
 from sok_like.table.variable import EmbeddingVariable
 
 _NEARLY_FULL = 0.9
@@ -39,11 +39,8 @@ _NEARLY_FULL = 0.9
 class Followed:
     """The last refreshable export of a model, as `export_delta` must know it.
 
-    Args:
-        tables: The tables, with the instants of the export on this rank.
-        placements: Where the served tables have the keys that this rank placed; None without an
-            index.
-        row_dtype: As in `export_saved_model`.
+    `placements` say where the served tables have the keys that this rank placed; None without an
+    index.
     """
 
     def __init__(
@@ -69,29 +66,26 @@ class Followed:
         dense: Sequence[tf.Variable],
         spread: Mapping[str, tf.Variable],
     ) -> list[Update]:
-        """What a delta changes in the served model; on rank 0.
+        """What a delta changes in the served tables and the other variables; on rank 0.
 
-        Args:
-            stock: The served tables.
-            dense: The other variables.
-            spread: Those among them that stand for variables that are spread over ranks, by name.
+        `spread` are those among these that stand for variables that are spread over ranks.
         """
-        found = []
+        updates = []
         for number, table in enumerate(stock):
             name = _names(number)
-            found.append(Update(table.rows, name("rows"), name("at")))
+            updates.append(Update(table.rows, name("rows"), name("at")))
             if table.scales is not None:
-                found.append(Update(table.scales, name("scales"), name("at")))
+                updates.append(Update(table.scales, name("scales"), name("at")))
             if table.keys is not None:
-                found.append(Update(table.keys, name("keys"), name("buckets")))
-                found.append(Update(table.numbers, name("numbers"), name("slots")))
+                updates.append(Update(table.keys, name("keys"), name("buckets")))
+                updates.append(Update(table.numbers, name("numbers"), name("slots")))
             self.decays.append(isinstance(table.missing.decay, tf.Variable))
             if self.decays[-1]:
-                found.append(Update(table.missing.decay, name("decay")))
-        found += [Update(variable, key_of(name)) for name, variable in spread.items()]
+                updates.append(Update(table.missing.decay, name("decay")))
+        updates += [Update(variable, key_of(name)) for name, variable in spread.items()]
         others = {id(variable) for variable in spread.values()}
         self.dense = {f"dense_{n}": v for n, v in enumerate(dense) if id(v) not in others}
-        return found + [Update(variable, name) for name, variable in self.dense.items()]
+        return updates + [Update(variable, name) for name, variable in self.dense.items()]
 
 
 class Delta(NamedTuple):
@@ -159,13 +153,8 @@ def export_delta(model: Any, path: str | os.PathLike) -> Delta:
         raise RuntimeError("sok.export_delta must be called eagerly, not in a graph.")
     all_or_none(lambda: _check(model, path), communicator)
     followed = _followed[model]
-    if communicator.world_size > 1:
-        told = gather_text(f"{path} {followed.number}\n", communicator).splitlines()
-        if len(set(told)) > 1:
-            raise ValueError(
-                "Every rank must call sok.export_delta with the same path, after the same exports. "
-                f"Received, by rank: {told}"
-            )
+    required = "sok.export_delta with the same path, after the same exports"
+    contents.check_same_call(required, f"{path} {followed.number}")
     work = _Writing(followed, communicator)
     try:
         work.read()
@@ -174,9 +163,8 @@ def export_delta(model: Any, path: str | os.PathLike) -> Delta:
         work.write(path)
         reports = agreed(work.report, communicator, raises=ValueError)
     except BaseException:
-        for placement in followed.placements:
-            if placement is not None:
-                placement.undo()
+        for placement in filter(None, followed.placements):
+            placement.undo()
         raise
     work.finish()
     counts = {name: sum(each[name] for each in reports) for name in Delta._fields[1:4]}
@@ -216,7 +204,7 @@ def _check(model, path):
             f"Received: {[table.table_name for table in tables]}"
         )
     if comm.current().rank == 0 and durable.exists(f"{path}.index"):
-        raise ValueError(f"`path` must be the name of a new delta. Received: path={path!r}")
+        raise wrong_argument("path", "the name of a new delta", path)
 
 
 class _Writing:
@@ -224,42 +212,41 @@ class _Writing:
 
     def __init__(self, followed, communicator):
         self._followed, self._communicator = followed, communicator
-        self._changes: list[contents.Changes] = []
         self._columns: list[_Columns] = []
         self._counts = {"num_rows": 0, "num_new": 0, "num_erased": 0}
         self._version = f"{followed.export_id}.{followed.number + 1}.{secrets.token_hex(4)}"
 
     def read(self):
         def read():
-            followed = self._followed
-            for table, instant in zip(followed.tables, followed.instants, strict=True):
-                self._changes.append(contents.changes(table, instant))
-            return [each.whole for each in self._changes]
+            since = zip(self._followed.tables, self._followed.instants, strict=True)
+            self._changes = [contents.changes(table, instant) for table, instant in since]
+            return [changes.whole for changes in self._changes]
 
         self._whole = agreed(read, self._communicator, raises=ValueError)  # by rank and table
 
     def place(self, number):
         """Finds where a table's changes go in the served model."""
-        followed, found, name = self._followed, self._changes[number], _names(number)
+        followed, changes, name = self._followed, self._changes[number], _names(number)
         table, world_size = followed.tables[number], self._communicator.world_size
         whole = [rank for rank in range(world_size) if self._whole[rank][number]]
         if table.home is not None:
             whole = list(range(world_size)) if table.home in whole else []
-        self._counts["num_rows"] += len(found.keys)
-        positions = self._placed(number, found.keys, found.erased, whole)
+        self._counts["num_rows"] += len(changes.keys)
+        positions = self._placed(number, changes.keys, changes.erased, whole)
 
         def changed(start, stop):
-            rows = encoded(found.rows[start:stop], followed.row_dtype, table.table_name)
+            rows = encoded(changes.rows[start:stop], followed.row_dtype, table.table_name)
             return dict(zip(("at", "rows", "scales"), (positions[start:stop], *rows), strict=False))
 
-        size = 8 + 4 * table.dim
-        self._columns.append(_Columns(name, len(found.keys), size, changed))
+        def changed_index(parts, start, stop):
+            return {part: index[part][start:stop] for part in parts}
+
+        self._columns.append(_Columns(name, len(changes.keys), 8 + 4 * table.dim, changed))
         placement = followed.placements[number]
         index = {} if placement is None else placement.changed()
         for parts in (("slots", "numbers"), ("buckets", "keys")) if index else ():
-            values = [index[part] for part in parts]
-            size = 8 * (1 + SLOTS)
-            self._columns.append(_Columns(name, len(values[0]), size, _part_of(parts, values)))
+            values, num_rows = functools.partial(changed_index, parts), len(index[parts[0]])
+            self._columns.append(_Columns(name, num_rows, 8 * (1 + SLOTS), values))
 
     def _placed(self, number, keys, erased, whole):
         """The rows of these keys in the served table."""
@@ -267,10 +254,10 @@ class _Writing:
         if placement is None:
             return keys
         table, world_size = self._followed.tables[number].table_name, self._communicator.world_size
-        said, layout = f"deltas of table '{table}'", placement.layout
-        erased, _ = contents.to_ranks(erased, layout.ranks_of(erased, world_size), said)
-        keys, answer = contents.to_ranks(keys, layout.ranks_of(keys, world_size), said)
-        made = []
+        call, layout = f"deltas of table '{table}'", placement.layout
+        erased, _ = contents.to_ranks(erased, layout.ranks_of(erased, world_size), call)
+        keys, answer = contents.to_ranks(keys, layout.ranks_of(keys, world_size), call)
+        positions = []
 
         def change():
             gone, before = erased, placement.size
@@ -282,14 +269,14 @@ class _Writing:
                 return str(error)
             self._counts["num_erased"] += removed
             self._counts["num_new"] += placement.size - before + removed
-            made.append(rows.astype(np.int64))
+            positions.append(rows.astype(np.int64))
             return ""
 
         for problem in filter(None, agreed(change, self._communicator, raises=ValueError)):
             raise FullExportDue(
                 f"A full export is due, with more `headroom`. Received: {problem} (table '{table}')"
             )
-        return answer(made[0])
+        return answer(positions[0])
 
     def write(self, path):
         """Writes the delta."""
@@ -297,13 +284,9 @@ class _Writing:
         counts = agreed(lambda: [each.num_rows for each in self._columns], self._communicator)
         parts = Parts(path, "sok.export_delta")
         try:
-            columns = zip(self._columns, zip(*counts, strict=True), strict=True)
-            rows = [self._rows_of(each, by_rank) for each, by_rank in columns]
-            rows += [
-                *spread.rows(parts, names),
-                Rows(int(not self._communicator.rank), 0, self._rest),
-            ]
-            parts.write_rows(rows)
+            rest = Rows(int(not self._communicator.rank), 0, self._rest)
+            rows = map(self._rows_of, self._columns, zip(*counts, strict=True))
+            parts.write_rows([*rows, *spread.rows(parts, names), rest])
             move = None if self._communicator.rank else functools.partial(_move, parts, path)
             all_or_none(move, self._communicator)
         finally:
@@ -334,19 +317,18 @@ class _Writing:
             yield Slice(name, value.shape.as_list(), (), value)
 
     def report(self):
-        placements = [each for each in self._followed.placements if each is not None]
+        placements = filter(None, self._followed.placements)
         # A rank may have placed nothing.
-        fullness = max((each.size / max(1, each.capacity) for each in placements), default=0.0)
+        fullness = max((p.size / max(1, p.capacity) for p in placements), default=0.0)
         return {"version": self._version, **self._counts, "fullness": fullness}
 
     def finish(self):
         followed = self._followed
-        followed.instants = [each.now for each in self._changes]
+        followed.instants = [changes.now for changes in self._changes]
         followed.number += 1
         followed.version = self._version
-        for placement in followed.placements:
-            if placement is not None:
-                placement.keep()
+        for placement in filter(None, followed.placements):
+            placement.keep()
 
 
 def _names(number):
@@ -362,19 +344,15 @@ class _Columns(NamedTuple):
     values: Callable[[int, int], dict[str, Any]]  # of rows
 
 
-def _part_of(names, values):
-    return lambda start, stop: {n: v[start:stop] for n, v in zip(names, values, strict=True)}
-
-
 def _move(parts, path):
     """Makes the delta of its parts. Its index appears last, and whole."""
     name = "merged"
     parts.merge(durable.join(parts.folder, name))
-    files = [each for each in durable.names(parts.folder) if each.startswith(f"{name}.")]
+    files = [file for file in durable.names(parts.folder) if file.startswith(f"{name}.")]
     try:
-        for each in sorted(files):
-            target = path + each.removeprefix(name)
-            tf.io.gfile.rename(durable.join(parts.folder, each), target, overwrite=True)
+        for file in sorted(files):
+            target = path + file.removeprefix(name)
+            tf.io.gfile.rename(durable.join(parts.folder, file), target, overwrite=True)
     except (OSError, tf.errors.OpError) as error:
         for left in tf.io.gfile.glob([f"{path}.index*", f"{path}.data-*"]):
             durable.remove(left)

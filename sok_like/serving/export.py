@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
+import types
 from typing import Any
 
 import tensorflow as tf
@@ -21,16 +22,15 @@ from tensorflow.python.saved_model import save_context
 from sok_like.lookup.exporting import Exporting, exporting
 from sok_like.lookup.stock_table import ROW_DTYPES
 from sok_like.runtime import comm
-from sok_like.runtime.agreement import agreed, all_or_none, gather_text
-from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.agreement import agreed, all_or_none
+from sok_like.runtime.checks import require, wrong_argument
 from sok_like.saving import checkpoints
 from sok_like.saving.format import durable
 from sok_like.serving import contents, tables
 from sok_like.serving import signatures as signature
 from sok_like.serving.delta import Followed, follow
-from sok_like.serving.parts import Parts
+from sok_like.serving.parts import Parts, SpreadVariables
 from sok_like.serving.refresh import ServedState
-from sok_like.serving.spread import SpreadVariables
 from sok_like.table.variable import EmbeddingVariable
 
 MISSING = ("initial", "zeros")
@@ -100,18 +100,20 @@ def export_saved_model(
         raise wrong_argument("row_dtype", "'float32' for a model without hash tables", row_dtype)
     names = [table.table_name for table in held]
     deltas = _folder_of_deltas(path, refreshable)
-    said = f"{path} missing={missing} row_dtype={row_dtype} {sorted(functions)} tables={names}"
-    _agree(f"{said} refreshable={refreshable} headroom={headroom}" if deltas else said)
+    text = f"{path} missing={missing} row_dtype={row_dtype} {sorted(functions)} tables={names}"
+    text += f" refreshable={refreshable} headroom={headroom}" if deltas else ""
+    contents.check_same_call("sok.export_saved_model with the same arguments and tables", text)
     spread = SpreadVariables(model, variables)
     all_or_none(None if communicator.rank else lambda: _check_path(path), communicator)
     parts = Parts(path, "sok.export_saved_model")
     try:
         wanted = tables.Wanted(row_dtype, missing == "initial", headroom if deltas else None)
-        written = [tables.write(each, number, parts, wanted) for number, each in enumerate(held)]
+        written = [tables.write(table, number, parts, wanted) for number, table in enumerate(held)]
         stock, placements, instants = zip(*written, strict=True) if written else ((), (), ())
         module = tf.Module()
-        for name, variable in tables.large(stock).items():
-            setattr(module, name, variable)
+        for number, table in enumerate(stock):
+            for part, variable in table.large().items():
+                setattr(module, tables.attribute_of(number, part), variable)
         module.tables = list(stock)
         followed = Followed(held, instants, placements, row_dtype)
         stands_for = {id(v): table for v, table in zip(held, stock, strict=True)}
@@ -122,7 +124,7 @@ def export_saved_model(
                 if communicator.rank != 0:
                     return None
                 what = Exporting(stands_for, of_holders)
-                traced.update({name: _traced(each, what) for name, each in functions.items()})
+                traced.update({name: _traced(call, what) for name, call in functions.items()})
                 used = _hold(model, module, traced, replacements)
                 if deltas:
                     traced.update(_refreshable(traced, module, followed, deltas, used))
@@ -144,13 +146,11 @@ def export_saved_model(
 
 def _folder_of_deltas(path, refreshable):
     """The folder that `refresh` reads; empty if there is no such signature."""
-    if not refreshable:
-        return ""
-    if refreshable is not True:
-        if not isinstance(refreshable, (str, os.PathLike)):
-            raise wrong_argument("refreshable", "True, False or a folder", refreshable)
-        return os.fspath(refreshable).rstrip("/") or "/"
-    return _beside(path)
+    if not refreshable or refreshable is True:
+        return _beside(path) if refreshable else ""
+    if not isinstance(refreshable, (str, os.PathLike)):
+        raise wrong_argument("refreshable", "True, False or a folder", refreshable)
+    return os.fspath(refreshable).rstrip("/") or "/"
 
 
 def _beside(path):
@@ -162,35 +162,16 @@ def _check_arguments(model, missing, row_dtype, refreshable, headroom):
     if not tf.executing_eagerly():
         raise RuntimeError("sok.export_saved_model must be called eagerly, not in a graph.")
     if not isinstance(model, tf.Module | tf.keras.layers.Layer):
-        raise TypeError(
-            f"`model` must be a Keras model, a Keras layer or a tf.Module. Received: {model!r}"
-        )
-    for argument, value, legal in (
-        ("missing", missing, MISSING),
-        ("row_dtype", row_dtype, ROW_DTYPES),
-    ):
-        if value not in legal:
-            raise ValueError(f"`{argument}` must be one of {legal}. Received: {argument}={value!r}")
-    if not isinstance(headroom, (int, float)) or not 0 <= headroom < float("inf"):
-        raise wrong_argument("headroom", "a number >= 0", headroom)
-    if not refreshable and headroom != HEADROOM:
-        raise wrong_argument("headroom", "given with `refreshable` only", headroom)
-    if isinstance(model, tf.keras.layers.Layer) and not model.built:
-        raise ValueError(
-            f"`model` must be built: call it once. Received: {model!r}, which is not built"
-        )
-
-
-def _agree(text):
-    communicator = comm.current()
-    if communicator.world_size == 1:
-        return
-    told = gather_text(text + "\n", communicator).splitlines()
-    if any(other != text for other in told):
-        raise ValueError(
-            "Every rank must call sok.export_saved_model with the same arguments and tables. "
-            f"Received, by rank: {told}"
-        )
+        required = "a Keras model, a Keras layer or a tf.Module"
+        raise wrong_argument("model", required, model, error=TypeError)
+    require(missing in MISSING, "missing", f"one of {MISSING}", missing)
+    require(row_dtype in ROW_DTYPES, "row_dtype", f"one of {ROW_DTYPES}", row_dtype)
+    is_legal = isinstance(headroom, (int, float)) and 0 <= headroom < float("inf")
+    require(is_legal, "headroom", "a number >= 0", headroom)
+    is_used = bool(refreshable) or headroom == HEADROOM
+    require(is_used, "headroom", "given with `refreshable` only", headroom)
+    is_built = not isinstance(model, tf.keras.layers.Layer) or model.built
+    require(is_built, "model", "built: call it once", model)
 
 
 def _hold(model, module, concrete, replacements):
@@ -214,7 +195,11 @@ def _write(path, module, concrete, parts, deltas):
     try:
         with checkpoints.by_one_rank():
             tf.saved_model.save(module, aside, signatures=concrete)
-        _merge(parts, durable.join(aside, "variables"))
+        folder = durable.join(aside, "variables")
+        if parts:
+            for name in durable.names(folder):
+                tf.io.gfile.rename(durable.join(folder, name), durable.join(parts.folder, name))
+            parts.merge(durable.join(folder, "variables"), durable.join(parts.folder, "variables"))
         _move(aside, path)
         if deltas == _beside(path):
             durable.remove_folder(deltas)  # they belong to the SavedModel that was replaced
@@ -223,14 +208,6 @@ def _write(path, module, concrete, parts, deltas):
             f"`model` uses a resource that none of its attributes holds, so it cannot be exported: "
             f"{error}"
         ) from error
-
-
-def _merge(parts, folder):
-    """Adds the parts to the variables of a SavedModel."""
-    if parts:
-        for name in durable.names(folder):
-            tf.io.gfile.rename(durable.join(folder, name), durable.join(parts.folder, name))
-        parts.merge(durable.join(folder, "variables"), durable.join(parts.folder, "variables"))
 
 
 def _refreshable(concrete, module, followed, folder, spread):
@@ -245,34 +222,27 @@ def _refreshable(concrete, module, followed, folder, spread):
     dense = [v for v in module.captured if id(v) not in of_tables]
     updates = followed.updates(module.tables, dense, spread)
     refresh = state.refresh(folder, updates).get_concrete_function()
-    made = {}
+    served = {REFRESH: refresh}
     for name, function in concrete.items():
         _, specs = function.structured_input_signature
-        served = tf.function(state.of_one_version(function), autograph=False)
-        made[name] = served.get_concrete_function(**specs)
-    return {**made, REFRESH: refresh}
+        of_one_version = tf.function(state.of_one_version(function), autograph=False)
+        served[name] = of_one_version.get_concrete_function(**specs)
+    return served
 
 
-def _traced(each, what):
-    call, specs = signature.flat_function(each)
+def _traced(function, what):
+    call, specs = signature.flat_function(function)
+    # TensorFlow must trace the tf.functions within a model again: earlier traces have this
+    # package's ops, or tables of another export. It keeps one trace per policy of a SavedModel's
+    # variables, and this policy is equal to no other.
+    options = types.SimpleNamespace(experimental_variable_policy=object())
 
     def traced(**tensors):
-        with exporting(what), save_context.save_context(_OwnTraces()):
+        with exporting(what), save_context.save_context(options):
             return call(**tensors)
 
-    function = tf.function(traced, autograph=False)
-    return function.get_concrete_function(**{spec.name: spec for spec in specs})
-
-
-class _OwnTraces:
-    """Save options that make TensorFlow trace the tf.functions within a model again.
-
-    Earlier traces have this package's ops, or tables of another export. TensorFlow keeps one trace
-    per policy of a SavedModel's variables, and this policy is equal to no other.
-    """
-
-    def __init__(self):
-        self.experimental_variable_policy = object()
+    by_name = {spec.name: spec for spec in specs}
+    return tf.function(traced, autograph=False).get_concrete_function(**by_name)
 
 
 def _check_ops(graph, name):
@@ -292,11 +262,11 @@ def _check_path(path):
     gfile = tf.io.gfile
     if not durable.exists(path):  # raises if there is no file system for the path
         return
-    is_model = gfile.isdir(path) and gfile.exists(os.path.join(path, "saved_model.pb"))
-    if not is_model and not (gfile.isdir(path) and not gfile.listdir(path)):
-        raise wrong_argument(
-            "path", "a new folder, an empty one or a SavedModel to be replaced", path
-        )
+    is_free = gfile.isdir(path) and (
+        gfile.exists(os.path.join(path, "saved_model.pb")) or not gfile.listdir(path)
+    )
+    required = "a new folder, an empty one or a SavedModel to be replaced"
+    require(is_free, "path", required, path)
 
 
 def _move(aside, path):
@@ -305,9 +275,8 @@ def _move(aside, path):
     try:
         put(aside, path)
     except BaseException:
-        if not durable.exists(
-            durable.join(path, "saved_model.pb")
-        ):  # the earlier one has left its place
+        # The earlier one may have left its place.
+        if not durable.exists(durable.join(path, "saved_model.pb")):
             put(aside, path)
         raise
 

@@ -19,12 +19,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from sok_like.lookup.stock_table import without_value
 from sok_like.runtime import comm
 from sok_like.runtime.agreement import agreed, send
+from sok_like.runtime.attributes import attributes
 from sok_like.saving.format import durable
 from sok_like.serving import contents
 
 _FILE_ERRORS = (OSError, tf.errors.OpError)
+# Of which TensorFlow reads slices; a tensor of another dtype must be written whole.
+_SLICED = {
+    *(tf.float32, tf.float64, tf.bfloat16, tf.int8, tf.int16, tf.int32, tf.int64),
+    *(tf.uint8, tf.bool, tf.complex64, tf.complex128),
+}
 
 
 def key_of(attribute: str) -> str:
@@ -33,41 +40,26 @@ def key_of(attribute: str) -> str:
 
 
 class Slice(NamedTuple):
-    """A slice of a tensor of the checkpoint.
-
-    Attributes:
-        name: The tensor's name.
-        shape: The whole tensor's.
-        begin: The first index of the slice along each axis; 0 along the axes that are left out.
-        value: An array or a tensor.
-    """
+    """A slice of a tensor of the checkpoint."""
 
     name: str
-    shape: Sequence[int]
-    begin: Sequence[int]
-    value: Any
+    shape: Sequence[int]  # of the whole tensor
+    begin: Sequence[int]  # the first index along each axis; 0 along the axes that are left out
+    value: Any  # an array or a tensor
 
 
 class Rows(NamedTuple):
-    """Rows that this rank writes, some at a time.
-
-    Attributes:
-        num_rows: Number of rows.
-        row_bytes: Bytes of one.
-        slices: Called with the first of some rows and the one after the last.
-    """
+    """Rows that this rank writes, some at a time."""
 
     num_rows: int
-    row_bytes: int
-    slices: Callable[[int, int], Iterable[Slice]]
+    row_bytes: int  # of one
+    slices: Callable[[int, int], Iterable[Slice]]  # of the first up to the second number
 
 
 class Parts:
-    """The parts of one checkpoint, in a folder of their own. Every rank must make it.
+    """The parts of the checkpoint at `path`, in a folder beside it.
 
-    Args:
-        path: What they become; the folder is beside it.
-        call: The call of the user.
+    Every rank must make it, and call its methods. `call` is the call of the user.
     """
 
     def __init__(self, path: str, call: str):
@@ -84,7 +76,13 @@ class Parts:
             return aside
 
         self.folder: str = self._agreed(make)[0]
-        self._agreed(lambda: self._leave(f"rank_{rank}"))
+
+        def leave_file():  # if the folder is there and may be written
+            with contextlib.suppress(*_FILE_ERRORS):
+                if durable.exists(self.folder):
+                    tf.io.write_file(durable.join(self.folder, f"rank_{rank}"), "")
+
+        self._agreed(leave_file)
         seen = self._agreed(lambda: None if rank else durable.names(self.folder))[0]
         # Ranks with another file system.
         others = range(1, self._communicator.world_size)
@@ -103,27 +101,13 @@ class Parts:
         except _FILE_ERRORS as error:
             raise ValueError(f"{self._path} could not be written: {error}") from error
 
-    def _leave(self, name):
-        """Leaves a file, if the folder is there and may be written."""
-        with contextlib.suppress(*_FILE_ERRORS):
-            if durable.exists(self.folder):
-                tf.io.write_file(durable.join(self.folder, name), "")
-
     def write_rows(self, rows: Iterable[Rows]) -> None:
-        """Writes rows, at most `contents.CHUNK_BYTES` at once; every rank must call it.
-
-        Raises:
-            ValueError: as `write`.
-        """
+        """Writes rows, at most `contents.CHUNK_BYTES` at once."""
         for make in self._pieces(rows):
             self.write(make)
 
     def write(self, make: Callable[[], Iterable[Slice]]) -> None:
-        """Writes slices; every rank must call it, with other slices or with none.
-
-        Raises:
-            ValueError: what `make` raises, or a part cannot be written; on all ranks.
-        """
+        """Writes slices: each rank others, or none. All ranks raise what one does."""
         rank = self._communicator.rank
         slices: list[Slice] = []
         prefix = durable.join(self.folder, f"{{}}_{self._number}")
@@ -140,38 +124,41 @@ class Parts:
             self._prefixes += filter(None, self._agreed(save))
 
     def gather(self, rows: Iterable[Rows], take: Callable[[Slice], None]) -> None:
-        """Sends rows to rank 0 instead; every rank must call it.
-
-        Args:
-            take: Called on rank 0 for each slice of any rank.
-        """
+        """Sends rows to rank 0 instead, which calls `take` for each slice of any rank."""
         for make in self._pieces(rows):
             slices: list[Slice] = []
             self._agreed(lambda: slices.extend(make()))  # noqa: B023
             for source in range(self._communicator.world_size):
-                for each in self._sent(source, slices):
-                    take(each)
+                for piece in self._sent(source, slices):
+                    take(piece)
 
     def _pieces(self, rows):
         """Functions that make slices, as many as on the rank that has the most."""
         pieces = list(_pieces(rows))
         for number in range(max(self._agreed(lambda: len(pieces)))):
-            yield functools.partial(_slices_of, *pieces[number : number + 1])
+            piece = pieces[number] if number < len(pieces) else []
+            yield lambda ranges=piece: [s for rows, *bounds in ranges for s in rows.slices(*bounds)]
 
     def _sent(self, source, slices):
         """The slices of a rank, on rank 0; elsewhere none."""
-        mine: list[Slice] = []
+        values: list[np.ndarray] = []
 
-        def tell():
-            if self._communicator.rank == source:
-                mine.extend(each._replace(value=np.asarray(each.value)) for each in slices)
-            return [_about(each) for each in mine]
+        def heads():
+            if self._communicator.rank != source:
+                return []
+            values.extend(np.asarray(one.value) for one in slices)
+            return [
+                [name, list(shape), [int(at) for at in begin], list(value.shape), value.dtype.name]
+                for (name, shape, begin, _), value in zip(slices, values, strict=True)
+            ]
 
-        about = self._agreed(tell)[source]
-        blocks = [_words(each.value) for each in mine]
-        block = np.concatenate([np.zeros(0, np.int64), *blocks])
-        received = send(block, self._communicator, False, "parts of an export")
-        return [] if self._communicator.rank else _slices(about, received)
+        heads_of_source = self._agreed(heads)[source]
+        blocks = [np.zeros(0, np.int64)]
+        for value in values:  # their bytes as int64, filled up by zeros
+            data = np.ascontiguousarray(value).view(np.uint8).reshape(-1)
+            blocks.append(np.pad(data, (0, -len(data) % 8)).view(np.int64))
+        words = send(np.concatenate(blocks), self._communicator, False, "parts of an export")
+        return [] if self._communicator.rank else _slices(heads_of_source, words)
 
     def _save(self, prefix, slices):
         if not slices:
@@ -181,11 +168,7 @@ class Parts:
         return prefix
 
     def merge(self, prefix: str, more: str | None = None) -> None:
-        """Makes one checkpoint of all parts; rank 0 calls it.
-
-        Args:
-            more: The prefix of another checkpoint that becomes part of it.
-        """
+        """Makes one checkpoint of all parts and of another one, on rank 0."""
         with self._writing():
             tf.raw_ops.MergeV2Checkpoints(
                 checkpoint_prefixes=[*([more] if more else []), *self._prefixes],
@@ -216,10 +199,6 @@ def _pieces(all_rows) -> Iterator[list[tuple[Rows, int, int]]]:
         yield piece
 
 
-def _slices_of(piece=()):
-    return [each for rows, at, end in piece for each in rows.slices(at, end)]
-
-
 def _save(prefix, slices):
     """Writes a checkpoint."""
     specs = []
@@ -230,31 +209,97 @@ def _save(prefix, slices):
         specs.append("" if is_whole else f"{' '.join(map(str, shape))} {':'.join(axes)}")
     tf.raw_ops.SaveV2(
         prefix=prefix,
-        tensor_names=[each.name for each in slices],
+        tensor_names=[one.name for one in slices],
         shape_and_slices=specs,
-        tensors=[tf.convert_to_tensor(each.value) for each in slices],
+        tensors=[tf.convert_to_tensor(one.value) for one in slices],
     )
 
 
-def _about(each):
-    value = each.value
-    begin = [int(at) for at in each.begin]
-    return [each.name, list(each.shape), begin, list(value.shape), value.dtype.name]
-
-
-def _words(array):
-    """The bytes of an array as int64, filled up by zeros."""
-    data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-    return np.pad(data, (0, -len(data) % 8)).view(np.int64)
-
-
-def _slices(about, words):
-    """The inverse of `_about` and `_words`."""
-    data, at, found = words.view(np.uint8), 0, []
-    for name, whole, begin, shape, dtype in about:
+def _slices(heads, words):
+    """The slices that a rank has sent."""
+    data, at, slices = words.view(np.uint8), 0, []
+    for name, whole, begin, shape, dtype in heads:
         kind = np.dtype(tf.as_dtype(dtype).as_numpy_dtype)
         size = int(np.prod(shape)) * kind.itemsize
         value = data[at : at + size].view(kind).reshape(shape)
-        found.append(Slice(name, whole, begin, value))
+        slices.append(Slice(name, whole, begin, value))
         at += -(-size // 8) * 8
-    return found
+    return slices
+
+
+class SpreadVariables:
+    """Variables of a model, beside hash tables, of which ranks hold slices: each writes its own.
+
+    Every rank must make it, and call its methods. While the model is traced, on rank 0, a variable
+    with a shape and no value stands for each of them.
+    """
+
+    def __init__(self, model: Any, variables: Iterable[Any]):
+        self._holders = [
+            (id(holder), holder.spread_for_export()) for holder in contents.holders_of(model)
+        ]
+        self._sharded = [variable for variable in variables if hasattr(variable, "_sok_shard")]
+        spreads = [spread for _, of_holder in self._holders for spread in of_holder.values()]
+        spreads += [variable.spread_for_export() for variable in self._sharded]
+
+        def facts():
+            return [[list(s.shape), None if s.dtype is None else s.dtype.name] for s in spreads]
+
+        by_rank = agreed(facts, comm.current(), raises=ValueError)
+        shapes = [[shape for shape, _ in of_rank] for of_rank in by_rank]
+        if any(other != shapes[0] for other in shapes):
+            raise ValueError(
+                "Every rank must export a model with the same tables. Received, by rank: sharded "
+                f"ones of the shapes {shapes}"
+            )
+        self._spreads = {}
+        for number, spread in enumerate(spreads):
+            dtype = next(filter(None, (of_rank[number][1] for of_rank in by_rank)))
+            self._spreads[f"spread_{number}"] = spread._replace(dtype=tf.as_dtype(dtype))
+
+    @contextlib.contextmanager
+    def replaced(
+        self,
+    ) -> Iterator[tuple[dict[int, dict[str, tf.Variable]], dict[str, tf.Variable]]]:
+        """A scope with what replaces the tables of layers, by `id`; and all replacements, by name.
+
+        On the other ranks it has nothing.
+        """
+        if comm.current().rank:
+            yield {}, {}
+            return
+        replacements = {
+            name: without_value(spread.shape, spread.dtype, name)
+            for name, spread in self._spreads.items()
+        }
+        left = iter(replacements.values())
+        of_holders = {key: {k: next(left) for k in of_holder} for key, of_holder in self._holders}
+        with contextlib.ExitStack() as scopes:
+            for variable in self._sharded:
+                scopes.enter_context(attributes(variable, {"_sok_held": next(left)}))
+            yield of_holders, replacements
+
+    def rows(self, parts: Parts, names: Iterable[str]) -> list[Rows]:
+        """What this rank writes of these variables, under the name that a SavedModel has."""
+        return [self._rows(parts, name) for name in names]
+
+    def _rows(self, parts, name):
+        spread, key = self._spreads[name], key_of(name)
+        row_bytes = spread.dtype.size * int(np.prod(spread.shape[1:]))
+
+        def slices(start, stop):
+            begin = spread.begin[0] + start, *spread.begin[1:]
+            yield Slice(key, spread.shape, begin, spread.read(start, stop))
+
+        own_rows = Rows(spread.num_rows, row_bytes, slices)
+        if spread.dtype in _SLICED and all(spread.shape):
+            return own_rows
+        is_writer = comm.current().rank == 0
+        whole = np.empty(spread.shape if is_writer else [0], spread.dtype.as_numpy_dtype)
+
+        def take(piece):
+            bounds = zip(piece.begin, piece.value.shape, strict=True)
+            whole[tuple(slice(at, at + size) for at, size in bounds)] = piece.value
+
+        parts.gather([own_rows], take)
+        return Rows(int(is_writer), 0, lambda *_: [Slice(key, spread.shape, (), whole)])

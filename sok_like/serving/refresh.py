@@ -26,17 +26,11 @@ VERSIONS = "versions"  # in a delta: the version that it builds on, and the one 
 
 
 class Update(NamedTuple):
-    """A variable of the served model, and the tensors of a delta that change it.
-
-    Attributes:
-        variable: The variable.
-        value: Name of the tensor with its new value, or with some of its rows.
-        at: Name of the tensor with the positions of these rows; None: all are new.
-    """
+    """A variable of the served model, and the names of the tensors of a delta that change it."""
 
     variable: tf.Variable
-    value: str
-    at: str | None = None
+    value: str  # its new value, or some of its rows
+    at: str | None = None  # the positions of these rows; None: all are new
 
 
 def is_plain_name(name: str) -> bool:
@@ -45,11 +39,7 @@ def is_plain_name(name: str) -> bool:
 
 
 class ServedState(tf.Module):
-    """What a served model knows of its version.
-
-    Args:
-        version: The version of the SavedModel.
-    """
+    """What a served model knows of its version, which is at first that of the SavedModel."""
 
     def __init__(self, version: str):
         super().__init__(name="served")
@@ -60,47 +50,43 @@ class ServedState(tf.Module):
             self.versions = tf.Variable([version, version], trainable=False, name="versions")
 
     def of_one_version(self, function: Any) -> Callable:
-        """The same function, whose results are those of one version.
-
-        Args:
-            function: A concrete function that takes and returns tensors by name.
-        """
+        """A concrete function of tensors by name, whose results are those of one version."""
 
         def served(**tensors):
             before = self.sequence.read_value()
-            found, after = self._then_sequence([before], function, tensors)
-            names = sorted(found)
+            results, after = self._then_sequence([before], function, tensors)
+            names = sorted(results)
 
             def again():
                 lock = self._lock()
                 with tf.control_dependencies([lock]):
-                    whole = tf.debugging.Assert(
+                    is_even = tf.debugging.Assert(
                         tf.equal(self.sequence.read_value() % 2, 0),
                         ["A refresh was cut off while it changed the model. It must be repeated."],
                     )
-                found, last = self._then_sequence([whole], function, tensors)
+                results, last = self._then_sequence([is_even], function, tensors)
                 with tf.control_dependencies([last]):
                     done = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
                 with tf.control_dependencies([done]):
-                    return [tf.identity(found[name]) for name in names]
+                    return [tf.identity(results[name]) for name in names]
 
             is_one = tf.equal(before, after) & tf.equal(before % 2, 0)
-            results = tf.cond(is_one, lambda: [found[name] for name in names], again)
-            return dict(zip(names, results, strict=True))
+            values = tf.cond(is_one, lambda: [results[name] for name in names], again)
+            return dict(zip(names, values, strict=True))
 
         return served
 
     def _then_sequence(self, before, function, tensors):
         """The function's results, after other ops, and the sequence after the results."""
         with tf.control_dependencies(before):
-            found = function(**tensors)
-        with tf.control_dependencies(list(found.values())):
-            return found, self.sequence.read_value()
+            results = function(**tensors)
+        with tf.control_dependencies(list(results.values())):
+            return results, self.sequence.read_value()
 
     def refresh(self, folder: str, updates: Sequence[Update]) -> Any:
         """The function of the signature `refresh`: takes a delta's name, returns its version."""
-        dtypes = {each.value: each.variable.dtype for each in updates}
-        dtypes |= {each.at: tf.dtypes.int64 for each in updates if each.at is not None}
+        dtypes = {value: variable.dtype for variable, value, _ in updates}
+        dtypes |= {at: tf.dtypes.int64 for *_, at in updates if at is not None}
 
         @tf.function(input_signature=[tf.TensorSpec([], tf.string, "delta")], autograph=False)
         def refresh(delta):
@@ -145,8 +131,8 @@ class ServedState(tf.Module):
         now = self.versions.read_value()
         was_cut = tf.equal(self.sequence.read_value() % 2, 1)
         fits = tf.where(was_cut, tf.equal(versions[1], now[1]), tf.equal(versions[0], now[0]))
-        said = ["A delta must build on the version of the served model,", now[0], ". Received:"]
-        return tf.debugging.Assert(fits, [*said, delta, "which builds on", versions[0]])
+        text = ["A delta must build on the version of the served model,", now[0], ". Received:"]
+        return tf.debugging.Assert(fits, [*text, delta, "which builds on", versions[0]])
 
 
 def _restored(prefix, dtypes):
@@ -161,17 +147,13 @@ def _restored(prefix, dtypes):
 
 
 def _copy(updates, tensors):
-    done = []
-    for variable, value, at in updates:
-        if at is None:
-            done.append(_assign(variable, tensors[value]))
-        else:
-            done.append(
-                tf.raw_ops.ResourceScatterUpdate(
-                    resource=variable.handle, indices=tensors[at], updates=tensors[value]
-                )
-            )
-    return done
+    scatter = tf.raw_ops.ResourceScatterUpdate
+    return [
+        _assign(variable, tensors[value])
+        if at is None
+        else scatter(resource=variable.handle, indices=tensors[at], updates=tensors[value])
+        for variable, value, at in updates
+    ]
 
 
 def _assign(variable, value):

@@ -22,55 +22,57 @@ from sok_like.runtime.tensor_checks import checked
 
 DEFAULT = "serving_default"
 
-_WANTED = (
-    "`signatures` must say what {what} takes: a tf.TensorSpec, tf.RaggedTensorSpec or "
-    "tf.SparseTensorSpec for each input in the structure that it is called with, such as "
-    "signatures={{'user': tf.TensorSpec([None], tf.string)}}; or a dictionary from names of "
-    "signatures to tf.functions with an `input_signature`. Received: signatures={received!r}"
-)
+_RAGGED = (tf.RaggedTensor, tf.RaggedTensorSpec)
+_SPARSE = (tf.SparseTensor, tf.SparseTensorSpec)
 _SPECS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+_FUNCTIONS = (tf.types.experimental.PolymorphicFunction, tf.types.experimental.ConcreteFunction)
 
 
 class Signature(NamedTuple):
-    """A function of a model.
+    """A function of a model."""
 
-    Attributes:
-        call: Takes `arguments` and returns any structure of tensors.
-        arguments: A list, each item a structure of specs.
-        names: Names of inputs that the structure does not name, in its order; or None.
-    """
-
-    call: Callable
-    arguments: list[Any]
-    names: list[str] | None = None
+    call: Callable  # takes `arguments` and returns any structure of tensors
+    arguments: list[Any]  # each a structure of specs
+    names: list[str] | None = None  # of inputs that the structure does not name, in its order
 
 
 def find(model: Any, signatures: Any) -> dict[str, Signature]:
-    """The functions to export, by name.
-
-    Raises:
-        ValueError: `signatures` is of another kind, or is missing but needed.
-    """
-    if signatures is not None and not _is_by_name(signatures):
+    """The functions to export, by name."""
+    if isinstance(signatures, Mapping) and any(
+        isinstance(value, _FUNCTIONS) for value in signatures.values()
+    ):
+        return {name: _of_function(name, value) for name, value in signatures.items()}
+    if signatures is not None:
         structure = tf.nest.map_structure(_as_spec, signatures)
         if not all(isinstance(spec, _SPECS) for spec in tf.nest.flatten(structure)):
-            raise ValueError(_WANTED.format(what=_name(model), received=signatures))
+            raise _not_known(model, signatures)
         return {DEFAULT: Signature(_inference(model), [structure])}
-    if signatures is not None:
-        return {name: _of_function(name, value) for name, value in signatures.items()}
     if isinstance(model, tf.keras.Model):
         structure, names = _of_keras(model)
         if structure is not None:
             return {DEFAULT: Signature(_inference(model), [structure], names)}
     else:
-        found = {}
+        functions = {}
         for name in dir(type(model)):
-            value = getattr(model, name) if _is_function(getattr(type(model), name, None)) else None
-            if value is not None and value.input_signature is not None:
-                found[DEFAULT if name == "__call__" else name] = _of_function(name, value)
-        if found:
-            return found
-    raise ValueError(_WANTED.format(what=_name(model), received=None))
+            is_function = isinstance(getattr(type(model), name, None), _FUNCTIONS[0])
+            function = getattr(model, name) if is_function else None
+            if function is not None and function.input_signature is not None:
+                functions[DEFAULT if name == "__call__" else name] = _of_function(name, function)
+        if functions:
+            return functions
+    raise _not_known(model)
+
+
+def _not_known(model, signatures=None):
+    name = getattr(model, "name", None)
+    what = f"{type(model).__name__} '{name}'" if name else type(model).__name__
+    return ValueError(
+        f"`signatures` must say what {what} takes: a tf.TensorSpec, tf.RaggedTensorSpec or "
+        "tf.SparseTensorSpec for each input in the structure that it is called with, such as "
+        "signatures={'user': tf.TensorSpec([None], tf.string)}; or a dictionary from names of "
+        "signatures to tf.functions with an `input_signature`. Received: "
+        f"signatures={signatures!r}"
+    )
 
 
 def flat_function(signature: Signature) -> tuple[Callable, list[tf.TensorSpec]]:
@@ -96,21 +98,8 @@ def flat_function(signature: Signature) -> tuple[Callable, list[tf.TensorSpec]]:
     return call, specs
 
 
-def _is_function(value):
-    return isinstance(value, tf.types.experimental.PolymorphicFunction)
-
-
-def _is_by_name(signatures):
-    if not isinstance(signatures, Mapping):
-        return False
-    return any(
-        _is_function(value) or isinstance(value, tf.types.experimental.ConcreteFunction)
-        for value in signatures.values()
-    )
-
-
 def _of_function(name, function):
-    if not _is_function(function) or function.input_signature is None:
+    if not isinstance(function, _FUNCTIONS[0]) or function.input_signature is None:
         raise ValueError(
             f"Signature '{name}' must be a tf.function with an `input_signature`. "
             f"Received: {function!r}"
@@ -123,9 +112,9 @@ def _of_function(name, function):
         )
     names = list(function.function_spec.arg_names)[: len(arguments)]
     if all(isinstance(item, _SPECS) for item in arguments) and len(names) == len(arguments):
-        given = [spec.name if getattr(spec, "name", None) else name
-                 for spec, name in zip(arguments, names, strict=True)]  # fmt: skip
-        return Signature(function, arguments, given)
+        named = zip(arguments, names, strict=True)
+        names = [getattr(spec, "name", None) or name for spec, name in named]
+        return Signature(function, arguments, names)
     return Signature(function, arguments)
 
 
@@ -133,11 +122,10 @@ def _of_keras(model):
     """Structure of specs, and names, of a Keras model's inputs; None if they are not known."""
     inputs = getattr(model, "inputs", None)
     if inputs:
-        structure = getattr(model, "_inputs_struct", None)
-        if structure is None:
-            structure = getattr(model, "_nested_inputs", None)
-        if structure is None:  # a Sequential model
-            structure = inputs[0] if len(inputs) == 1 else list(inputs)
+        structure = inputs[0] if len(inputs) == 1 else list(inputs)  # of a Sequential model
+        for attribute in ("_inputs_struct", "_nested_inputs"):  # of Keras 3 and of tf_keras
+            if getattr(model, attribute, None) is not None:
+                structure = getattr(model, attribute)
         leaves = tf.nest.flatten(structure)
         names = [re.sub(r":\d+$", "", leaf.name) for leaf in leaves]
         return tf.nest.map_structure(_as_spec, structure), names
@@ -148,38 +136,32 @@ def _of_keras(model):
 
 
 def _inference(model):
-    if not isinstance(model, tf.keras.Model | tf.keras.layers.Layer):
-        if not callable(model):
-            raise ValueError(_WANTED.format(what=_name(model), received=None))
-        return model
-    return lambda *arguments: model(*arguments, training=False)
+    if isinstance(model, tf.keras.layers.Layer):
+        return lambda *arguments: model(*arguments, training=False)
+    if not callable(model):
+        raise _not_known(model)
+    return model
 
 
 def _as_spec(value):
     """The spec of a KerasTensor, tensor or spec, with a variable batch."""
     if isinstance(value, _SPECS) or not hasattr(value, "shape"):
         return value
-    if isinstance(value, tf.RaggedTensor):
-        return tf.RaggedTensorSpec([None, *value.shape[1:]], value.dtype, value.ragged_rank)
-    shape = [None, *tuple(value.shape)[1:]]
-    inner = getattr(value, "type_spec", None)  # of a KerasTensor of tf_keras
-    if isinstance(inner, tf.RaggedTensorSpec):
-        return tf.RaggedTensorSpec(shape, inner.dtype, inner.ragged_rank)
-    if isinstance(value, tf.SparseTensor) or getattr(value, "sparse", False) or isinstance(
-        inner, tf.SparseTensorSpec
-    ):  # fmt: skip
-        return tf.SparseTensorSpec(shape, tf.as_dtype(value.dtype))
-    if getattr(value, "ragged", False):
-        rank = getattr(value, "ragged_rank", None) or 1  # Keras 3.15 has it, and None by default
-        return tf.RaggedTensorSpec(shape, tf.as_dtype(value.dtype), rank)
-    return tf.TensorSpec(shape, tf.as_dtype(value.dtype))
+    shape, dtype = [None, *tuple(value.shape)[1:]], tf.as_dtype(value.dtype)
+    inner = getattr(value, "type_spec", value)  # of a KerasTensor of tf_keras
+    if isinstance(inner, _RAGGED) or getattr(value, "ragged", False):
+        rank = getattr(inner, "ragged_rank", None) or 1  # Keras 3.15 has it, and None by default
+        return tf.RaggedTensorSpec(shape, dtype, rank)
+    if isinstance(inner, _SPARSE) or getattr(value, "sparse", False):
+        return tf.SparseTensorSpec(shape, dtype)
+    return tf.TensorSpec(shape, dtype)
 
 
 def _part_names(name, value):
     """The names of the tensors that a value consists of, or that its spec describes."""
-    if isinstance(value, tf.SparseTensor | tf.SparseTensorSpec):
+    if isinstance(value, _SPARSE):
         return [f"{name}_indices", f"{name}_values", f"{name}_dense_shape"]
-    if isinstance(value, tf.RaggedTensor | tf.RaggedTensorSpec) and value.ragged_rank:
+    if isinstance(value, _RAGGED) and value.ragged_rank:
         inner = [f"{name}_row_splits_{number}" for number in range(1, value.ragged_rank)]
         return [f"{name}_values", f"{name}_row_splits", *inner]
     return [name]
@@ -232,8 +214,3 @@ def _of_path(path):
     steps = path[1:] if len(path) > 1 and path[0].isdigit() else path
     text = re.sub(r"\W", "_", "_".join(steps))
     return f"args_{text}" if text[:1].isdigit() else text
-
-
-def _name(model):
-    name = getattr(model, "name", None)
-    return f"{type(model).__name__} '{name}'" if name else type(model).__name__

@@ -10,11 +10,9 @@ while it places them. Rows take a few times `contents.CHUNK_BYTES` in transit.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from sok_like.lookup import buckets
 from sok_like.lookup.buckets import SLOTS, Buckets
@@ -30,76 +28,45 @@ from sok_like.table import ownership
 from sok_like.table.variable import EmbeddingVariable
 
 _LEAST_ROOM = 1024  # keys, beside the headroom
-_NO_KEYS: np.ndarray = np.zeros([0], np.int64)
 
 
 class Written(NamedTuple):
-    """A table of the SavedModel.
-
-    Attributes:
-        stock: The table.
-        placement: Where this rank has placed keys, if the table can be refreshed and has an index.
-        now: The number of the instant, for `contents.changes`; 0: the table records no changes.
-    """
+    """A table of the SavedModel."""
 
     stock: StockTable
-    placement: Placement | None
-    now: int
+    placement: Placement | None  # of this rank's keys, if it can be refreshed and has an index
+    now: int  # the number of the instant, for `contents.changes`; 0: it records no changes
 
 
-def large(tables: Sequence[StockTable]) -> dict[str, tf.Variable]:
-    """The variables that `write` writes, by the attribute of the module that must hold them."""
-    return {
-        _name(number, part): variable
-        for number, table in enumerate(tables)
-        for part, variable in table.large().items()
-    }
-
-
-def _name(number, part):
+def attribute_of(number: int, part: str) -> str:
+    """The attribute by which a module must hold a large variable of a table."""
     # No path in the module is shorter, so it is the variable's key in the checkpoint.
     return f"table_{number}_{part}"
 
 
 class Wanted(NamedTuple):
-    """What the tables of a SavedModel are to be.
-
-    Attributes:
-        row_dtype: One of `stock_table.ROW_DTYPES`.
-        initial: Whether missing keys read their initial row.
-        headroom: None, or the room for new keys in a table that can be refreshed, as a fraction of
-            the keys.
-    """
+    """What the tables of a SavedModel are to be."""
 
     row_dtype: str
-    initial: bool
-    headroom: float | None = None
+    initial: bool  # whether missing keys read their initial row
+    headroom: float | None = None  # room for new keys, as a fraction, if it can be refreshed
 
 
 def write(variable: EmbeddingVariable, number: int, parts: Parts, wanted: Wanted) -> Written:
-    """Writes one table; every rank must call it.
-
-    Args:
-        number: Of the table in the model.
-
-    Raises:
-        ValueError: a rank cannot read or write, or int8 rows are not finite; on all ranks.
-    """
+    """Writes one table, with its number in the model; every rank must call it."""
     communicator, follows = comm.current(), wanted.headroom is not None
     name = _call(variable)
-    found: list[Any] = []
+    instants, keys, written = [], [], []
 
     def read():
         handed = int(variable.hand_over(with_slots=False))
         with contextlib.closing(streams.Stream(handed, 0 if follows else None)) as stream:
-            found.extend([stream.instant, _NO_KEYS if variable.key_limit else stream.keys()])
-        return len(found[1])
+            instants.append(stream.instant)
+            keys.append(np.zeros([0], np.int64) if variable.key_limit else stream.keys())
+        return len(keys[0])
 
     counts = agreed(read, communicator, name, ValueError)
-    if variable.key_limit:
-        share = _without_index(variable.key_limit)
-    else:
-        share = _with_index(found.pop(), counts, wanted.headroom, name)
+    share = _share(variable, keys.pop(), counts, wanted.headroom)
 
     def prepare():
         layout = placement = None
@@ -111,11 +78,11 @@ def write(variable: EmbeddingVariable, number: int, parts: Parts, wanted: Wanted
         missing = MissingRows(variable, wanted.initial, follows)
         dtype = wanted.row_dtype
         stock = StockTable(variable, layout, share.num_rows, dtype, missing, follows)
-        found.append(Written(stock, placement, found[0]))
+        written.append(Written(stock, placement, instants[0]))
 
     agreed(prepare, communicator, name, ValueError)
-    _write(variable, number, parts, share, found[-1])
-    return found[-1]
+    _write(variable, number, parts, share, written[0])
+    return written[0]
 
 
 def _call(variable):
@@ -132,40 +99,37 @@ class _Share(NamedTuple):
     placed: Buckets | None = None
 
 
-def _share(sizes, capacities, placed=None):
-    """This rank's, of what the ranks have."""
-    rank = comm.current().rank
+def _share(variable, keys, counts, headroom):
+    """This rank's share of the rows, from its own keys and the number of keys of each rank."""
+    communicator, placed = comm.current(), None
+    ranks = range(communicator.world_size)
+    if variable.key_limit:
+        ends = [variable.key_limit * (rank + 1) // len(ranks) for rank in ranks]
+        sizes = capacities = np.diff([0, *ends])
+    else:
+        name, total = _call(variable), sum(counts)
+        room = total if headroom is None else _LEAST_ROOM + int(total * (1 + headroom))
+        placed = _placed(keys, room, name, max(counts))
+        del keys
+        sizes = np.array(agreed(lambda: placed.num_keys, communicator, name))
+        ends = [placed.layout.range_of(rank, len(ranks))[1] for rank in ranks]
+        spare = (room - total) * np.array([0, *ends]) // placed.layout.num_buckets
+        capacities = sizes + np.diff(spare)
     if not capacities.any():  # a gather needs a row
-        capacities = (np.arange(len(capacities)) == 0).astype(np.int64)
+        capacities = (np.arange(len(ranks)) == 0).astype(np.int64)
+    rank = communicator.rank
     begin, capacity = int(capacities[:rank].sum()), int(capacities[rank])
     return _Share(int(capacities.sum()), begin, int(sizes[rank]), capacity, placed)
-
-
-def _without_index(key_limit):
-    world_size = comm.current().world_size
-    sizes = np.diff([key_limit * each // world_size for each in range(world_size + 1)])
-    return _share(sizes, sizes)
-
-
-def _with_index(keys, counts, headroom, name):
-    communicator, total = comm.current(), sum(counts)
-    room = total if headroom is None else _LEAST_ROOM + int(total * (1 + headroom))
-    placed = _placed(keys, room, name, max(counts))
-    del keys
-    sizes = np.array(agreed(lambda: placed.num_keys, communicator, name))
-    ends = [placed.layout.range_of(each, len(sizes))[1] for each in range(len(sizes))]
-    spare = (room - total) * np.array([0, *ends]) // placed.layout.num_buckets
-    return _share(sizes, sizes + np.diff(spare), placed)
 
 
 def _write(variable, number, parts, share, written):
     """Writes this rank's share: rows with keys, the index, and rows of zeros."""
     name = _call(variable)
     (stock, placement, _), placed, begin = written, share.placed, share.begin
-    shapes = {part: each.shape for part, each in stock.large().items()}
+    shapes = {part: variable.shape for part, variable in stock.large().items()}
 
     def slice_of(part, at, value):
-        return Slice(key_of(_name(number, part)), shapes[part], [at], value)
+        return Slice(key_of(attribute_of(number, part)), shapes[part], [at], value)
 
     def rows_at(at, rows):
         coded = encoded(rows, stock.rows.dtype, stock.table_name)
@@ -208,23 +172,24 @@ def _placed(keys, room, name, most) -> Buckets:
     step = contents.CHUNK_BYTES // 8
     for attempt in range(buckets.TRIES):
         layout = buckets.layout_for(room, attempt)
-        mine = keys
+        own_keys = keys
         if world_size > 1:
             chunks = (keys[at : at + step] for at in range(0, max(1, most), step))
-            received = [
-                contents.to_ranks(each, layout.ranks_of(each, world_size), name)[0]
-                for each in chunks
-            ]
-            mine = np.concatenate(received)
-            del received
-        made: list[Any] = []
+            own_keys = np.concatenate(
+                [
+                    contents.to_ranks(chunk, layout.ranks_of(chunk, world_size), name)[0]
+                    for chunk in chunks
+                ]
+            )
+        placed: list[Any] = []
 
-        def run():
-            made.append(buckets.place(mine, layout, *layout.range_of(rank, world_size)))  # noqa: B023
-            return made[0] is not None  # noqa: B023
+        def place():
+            bounds = layout.range_of(rank, world_size)  # noqa: B023
+            placed.append(buckets.place(own_keys, layout, *bounds))  # noqa: B023
+            return placed[0] is not None  # noqa: B023
 
-        if all(agreed(run, communicator, name, ValueError)):
-            return made[0]
+        if all(agreed(place, communicator, name, ValueError)):
+            return placed[0]
     raise RuntimeError(
         f"{room} keys found no place in {layout.num_buckets} buckets of {SLOTS}, with any of "
         f"{buckets.TRIES} salts."
@@ -238,7 +203,7 @@ def _rows(variable, keys, name):
     if variable.home is not None:
         owners[:] = variable.home % communicator.world_size
     asked, answer = contents.to_ranks(keys, owners, name)
-    found: list[Any] = []
+    own_rows: list[Any] = []
 
     def find():
         rows, present = variable.find(asked)
@@ -247,7 +212,7 @@ def _rows(variable, keys, name):
                 f"A table must not change while it is exported. Received: keys of table "
                 f"'{variable.table_name}' that are gone"
             )
-        found.append(rows.numpy())
+        own_rows.append(rows.numpy())
 
     agreed(find, communicator, name, ValueError)
-    return answer(found[0])
+    return answer(own_rows[0])

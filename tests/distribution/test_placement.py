@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from sok_like import distribution as dist
-from sok_like.distribution.placement import Placement, shard_bounds
+from sok_like.distribution.mesh import Placement, shard_bounds
 
 pytestmark = pytest.mark.keras
 
