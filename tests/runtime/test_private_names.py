@@ -15,7 +15,7 @@ NOT_READ = {
     *("_asdict", "_fields", "_replace"),  # of Python's classes
     "_TapeGradientFunctions",  # one of its methods is wrapped
     "_descriptions",  # of this package, set by another way
-    "_exit",  # of `os`
+    *("_exit", "_current_frames"),  # of `os` and `sys`
 }
 PUT_TOGETHER = {"_outputs_struct", "_nested_outputs"}  # in an f-string
 
