@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sok_like.planner import concat, thresholds
+from sok_like.planner import thresholds
 from sok_like.planner.tables import COLUMN_WISE
 
 Config = dict[str, Any]
@@ -43,12 +43,16 @@ class CompatibilityLists:
         self.local_input_offsets: list[list[int]] = []
         self.widths_list_flat: list[int] = []
         for rank, tables in enumerate(self.table_ids):
-            places = concat.locate(self.local_group_list[rank], self.local_weight_offsets[rank])
-            found = [places[tables.index(input_map[i])] for i in self.input_ids_list[rank]]
-            layers = self.local_configs[rank]
-            self.local_maps.append([layer for layer, _ in found])
-            self.local_input_offsets.append([offset for _, offset in found])
-            self.widths_list_flat += [layers[layer]["output_dim"] for layer, _ in found]
+            layers, offsets = self.local_configs[rank], self.local_weight_offsets[rank]
+            places = {
+                tables[position]: (layer, offsets[layer][i])
+                for layer, group in enumerate(self.local_group_list[rank])
+                for i, position in enumerate(group)
+            }
+            inputs = [places[input_map[i]] for i in self.input_ids_list[rank]]
+            self.local_maps.append([layer for layer, _ in inputs])
+            self.local_input_offsets.append([offset for _, offset in inputs])
+            self.widths_list_flat += [layers[layer]["output_dim"] for layer, _ in inputs]
         self.rev_tp_ids = thresholds.inverse([i for ids in self.input_ids_list for i in ids])
         held = [table for tables in self.table_ids for table in tables]
         num_slices = [held.count(table) for table in range(len(set(held)))]

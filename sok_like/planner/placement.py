@@ -30,15 +30,7 @@ def check_strategy(strategy: object) -> str:
 def place(
     strategy: str, world_size: int, tables: Sequence[int], sizes: Sequence[int]
 ) -> list[list[int]]:
-    """Assigns every slice to a rank.
-
-    Args:
-        tables: The table of each slice; slices in table order.
-        sizes: Elements of each slice.
-
-    Returns:
-        The slices of each rank, as positions in `tables`.
-    """
+    """The slices of each rank, as positions in `tables` and `sizes`, which are in table order."""
     check_strategy(strategy)
     if strategy == "basic":
         return [list(range(rank, len(tables), world_size)) for rank in range(world_size)]

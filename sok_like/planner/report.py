@@ -75,18 +75,17 @@ def shard_traffic(plan: Plan, shard: Shard, step: Step) -> Traffic:
 def format_report(plan: Plan, step: Step) -> str:
     """See `DistEmbeddingStrategy.report`; `step.hotness` may be one number for all inputs."""
     num_inputs, hotness = len(plan.input_table_map), step.hotness
-    each = list(hotness) if isinstance(hotness, Sequence) else [hotness] * num_inputs
+    by_input = list(hotness) if isinstance(hotness, Sequence) else [hotness] * num_inputs
     required = f"one integer or one per input ({num_inputs} of them)"
-    require(len(each) == num_inputs, "hotness", required, hotness)
-    step = step._replace(hotness=each)
-    numbers = {**step._asdict(), **{f"hotness[{i}]": value for i, value in enumerate(each)}}
+    require(len(by_input) == num_inputs, "hotness", required, hotness)
+    step = step._replace(hotness=by_input)
+    numbers = {**step._asdict(), **{f"hotness[{i}]": value for i, value in enumerate(by_input)}}
     del numbers["hotness"]
     for argument, value in numbers.items():
         integer = as_integer(value)
         fits = integer is not None and integer >= 0
         require(fits, argument, "a non-negative integer", value)
-    lines = []
-    totals = []
+    lines, totals = [], []
     for rank in range(plan.world_size):
         total_bytes, total = 0, Traffic(0, 0)
         shards = plan.shards_on(rank)

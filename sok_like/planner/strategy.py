@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sok_like.planner import column_slicing, concat, placement, readers, thresholds
+from sok_like.planner import concat, placement, readers, thresholds
 from sok_like.planner.compatibility import CompatibilityLists, out_ranges
 from sok_like.planner.report import Step, format_report
 from sok_like.planner.tables import (
@@ -46,7 +46,7 @@ class DistEmbeddingStrategy(CompatibilityLists):
         input_table_map: The table of each input; None: input i belongs to table i. A table may
             have several inputs, or none.
         column_slice_threshold: Column-wise tables with more elements are sliced by columns; see
-            `column_slicing`. None slices only if there are fewer column-wise tables than ranks,
+            `thresholds`. None slices only if there are fewer column-wise tables than ranks,
             and only as much as needed.
         row_slice_threshold: Tables with at least as many elements are row-wise over all ranks.
         data_parallel_threshold: Tables with at most as many elements are replicated, even those
@@ -145,8 +145,30 @@ class DistEmbeddingStrategy(CompatibilityLists):
     def init_input_and_map_groups(
         self, table_groups: Sequence[Sequence[int]], input_table_map: Sequence[int]
     ) -> tuple[list[list[int]], list[list[int]], list[int]]:
-        """See `thresholds.group_inputs`."""
-        return thresholds.group_inputs(table_groups, input_table_map)
+        """Groups the inputs by the group of their table.
+
+        Returns:
+            The inputs of each group, in order; for each of them its table's position in the group;
+            and the position of each input in the concatenated groups, which undoes the grouping.
+        """
+        place = {
+            table: (group, i)
+            for group, tables in enumerate(table_groups)
+            for i, table in enumerate(tables)
+        }
+        input_groups: list[list[int]] = [[] for _ in table_groups]
+        map_groups: list[list[int]] = [[] for _ in table_groups]
+        for i, table in enumerate(input_table_map):
+            if table not in place:
+                raise ValueError(
+                    "Wrong input initializing input/map groups: every entry of `input_table_map` "
+                    f"must be a table of `table_groups`. Received: input_table_map[{i}]={table!r}"
+                )
+            group, position = place[table]
+            input_groups[group].append(i)
+            map_groups[group].append(position)
+        order = thresholds.inverse([i for group in input_groups for i in group])
+        return input_groups, map_groups, order
 
     def _check_cuts(self) -> None:
         """Refuses thresholds that cut what must be whole; without one, it is not cut."""
@@ -166,8 +188,8 @@ class DistEmbeddingStrategy(CompatibilityLists):
     ) -> list[Config]:
         """Configurations of a table's slices, in column order; one if it is not sliced."""
         (table,) = read_tables([orig_config])
-        slices = column_slicing.num_slices(table, column_slice_threshold, world_size)
-        widths = column_slicing.slice_widths(table.output_dim, slices)
+        slices = thresholds.num_slices(table, column_slice_threshold, world_size)
+        widths = thresholds.slice_widths(table.output_dim, slices)
         return [{**orig_config, "output_dim": width} for width in widths]
 
     def create_col_sliced_configs(
@@ -179,7 +201,7 @@ class DistEmbeddingStrategy(CompatibilityLists):
     ) -> tuple[list[list[Config]], list[list[int]]]:
         """Slices of each column-wise table, and the `sliced_out_ranges` if none were merged."""
         if column_slice_threshold is None and global_col_configs:
-            column_slice_threshold = column_slicing.automatic_threshold(
+            column_slice_threshold = thresholds.automatic_threshold(
                 read_tables(global_col_configs), world_size
             )
         sliced = [
@@ -201,19 +223,6 @@ class DistEmbeddingStrategy(CompatibilityLists):
         return [[slices[i] for i in rank] for rank in ranks]
 
     apply_stragety = apply_strategy  # DMP's own spelling, used by its users' programs
-
-    def _merge_slices(
-        self, rank_slices: Sequence[tuple[int, int]], sliced_configs: Sequence[Sequence[Config]]
-    ) -> tuple[list[int], list[Config]]:
-        """A rank's tables, each once, in order of first appearance, with all their columns."""
-        merged: dict[int, Config] = {}
-        for table, position in rank_slices:
-            config = sliced_configs[table][position]
-            if table in merged:
-                merged[table]["output_dim"] += config["output_dim"]
-            else:
-                merged[table] = dict(config)
-        return list(merged), list(merged.values())
 
     def _place_columns(self) -> None:
         configs = [self.global_configs[i] for i in self.table_groups[COLUMN_WISE]]
@@ -237,18 +246,24 @@ class DistEmbeddingStrategy(CompatibilityLists):
         self._column_ranges: list[dict[int, tuple[int, int]]] = []
         assigned = [0] * len(configs)
         for slices in ranks:
-            tables, merged = self._merge_slices(slices, sliced)
+            merged: dict[int, Config] = {}  # the rank's tables, with all their columns
+            for table, position in slices:
+                config = sliced[table][position]
+                if table in merged:
+                    merged[table]["output_dim"] += config["output_dim"]
+                else:
+                    merged[table] = dict(config)
             column_ranges = {}
-            for table, config in zip(tables, merged, strict=True):
+            for table, config in merged.items():
                 start = assigned[table]
                 stop = assigned[table] = start + config["output_dim"]
                 column_ranges[table] = (start, stop)
                 if config["output_dim"] < configs[table]["output_dim"] and "name" in config:
                     config["name"] = f"{config['name']}_columns_{start}_{stop}"
-            layers, groups, offsets = concat.join_tables(merged)
+            layers, groups, offsets = concat.join_tables(list(merged.values()))
             self._column_ranges.append(column_ranges)
-            self.table_ids.append(tables)
-            self.input_ids_list.append([i for table in tables for i in inputs_of[table]])
+            self.table_ids.append(list(merged))
+            self.input_ids_list.append([i for table in merged for i in inputs_of[table]])
             self.local_configs.append(layers)
             self.local_group_list.append(groups)
             self.local_weight_offsets.append(offsets)
@@ -258,10 +273,8 @@ class DistEmbeddingStrategy(CompatibilityLists):
         # tables were already sliced as far as it helps.
         if self.column_slice_threshold is None or all(ranks) or len(configs) < len(self._tables):
             return
-        if any(
-            len(slices) < table.most_slices(self.world_size)
-            for slices, table in zip(sliced, read_tables(configs), strict=True)
-        ):
+        most = [table.most_slices(self.world_size) for table in read_tables(configs)]
+        if any(len(slices) < limit for slices, limit in zip(sliced, most, strict=True)):
             idle = [rank for rank, slices in enumerate(ranks) if not slices]
             raise ValueError(
                 "Not enough table after slicing to run on all worker. Try decrease "
@@ -307,28 +320,23 @@ class DistEmbeddingStrategy(CompatibilityLists):
     # The plan and its report.
 
     def _make_plan(self) -> Plan:
-        kinds = [COLUMN_WISE] * len(self._tables)
-        columns: dict[int, int] = {}
-        for kind, group in enumerate(self.table_groups):
-            for position, table_id in enumerate(group):
-                kinds[table_id] = kind
-                columns[table_id] = position
+        kinds = {i: kind for kind, group in enumerate(self.table_groups) for i in group}
+        positions = {table_id: i for i, table_id in enumerate(self.table_groups[COLUMN_WISE])}
         shards = []
-        for table in self._tables:
-            kind = kinds[table.table_id]
+        for table_id, table in enumerate(self._tables):
             for rank in range(self.world_size):
                 rows = (0, table.input_dim)
-                width: tuple[int, int] | None = (0, table.output_dim)
-                if kind == ROW_WISE:
+                columns: tuple[int, int] | None = (0, table.output_dim)
+                if kinds[table_id] == ROW_WISE:
                     rows = row_range(table.input_dim, rank, self.world_size)
-                elif kind == COLUMN_WISE:
-                    width = self._column_ranges[rank].get(columns[table.table_id])
-                if width is not None:
-                    shards.append(Shard(table.table_id, rank, kind, *rows, *width))
+                elif kinds[table_id] == COLUMN_WISE:
+                    columns = self._column_ranges[rank].get(positions[table_id])
+                if columns is not None:
+                    shards.append(Shard(table_id, rank, kinds[table_id], *rows, *columns))
         return Plan(
             self.world_size,
             tuple(self._tables),
-            tuple(kinds),
+            tuple(kinds[table_id] for table_id in range(len(self._tables))),
             tuple(shards),
             tuple(self.input_table_map),
         )

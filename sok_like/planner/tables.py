@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sok_like.planner import readers
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import as_integer, wrong_argument
 
 # How a table may be sharded, in the order of the groups.
 DATA_PARALLEL, COLUMN_WISE, ROW_WISE, HASHED = range(4)
@@ -162,7 +162,7 @@ def read_tables(embeddings: Sequence[Any]) -> list[TableConfig]:
 def list_embeddings(embeddings: Any) -> list[Any]:
     """The embeddings of any iterable as a list; TypeError for a single embedding."""
     if isinstance(embeddings, Mapping) or not isinstance(embeddings, Iterable):
-        raise TypeError(f"`embeddings` must be a list of embeddings. Received: {embeddings!r}")
+        raise wrong_argument("embeddings", "a list of embeddings", embeddings, error=TypeError)
     return list(embeddings)
 
 

@@ -1,4 +1,4 @@
-"""Decides by size which tables are replicated, column-wise or row-wise.
+"""Decides by size which tables are replicated, column-wise or row-wise, and how they are sliced.
 
 Sizes are numbers of elements, `input_dim * output_dim`, not bytes:
 
@@ -8,6 +8,10 @@ Sizes are numbers of elements, `input_dim * output_dim`, not bytes:
 
 If the two thresholds overlap, a table within both is replicated. On one rank all tables are
 column-wise, and whole.
+
+The number of slices of a column-wise table is the smallest power of two for which a slice,
+`size / slices`, is no larger than `column_slice_threshold`, but at most the number of ranks and of
+columns. The first `output_dim % slices` slices are one column wider.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, ROW_WISE
+from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, TableConfig
 from sok_like.runtime.checks import as_integer, wrong_argument
 
 
@@ -39,6 +43,53 @@ def kind_of(size: int, row_slice_threshold: int | None, data_parallel_threshold:
     return COLUMN_WISE
 
 
+def num_slices(table: TableConfig, threshold: int | None, world_size: int) -> int:
+    """Number of slices of a table; 1 if `threshold` is None."""
+    if threshold is None or table.size <= threshold:
+        return 1
+    # ceil(size / threshold), rounded up to a power of two, without a loop that might not end.
+    needed = -(-table.size // threshold)
+    return min(1 << (needed - 1).bit_length(), table.most_slices(world_size))
+
+
+def slice_widths(output_dim: int, slices: int) -> list[int]:
+    """Number of columns of each slice."""
+    narrow, wider = divmod(output_dim, slices)
+    return [narrow + 1] * wider + [narrow] * (slices - wider)
+
+
+def automatic_threshold(tables: Sequence[TableConfig], world_size: int) -> int | None:
+    """The threshold that gives every rank a slice, as far as the tables' columns allow, or None.
+
+    With at least as many tables as ranks no table is sliced. Otherwise the largest slice is halved
+    until there are as many slices as ranks; the threshold is one less than the last slice that was
+    halved. That ignores the number of columns. So while ranks have no slice, the table with the
+    largest slice that can still be halved is halved again. If no table can be, ranks stay idle.
+    """
+    if not tables or len(tables) >= world_size:
+        return None
+    threshold: int | None = None
+    sizes = [table.size for table in tables]
+    while len(sizes) < world_size and (largest := max(sizes)) > 1:
+        threshold = largest - 1
+        sizes.remove(largest)
+        sizes += [largest // 2, largest // 2]
+    while True:
+        counts = [num_slices(table, threshold, world_size) for table in tables]
+        if sum(counts) >= world_size:
+            return threshold
+        # A count below its limit is a power of two, and the next threshold doubles it. The
+        # threshold falls in each iteration and stays >= 1: a table has more elements than slices.
+        smaller = [
+            (table.size - 1) // count
+            for table, count in zip(tables, counts, strict=True)
+            if count < table.most_slices(world_size)
+        ]
+        if not smaller:
+            return threshold
+        threshold = max(smaller)
+
+
 def check_input_table_map(input_table_map: Any, num_tables: int) -> list[int]:
     """The table of each input; None maps input i to table i.
 
@@ -60,34 +111,6 @@ def check_input_table_map(input_table_map: Any, num_tables: int) -> list[int]:
             )
         tables.append(table)
     return tables
-
-
-def group_inputs(
-    table_groups: Sequence[Sequence[int]], input_table_map: Sequence[int]
-) -> tuple[list[list[int]], list[list[int]], list[int]]:
-    """Groups the inputs by the group of their table.
-
-    Returns:
-        The inputs of each group, in order; for each of them its table's position in the group; and
-        the position of each input in the concatenated groups, which undoes the grouping.
-    """
-    place = {
-        table: (group, i)
-        for group, tables in enumerate(table_groups)
-        for i, table in enumerate(tables)
-    }
-    input_groups: list[list[int]] = [[] for _ in table_groups]
-    map_groups: list[list[int]] = [[] for _ in table_groups]
-    for i, table in enumerate(input_table_map):
-        if table not in place:
-            raise ValueError(
-                "Wrong input initializing input/map groups: every entry of `input_table_map` must "
-                f"be a table of `table_groups`. Received: input_table_map[{i}]={table!r}"
-            )
-        group, position = place[table]
-        input_groups[group].append(i)
-        map_groups[group].append(position)
-    return input_groups, map_groups, inverse([i for group in input_groups for i in group])
 
 
 def inverse(order: Sequence[int]) -> list[int]:

@@ -3,8 +3,8 @@
 import pytest
 
 from sok_like.planner import DistEmbeddingStrategy, TableConfig
-from sok_like.planner.column_slicing import automatic_threshold, num_slices, slice_widths
 from sok_like.planner.placement import place
+from sok_like.planner.thresholds import automatic_threshold, num_slices, slice_widths
 
 
 def tables(*shapes):
