@@ -60,7 +60,7 @@ MANY_ARGUMENTS = {
     **dict.fromkeys(("embeddings/base", "embeddings/all2all_dense_embedding"), "__init__"),
     **dict.fromkeys(("embeddings/distributed_embedding", "group_embedding/layer"), "__init__"),
     **dict.fromkeys(("optimizers/deeprec", "optimizers/lazy_adam"), "__init__"),
-    **dict.fromkeys(("sok2/distributed_variable", "sok2/dynamic_variable"), "__init__"),
+    "sok2/dynamic_variable": "__init__",
     **dict.fromkeys(("table/variable", "callbacks/serve_while_training"), "__init__"),
     "lookup/stock_table": "__init__",  # what a table of a SavedModel is made of
     "feature_column/categorical": "sparse_column_with_embedding",

@@ -11,8 +11,8 @@ rows of all ranks.
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from sok_like.lookup.exchange import BY_KEY
 from sok_like.lookup.local_variables import mark_local
 from sok_like.planner import readers
 from sok_like.runtime import comm
-from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.initialize import check_replicas
 from sok_like.runtime.keras_version import is_keras_3
 from sok_like.table.initializers import row_initializer
@@ -74,92 +74,86 @@ class ShardedVariable(ResourceVariable):
     _keras_variable: Any = None
 
     def __init__(
-        self,
-        initial_value: Any = None,
-        trainable: bool | None = None,
-        collections: Any = None,
-        validate_shape: bool = True,
-        caching_device: Any = None,
-        name: str | None = None,
-        dtype: Any = None,
-        variable_def: Any = None,
-        import_scope: Any = None,
-        constraint: Any = None,
-        distribute_strategy: Any = None,
-        synchronization: Any = None,
-        aggregation: Any = None,
-        shape: Sequence[int] | None = None,
-        initializer: Any = None,
-        *,
-        target_gpu: int | None = None,
+        self, *args: Any, initializer: Any = None, target_gpu: int | None = None, **kwargs: Any
     ):
         check_replicas()
         communicator = comm.current()
         self._rank, self._world_size = communicator.rank, communicator.world_size
         self._home = None if target_gpu is None else home_of(f"localized:{target_gpu}")
-        name = name or f"sok_static_Variable_{next(_count)}"
-        self._table_name = name
+        arguments = inspect.signature(super().__init__).bind(*args, **kwargs).arguments
+        arguments["name"] = arguments.get("name") or f"sok_static_Variable_{next(_count)}"
+        self._table_name = name = arguments["name"]
         if self._world_size > 1 and self._home is None:
-            readers.check_cut({"constraint": constraint}, readers.ROWS, name, "mode='localized:#'")
-        if variable_def is not None or import_scope is not None:
-            raise ValueError(
-                "`variable_def` and `import_scope` must be None: a variable is made from its rows. "
-                f"Received: {variable_def!r}, {import_scope!r} (variable '{name}')"
-            )
-        if initial_value is not None:
-            self._check_no_initializer(shape, initializer)
-            initial_value = _as_table(initial_value, name)
-            self._global_shape = tuple(initial_value.shape.as_list())
-            with tf.device(initial_value.device if tf.executing_eagerly() else None):
-                rows = tf.gather(initial_value, self._rows_here())
-        else:
-            self._global_shape = _checked_shape(shape, initializer, name)
-            rows = self._initial_rows(initializer, dtype)
-        if dtype is not None:
-            rows = tf.cast(rows, dtype)
-        super().__init__(
-            initial_value=rows,
-            trainable=trainable,
-            collections=collections,
-            validate_shape=validate_shape,
-            caching_device=caching_device,
-            name=name,
-            dtype=dtype,
-            constraint=constraint,
-            distribute_strategy=distribute_strategy,
-            synchronization=synchronization,
-            aggregation=aggregation,
-        )
+            constraint = {"constraint": arguments.get("constraint")}
+            readers.check_cut(constraint, readers.ROWS, name, "mode='localized:#'")
+        for argument in ("variable_def", "import_scope"):
+            if arguments.get(argument) is not None:
+                required = "None: a variable is made from its rows"
+                raise wrong_argument(argument, required, arguments[argument], self._of)
+        value, dtype = arguments.pop("initial_value", None), arguments.get("dtype")
+        rows = self._rows_of(value, arguments.pop("shape", None), initializer, dtype)
+        super().__init__(tf.cast(rows, dtype) if dtype is not None else rows, **arguments)
         mark_local(self)
+
+    @property
+    def _of(self):
+        return f"variable '{self._table_name}'"
+
+    def _rows_of(self, value, shape, initializer, dtype):
+        """Sets the global shape, and returns the rows of this rank."""
+        received = f"Received: shape={shape}, initializer={initializer!r} ({self._of})"
+        if value is not None:
+            if shape is not None or initializer is not None:
+                raise ValueError(
+                    "`shape` and `initializer` must be None if an initial value is given. "
+                    f"{received}"
+                )
+            value = self._as_table(value)
+            self._global_shape = tuple(value.shape.as_list())
+            with tf.device(value.device if tf.executing_eagerly() else None):
+                return tf.gather(value, self._rows_here())
+        if shape is None or initializer is None:
+            raise ValueError(
+                "`shape` and `initializer` must both be given if there is no initial value. "
+                f"{received}"
+            )
+        dims = tf.TensorShape(shape)
+        is_legal = dims.rank == 2 and dims.is_fully_defined() and min(dims) >= 1
+        require(is_legal, "shape", "[rows, dim]", shape, self._of)
+        self._global_shape = rows, dim = tuple(dims.as_list())
+        by_row = _by_row(initializer, dim, rows)
+        if by_row is not None and tf.compat.v1.executing_eagerly_outside_functions():
+            # Drawn like rows of tables: the same on any number of ranks, and no rank draws the
+            # others' rows.
+            with tf.init_scope():
+                table = EmbeddingVariable(
+                    dim, name=self._table_name, initializer=by_row, trainable=False
+                )
+                return table.find(self._rows_here())[0]
+        initializer = tf.keras.initializers.get(initializer)
+        whole_table = initializer(shape=(rows, dim), dtype=dtype or tf.float32)
+        return tf.gather(tf.convert_to_tensor(whole_table), self._rows_here())
+
+    def _as_table(self, value):
+        """An initial value as a tensor `[rows, dim]`."""
+        value = value() if callable(value) and not isinstance(value, tf.Variable) else value
+        if isinstance(value, (list, tuple)):
+            value = np.asarray(value)
+        value = tf.convert_to_tensor(value)
+        if value.shape.rank == 1:
+            value = value[tf.newaxis]
+        if value.shape.rank != 2 or not value.shape.is_fully_defined() or value.shape[1] < 1:
+            raise ValueError(
+                "`initial_value` must have a known shape [rows, dim], or [dim] for one row. "
+                f"Received: shape {value.shape} ({self._of})"
+            )
+        return value
 
     def _rows_here(self):
         rows = self._global_shape[0]
         if self._home is None:
             return np.arange(self._rank, rows, self._world_size)
         return np.arange(rows if self._home == self._rank else 0)
-
-    def _initial_rows(self, initializer, dtype):
-        rows, dim = self._global_shape
-        here = self._rows_here()
-        by_row = _by_row(initializer, dim, rows)
-        if by_row is not None and tf.compat.v1.executing_eagerly_outside_functions():
-            # Drawn like rows of tables: the same on any number of ranks, and no rank draws the
-            # others' rows.
-            with tf.init_scope():
-                drawn = EmbeddingVariable(
-                    dim, name=self._table_name, initializer=by_row, trainable=False
-                )
-                return drawn.find(here)[0]
-        initializer = tf.keras.initializers.get(initializer)
-        whole = initializer(shape=(rows, dim), dtype=dtype or tf.float32)
-        return tf.gather(tf.convert_to_tensor(whole), here)
-
-    def _check_no_initializer(self, shape, initializer):
-        if shape is not None or initializer is not None:
-            raise ValueError(
-                "`shape` and `initializer` must be None if an initial value is given. Received: "
-                f"shape={shape}, initializer={initializer!r} (variable '{self._table_name}')"
-            )
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Rows by their number in this rank's part; norms recognize the gradient as a part's."""
@@ -277,46 +271,16 @@ def plain(variable: Any) -> Any:
     return inner if isinstance(inner, ShardedVariable) else unwrap(variable)
 
 
-def _as_table(value, name):
-    """An initial value as a tensor `[rows, dim]`."""
-    value = value() if callable(value) and not isinstance(value, tf.Variable) else value
-    if isinstance(value, (list, tuple)):
-        value = np.asarray(value)
-    value = tf.convert_to_tensor(value)
-    if value.shape.rank == 1:
-        value = value[tf.newaxis]
-    if value.shape.rank != 2 or not value.shape.is_fully_defined() or value.shape[1] < 1:
-        raise ValueError(
-            "`initial_value` must have a known shape [rows, dim], or [dim] for one row. "
-            f"Received: shape {value.shape} (variable '{name}')"
-        )
-    return value
-
-
-def _checked_shape(shape, initializer, name):
-    if shape is None or initializer is None:
-        raise ValueError(
-            "`shape` and `initializer` must both be given if there is no initial value. "
-            f"Received: shape={shape}, initializer={initializer!r} (variable '{name}')"
-        )
-    dims = tf.TensorShape(shape)
-    if dims.rank != 2 or not dims.is_fully_defined() or min(dims) < 1:
-        raise ValueError(
-            f"`shape` must be [rows, dim]. Received: shape={shape} (variable '{name}')"
-        )
-    return tuple(dims.as_list())
-
-
 def _by_row(initializer, dim, rows):
     """The same distribution without a shape; None if elements depend on their position."""
     if not isinstance(initializer, str) and not hasattr(initializer, "get_config"):
         return None  # a function
-    drawn, known = row_initializer(initializer, dim, rows), tf.keras.initializers
-    if drawn.kind == "constant":
-        return known.Constant(drawn.a)
+    by_row, classes = row_initializer(initializer, dim, rows), tf.keras.initializers
+    if by_row.kind == "constant":
+        return classes.Constant(by_row.a)
     kinds = {
-        "uniform": known.RandomUniform,
-        "normal": known.RandomNormal,
-        "truncated_normal": known.TruncatedNormal,
+        "uniform": classes.RandomUniform,
+        "normal": classes.RandomNormal,
+        "truncated_normal": classes.TruncatedNormal,
     }
-    return kinds[drawn.kind](drawn.a, drawn.b, drawn.seed) if drawn.kind in kinds else None
+    return kinds[by_row.kind](by_row.a, by_row.b, by_row.seed) if by_row.kind in kinds else None

@@ -22,7 +22,7 @@ from sok_like.runtime.agreement import agreed
 from sok_like.saving.format import durable
 from sok_like.saving.format.part_file import write_part
 from sok_like.sok2 import dump_files as files
-from sok_like.sok2.dumped import Dumped, optimizer_name
+from sok_like.sok2.dumped import dumped_of, optimizer_name
 
 
 def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None:
@@ -43,22 +43,17 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
     """
     folder, communicator = os.fspath(path), comm.current()
     dumped = _dumped("dump", dump_vars, optimizer)
-    parts: list[tuple[str, bytes, np.ndarray]] = []
-    owners: dict[str, str] = {}  # the table of each file
+    parts: list[tuple[str, bytes, np.ndarray, str]] = []  # name of a file, head, items, table
 
     def count():
-        for table in dumped:
-            mine = table.parts()
-            owners.update((name, table.stem) for name, *_ in mine)
-            parts.extend(mine)
+        parts.extend((*part, table.stem) for table in dumped for part in table.parts())
         durable.make_folder(folder)
-        dump_id = f"{secrets.randbits(62):016x}"
-        return {"dump": dump_id, "counts": [len(items) for *_, items in parts]}
+        return {"dump": f"{secrets.randbits(62):016x}", "counts": [len(part[2]) for part in parts]}
 
-    told = agreed(count, communicator, f"sok2.dump of {[table.stem for table in dumped]}")
-    totals = np.sum([message["counts"] for message in told], 0)
-    before = np.sum([message["counts"] for message in told[: communicator.rank]], 0)
-    aside = [durable.join(folder, f"{name}.{told[0]['dump']}.tmp") for name, *_ in parts]
+    statuses = agreed(count, communicator, f"sok2.dump of {[table.stem for table in dumped]}")
+    totals = np.sum([status["counts"] for status in statuses], 0)
+    before = np.sum([status["counts"] for status in statuses[: communicator.rank]], 0)
+    aside = [durable.join(folder, f"{name}.{statuses[0]['dump']}.tmp") for name, *_ in parts]
     # Several ranks write into one file, if the file system can do that; otherwise rank 0 joins
     # their files.
     is_local = durable.local(folder) is not None
@@ -66,11 +61,11 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
 
     def write():
         firsts = np.broadcast_to(before, len(parts)).tolist()
-        for file, first, (name, begin, items) in zip(aside, firsts, parts, strict=True):
-            begin = begin if communicator.rank == 0 else b""
+        for file, first, (_, head, items, table) in zip(aside, firsts, parts, strict=True):
+            begin = head if communicator.rank == 0 else b""
             if is_local:
                 position = files.HEAD + int(first) * items[:1].nbytes
-                write_part(file, items, position, owners[name], begin)
+                write_part(file, items, position, table, begin)
             else:
                 data = np.ascontiguousarray(items, items.dtype.newbyteorder("<"))
                 durable.write(f"{file}.{communicator.rank}", begin + data.tobytes())
@@ -78,25 +73,24 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
     def publish():
         if communicator.rank > 0:
             return
-        for file, total, (name, _, items) in zip(aside, totals.tolist(), parts, strict=True):
+        for file, total, (name, _, items, _) in zip(aside, totals.tolist(), parts, strict=True):
             row = int(np.prod(items.shape[1:], dtype=np.int64)) * items.itemsize
-            wanted, written = files.HEAD + total * row, [file]
-            if not is_local:
-                written = [f"{file}.{rank}" for rank in ranks]
-            found = sum(durable.size(each) for each in written)
-            if found != wanted:
+            wanted = files.HEAD + total * row
+            written = [file] if is_local else [f"{file}.{rank}" for rank in ranks]
+            size = sum(durable.size(part) for part in written)
+            if size != wanted:
                 raise ValueError(
-                    f"{folder} must be a folder that all ranks share. Received: {found} bytes of "
+                    f"{folder} must be a folder that all ranks share. Received: {size} bytes of "
                     f"{wanted} in {name}"
                 )
             if not is_local:
                 with durable.written(file) as joined:
-                    for each in written:
-                        joined.write(durable.read(each))
-        pairs = [(file, name) for file, (name, *_) in zip(aside, parts, strict=True)]
-        for _, group in itertools.groupby(pairs, lambda pair: owners[pair[1]]):
-            of_table = [(file, durable.join(folder, name)) for file, name in group]
-            durable.rename_all(of_table[::-1])  # the keys come last
+                    for part in written:
+                        joined.write(durable.read(part))
+        tables = zip(aside, parts, strict=True)
+        for _, files_of_table in itertools.groupby(tables, lambda pair: pair[1][3]):
+            pairs = [(file, durable.join(folder, name)) for file, (name, *_) in files_of_table]
+            durable.rename_all(pairs[::-1])  # the keys come last
         remove(ranks)
 
     def remove(of_ranks):
@@ -136,15 +130,15 @@ def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None
     folder, communicator = os.fspath(path), comm.current()
     dumped = _dumped("load", load_vars, optimizer)
     call = f"sok2.load of {[table.stem for table in dumped]}"
-    found: list[Any] = []
+    contents: list[Any] = []
 
     def read():
-        found.extend(table.read(folder) for table in dumped)
-        for table, content in zip(dumped, found, strict=True):
-            table.check_room(content)
+        contents.extend(table.read(folder) for table in dumped)
+        for table, content in zip(dumped, contents, strict=True):
+            table.check_room(content.keys)
 
     def take():
-        for number, (table, content) in enumerate(zip(dumped, found, strict=True)):
+        for number, (table, content) in enumerate(zip(dumped, contents, strict=True)):
             try:
                 table.take(content)
             except (MemoryError, tf.errors.ResourceExhaustedError) as error:
@@ -170,7 +164,7 @@ def _dumped(call, variables, optimizer):
     variables = list(variables) if isinstance(variables, (list, tuple)) else [variables]
     if optimizer is not None:
         optimizer_name(optimizer)  # raises if it is of another kind
-    dumped = [Dumped(variable, optimizer) for variable in variables]
+    dumped = [dumped_of(variable, optimizer) for variable in variables]
     names = [table.stem for table in dumped]
     if len(set(names)) < len(names):
         raise ValueError(f"Variables must have different names. Received: {names}")

@@ -30,43 +30,50 @@ class Content(NamedTuple):
     iterations: int | None
 
 
+def dumped_of(variable: Any, optimizer: Any) -> Dumped:
+    """A variable, and the optimizer or None, for `dump` and `load`; TypeError for other kinds."""
+    variable = plain(variable)
+    if is_static(variable):
+        return _Static(variable, optimizer)
+    if not is_embedding_variable(variable):
+        raise TypeError(
+            "A variable to dump or load must be a sok2.Variable or a sok2.DynamicVariable. "
+            f"Received: {variable!r}"
+        )
+    if optimizer is not None and not isinstance(optimizer, (OptimizerWrapper, SGD)):
+        raise TypeError(
+            "`optimizer` must be a sok2.OptimizerWrapper if a DynamicVariable is dumped or "
+            f"loaded. Received: {optimizer!r}"
+        )
+    return _Dynamic(variable, optimizer)
+
+
 class Dumped:
     """A variable and the optimizer whose slots are dumped with it."""
 
     def __init__(self, variable: Any, optimizer: Any):
-        variable = plain(variable)
-        self._static = is_static(variable)
-        if not self._static and not is_embedding_variable(variable):
-            raise TypeError(
-                "A variable to dump or load must be a sok2.Variable or a sok2.DynamicVariable. "
-                f"Received: {variable!r}"
-            )
-        wrapped = isinstance(optimizer, (OptimizerWrapper, SGD)) or optimizer is None
-        if not self._static and not wrapped:
-            raise TypeError(
-                "`optimizer` must be a sok2.OptimizerWrapper if a DynamicVariable is dumped or "
-                f"loaded. Received: {optimizer!r}"
-            )
         self._variable, self._optimizer = variable, optimizer
+        self._has_slots = optimizer is not None and not isinstance(optimizer, SGD)
         self.stem = files.stem(variable.name)
 
-    # ---- to files ----
+    # Methods of the two kinds. `take` writes what `read` returned, with slots and iterations.
+    take: Any
+    _content: Any  # this rank's keys and rows
+    _slot_rows: Any  # the values of a slot, in the order of these keys
+    _positions: Any  # of this rank's keys among those of a file, ascending
 
     def parts(self) -> list[tuple[str, bytes, np.ndarray]]:
         """This rank's part of each file: (name, head, items); all ranks have the same files."""
-        if self._static:
-            keys, rows = self._variable._rows_here(), self._variable.numpy()
-        else:
-            keys, rows = (tensor.numpy() for tensor in export(self._variable))
-        made = [self._part(files.KEY, "", keys), self._part(files.WEIGHT, "", rows)]
+        keys, rows = self._content()
+        parts = [self._part(files.KEY, "", keys), self._part(files.WEIGHT, "", rows)]
         for name in self._slot_names():
-            values = self._slot_values(name, keys)
-            made.append(self._part(files.SLOT, name, values))
+            parts.append(self._part(files.SLOT, name, self._slot_rows(name, keys)))
         iterations = self._iterations()
         if iterations is not None:
-            mine = [iterations] if comm.current().rank == 0 else []
-            made.append(self._part(files.SLOT, files.ITERATIONS, np.array(mine, np.int64)))
-        return made
+            on_this_rank = [iterations] if comm.current().rank == 0 else []
+            items = np.array(on_this_rank, np.int64)
+            parts.append(self._part(files.SLOT, files.ITERATIONS, items))
+        return parts
 
     def _part(self, kind, slot, items):
         name = self._file(kind, slot)
@@ -77,128 +84,124 @@ class Dumped:
         return files.file_name(self.stem, kind, optimizer, slot)
 
     def _slot_names(self):
-        if self._optimizer is None or isinstance(self._optimizer, SGD):
-            return []
-        if self._static and not isinstance(self._optimizer, OptimizerWrapper):
+        return list(self._optimizer.get_slot_names()) if self._has_slots else []
+
+    def _iterations(self):
+        count = self._optimizer.iterations if self._has_slots else None
+        return None if count is None else int(count)
+
+    def check_room(self, keys: np.ndarray) -> None:
+        """Raises ResourceExhaustedError if the tables cannot hold all of these keys."""
+
+    def read(self, folder: str) -> Content:
+        """This rank's part of the files in a folder; raises if one is missing or does not fit."""
+        keys = files.read(durable.join(folder, self._file(files.KEY)), files.KEY)
+        here = self._positions(keys)
+
+        def rows_of(path, kind):
+            rows = files.read(path, kind, self._variable.dim)
+            if len(rows) != len(keys):
+                raise ValueError(
+                    f"{path} must hold {len(keys)} rows of {self._variable.dim} numbers, one for "
+                    f"each key. Received: {len(rows)} rows of that width (table '{self.stem}')"
+                )
+            return rows[here]
+
+        rows = rows_of(durable.join(folder, self._file(files.WEIGHT)), files.WEIGHT)
+        slots = {}
+        for name in self._slot_names():
+            path = durable.join(folder, self._file(files.SLOT, name))
+            if not durable.exists(path) and optimizer_name(self._optimizer) == "Adamax":
+                # The name that SOK 2.x gives to Adamax' files.
+                path = durable.join(folder, files.file_name(self.stem, files.SLOT, "Adam", name))
+            slots[name] = rows_of(path, files.SLOT)
+        iterations = self._iterations()
+        if iterations is not None:
+            path = durable.join(folder, self._file(files.SLOT, files.ITERATIONS))
+            iterations = int(files.read(path, files.SLOT)[0]) if durable.exists(path) else None
+        keys = keys[here]
+        keys = keys.view(np.uint64).view(np.int64) if keys.itemsize == 8 else keys.astype(np.int64)
+        return Content(keys, rows, slots, iterations)
+
+    def _take_iterations(self, iterations):
+        if iterations is not None:
+            self._optimizer.iterations.assign(iterations)
+
+
+class _Static(Dumped):
+    """A `Variable`; its optimizer is stock, or a wrapper of one."""
+
+    def _content(self):
+        return self._variable._rows_here(), self._variable.numpy()
+
+    def _slot_names(self):
+        if self._has_slots and not isinstance(self._optimizer, OptimizerWrapper):
             with tf.init_scope():
                 self._optimizer._create_all_weights([self._variable])
-        return list(self._optimizer.get_slot_names())
+        return super()._slot_names()
 
     def _slot(self, name):
         if isinstance(self._optimizer, OptimizerWrapper):
             return self._optimizer.get_slot(self._variable, name)
         return static_slot(self._optimizer, self._variable, name)
 
-    def _slot_values(self, name, keys):
+    def _slot_rows(self, name, keys):
+        return self._slot(name).numpy()
+
+    def _positions(self, keys):
+        rows, numbers = self._variable.global_shape[0], keys.astype(np.int64)
+        if not np.array_equal(np.sort(numbers), np.arange(rows)):
+            raise ValueError(
+                f"A dump of variable '{self.stem}' must hold its rows 0 to {rows - 1}. "
+                f"Received: {len(keys)} keys"
+            )
+        return np.flatnonzero(np.isin(numbers, self._variable._rows_here()))
+
+    def take(self, content: Content) -> None:
+        order = np.argsort(content.keys)
+        self._variable.assign(content.rows[order])
+        for name, values in content.slots.items():
+            self._slot(name).assign(values[order])
+        self._take_iterations(content.iterations)
+
+
+class _Dynamic(Dumped):
+    """A `DynamicVariable`; slots are in its rows, or in tables of their own (`RowOptimizer`)."""
+
+    def __init__(self, variable: Any, optimizer: Any):
+        super().__init__(variable, optimizer)
+        self._has_slot_tables = getattr(optimizer, "_rows", None) is not None
+
+    def _content(self):
+        return tuple(tensor.numpy() for tensor in export(self._variable))
+
+    def _slot(self, name):
+        return self._optimizer.get_slot(self._variable, name)
+
+    def _slot_rows(self, name, keys):
         slot = self._slot(name)
-        if self._static:
-            return slot.numpy()
-        if is_embedding_variable(slot):  # a row without an update has no slots yet
+        if self._has_slot_tables:  # a row without an update has no slots yet
             return slot.find(keys.view(np.int64) if keys.dtype == np.uint64 else keys)[0].numpy()
         return export(slot)[1].numpy()
 
     def _iterations(self):
-        if self._optimizer is None or isinstance(self._optimizer, SGD):
-            return None
-        if not self._static and not self._by_rows():
-            step = int(self._variable.snapshot().optimizer_step)
-            return max(step, 0)
-        count = self._optimizer.iterations
-        return None if count is None else int(count)
+        if not self._has_slots or self._has_slot_tables:
+            return super()._iterations()
+        return max(int(self._variable.snapshot().optimizer_step), 0)
 
-    def _by_rows(self):
-        return getattr(self._optimizer, "_rows", None) is not None
-
-    # ---- from files ----
-
-    def read(self, folder: str) -> Content:
-        """Reads this rank's part of the files in a folder.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: a file is damaged, or does not fit the variable.
-        """
-        dim = self._variable.dim
-        keys = files.read(durable.join(folder, self._file(files.KEY)), files.KEY)
-        count = len(keys)
-        mine = self._mine(keys)
-        weights = durable.join(folder, self._file(files.WEIGHT))
-        rows = self._rows(weights, files.WEIGHT, count, dim)[mine]
-        slots = {
-            name: self._rows(self._slot_file(folder, name), files.SLOT, count, dim)[mine]
-            for name in self._slot_names()
-        }
-        kept = keys[mine]
-        order = np.argsort(kept) if self._static else slice(None)
-        kept = kept.view(np.uint64).view(np.int64) if kept.itemsize == 8 else kept.astype(np.int64)
-        slots = {name: values[order] for name, values in slots.items()}
-        return Content(kept[order], rows[order], slots, self._read_iterations(folder))
-
-    def _rows(self, path, kind, count, dim):
-        rows = files.read(path, kind, dim)
-        if len(rows) != count:
-            raise ValueError(
-                f"{path} must hold {count} rows of {dim} numbers, one for each key. "
-                f"Received: {len(rows)} rows of that width (table '{self.stem}')"
-            )
-        return rows
-
-    def _slot_file(self, folder, name):
-        path = durable.join(folder, self._file(files.SLOT, name))
-        if not durable.exists(path) and optimizer_name(self._optimizer) == "Adamax":
-            # The name that SOK 2.x gives to Adamax' files.
-            return durable.join(folder, files.file_name(self.stem, files.SLOT, "Adam", name))
-        return path
-
-    def _read_iterations(self, folder):
-        if self._iterations() is None:
-            return None
-        path = durable.join(folder, self._file(files.SLOT, files.ITERATIONS))
-        return int(files.read(path, files.SLOT)[0]) if durable.exists(path) else None
-
-    def _mine(self, keys):
-        """Positions of the keys that this rank holds."""
-        variable = self._variable
-        if self._static:
-            rows = variable.global_shape[0]
-            if not np.array_equal(np.sort(keys).astype(np.int64), np.arange(rows)):
-                raise ValueError(
-                    f"A dump of variable '{self.stem}' must hold its rows 0 to {rows - 1}. "
-                    f"Received: {len(keys)} keys"
-                )
-            here = np.isin(keys.astype(np.int64), variable._rows_here())
-            return np.flatnonzero(here)
-        dtype = np.dtype(variable.key_dtype.as_numpy_dtype)
+    def _positions(self, keys):
+        dtype = np.dtype(self._variable.key_dtype.as_numpy_dtype)
         if not np.array_equal(keys.astype(dtype).astype(keys.dtype), keys):
             raise ValueError(
                 f"Table '{self.stem}' has keys of {dtype}. "
                 "Received: a dump with keys outside that dtype"
             )
         signed = np.array(keys, np.uint64 if keys.dtype == np.uint64 else np.int64).view(np.int64)
-        return np.flatnonzero(held_here(variable, tf.constant(signed)).numpy())
-
-    def check_room(self, content: Content) -> None:
-        """Raises ResourceExhaustedError if the tables cannot hold all keys that `read` returned."""
-        if self._static:
-            return
-        slots = [self._slot(name) for name in content.slots] if self._by_rows() else []
-        for table in [self._variable, *filter(is_embedding_variable, slots)]:
-            _check_room(unwrap(table), content.keys)
+        return np.flatnonzero(held_here(self._variable, tf.constant(signed)).numpy())
 
     def take(self, content: Content) -> None:
-        """Writes the content from `read` into the variable, its slots and the optimizer's step."""
-        if self._static:
-            self._variable.assign(content.rows)
-            for name, values in content.slots.items():
-                self._slot(name).assign(values)
-            self._take_iterations(content.iterations)
-        elif self._by_rows():
-            assign(self._variable, content.keys, content.rows)
-            for name, values in content.slots.items():
-                assign(self._slot(name), content.keys, values)
-            self._take_iterations(content.iterations)
-        elif content.slots:
-            names = [self._optimizer.core_slot(name) for name in content.slots]
+        if content.slots and not self._has_slot_tables:
+            names = [self._optimizer.core_slots[name] for name in content.slots]
             self._variable.load_snapshot(
                 keys=content.keys,
                 rows=content.rows.astype(np.float32),
@@ -208,31 +211,29 @@ class Dumped:
                 optimizer_step=-1 if content.iterations is None else content.iterations,
                 replace=False,
             )
-        else:
-            assign(self._variable, content.keys, content.rows)
+            return
+        assign(self._variable, content.keys, content.rows)
+        for name, values in content.slots.items():
+            assign(self._slot(name), content.keys, values)
+        if self._has_slot_tables:
+            self._take_iterations(content.iterations)
 
-    def _take_iterations(self, iterations):
-        if iterations is not None:
-            self._optimizer.iterations.assign(iterations)
-
-
-def _check_room(table, keys, chunk=2**20):
-    stats = table.stats()
-    if not stats.max_capacity:
-        return
-    if table.keeps_records:  # keys that are not in the file may be evicted
-        needed = len(keys)
-    else:
-        parts = (keys[at : at + chunk] for at in range(0, len(keys), chunk))
-        found = sum(int(np.count_nonzero(table.find(part)[1])) for part in parts)
-        needed = stats.size + len(keys) - found
-    if needed > stats.max_capacity:
-        raise tf.errors.ResourceExhaustedError(
-            None,
-            None,
-            f"Table '{table.table_name}' holds at most {stats.max_capacity} keys on this rank. "
-            f"Received: a dump after which it would hold {needed}",
-        )
+    def check_room(self, keys: np.ndarray) -> None:
+        slots = [self._slot(name) for name in self._slot_names()] if self._has_slot_tables else []
+        for table in (unwrap(self._variable), *slots):
+            stats = table.stats()
+            needed = len(keys)
+            if stats.max_capacity and not table.keeps_records:  # others may evict keys not in files
+                parts = np.array_split(keys, -(-len(keys) // 2**20) or 1)
+                present = sum(int(np.count_nonzero(table.find(part)[1])) for part in parts)
+                needed += stats.size - present
+            if stats.max_capacity and needed > stats.max_capacity:
+                raise tf.errors.ResourceExhaustedError(
+                    None,
+                    None,
+                    f"Table '{table.table_name}' holds at most {stats.max_capacity} keys on this "
+                    f"rank. Received: a dump after which it would hold {needed}",
+                )
 
 
 def optimizer_name(optimizer: Any) -> str:

@@ -9,6 +9,7 @@ Both are EmbeddingVariables, in the memory of the device that TensorFlow gives i
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 from typing import Any
@@ -17,7 +18,7 @@ import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # makes tables readable by key
 from sok_like.runtime import comm, native
-from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.runtime.checks import as_integer, require, wrong_argument
 from sok_like.runtime.initialize import ensure_initialized
 from sok_like.runtime.tensor_checks import checked
 from sok_like.sok2.distributed_variable import home_of
@@ -101,20 +102,33 @@ class DynamicVariable(EmbeddingVariable):
         name = name or f"sok_dynamic_Variable_{next(_count)}"
         var_type = "hybrid" if var_type is None else var_type
         key_type = tf.int64 if key_type is None else tf.as_dtype(key_type)
-        if var_type not in _VAR_TYPES:
-            raise wrong_argument(
-                "var_type", f"one of {_VAR_TYPES} or None", var_type, f"table '{name}'"
-            )
+        of, error = f"table '{name}'", NotImplementedError
+        require(var_type in _VAR_TYPES, "var_type", f"one of {_VAR_TYPES} or None", var_type, of)
         if var_type == "hybrid" and key_type != tf.int64:
-            raise NotImplementedError(
-                "`key_type` must be int64 if var_type is 'hybrid'. "
-                f"Received: key_type={key_type.name} (table '{name}')"
+            raise wrong_argument("key_type", "int64 if var_type is 'hybrid'", key_type, of, error)
+        if dtype is not None and tf.as_dtype(dtype) != tf.float32:
+            raise wrong_argument("dtype", "float32", dtype, of, error)
+        if constraint is not None:
+            raise wrong_argument("constraint", "None", constraint, of, error)
+        if filter_ratio != 1.0:
+            required = (
+                "1.0: keys cannot be admitted at random. To admit them by frequency, use "
+                "sok.EmbeddingVariable(..., ev_option=sok.EmbeddingVariableOption("
+                "filter_option=sok.CounterFilter(n)))"
             )
-        _check_supported(name, dtype, constraint, filter_ratio)
-        _check_layout(name, kwargs)
-        given: dict[str, Any] = {"init_capacity": init_capacity, "max_capacity": max_capacity}
-        given |= {"evict_strategy": evict_strategy, "filter_ratio": filter_ratio}
-        changed = {key: value for key, value in given.items() if value not in (None, 1.0)}
+            raise wrong_argument("filter_ratio", required, filter_ratio, of, error)
+        unknown = sorted(set(kwargs) - set(_LAYOUT))
+        if unknown:
+            raise TypeError(f"DynamicVariable has no arguments {unknown} ({of})")
+        if kwargs:
+            warnings.warn(
+                "DynamicVariable ignores the arguments of HierarchicalKV's layout, which do not "
+                f"change results. Received: {kwargs} ({of})",
+                stacklevel=2,
+            )
+        options = {"init_capacity": init_capacity, "max_capacity": max_capacity}
+        options |= {"evict_strategy": evict_strategy}
+        changed = {key: value for key, value in options.items() if value is not None}
         self._config_dict = {**changed, **kwargs}
         self._var_type, self._mode, self._initializer_given = var_type, mode, initializer
         self.home = home_of(mode)
@@ -125,7 +139,7 @@ class DynamicVariable(EmbeddingVariable):
             initializer=_initializer(initializer, var_type),
             initial_capacity=init_capacity or 0,
             trainable=trainable,
-            **_bounds(name, var_type, max_capacity, evict_strategy),
+            **_bounds(of, var_type, max_capacity, evict_strategy),
         )
 
     # ---- what it is, under 2.x's names ----
@@ -232,20 +246,17 @@ class DynamicVariable(EmbeddingVariable):
 
     def _delta(self, sparse_delta):
         if not isinstance(sparse_delta, tf.IndexedSlices):
-            raise TypeError(
-                "`sparse_delta` must be tf.IndexedSlices of keys. "
-                f"Received: {sparse_delta!r} (table '{self.table_name}')"
-            )
+            required, of = "tf.IndexedSlices of keys", f"table '{self.table_name}'"
+            raise wrong_argument("sparse_delta", required, sparse_delta, of, TypeError)
         keys = as_keys(sparse_delta.indices, "sparse_delta.indices")
         values = as_rows(sparse_delta.values, "sparse_delta.values", self.table_name)
         if self._world_size > 1:
-            rank, mine = comm.current().rank, tf.reduce_all(held_here(self, keys))
+            held = "key % size" if self.home is None else f"none: rank {self.home} holds all"
             rule = (
-                f"`sparse_delta.indices` must be keys of rank {rank}, which holds "
-                + ("key % size" if self.home is None else f"none: rank {self.home} holds all")
-                + f" (table '{self.table_name}'); sok2.assign takes keys of any rank"
+                f"`sparse_delta.indices` must be keys of rank {comm.current().rank}, which holds "
+                f"{held} (table '{self.table_name}'); sok2.assign takes keys of any rank"
             )
-            keys = checked(keys, mine, rule)
+            keys = checked(keys, tf.reduce_all(held_here(self, keys)), rule)
         return keys, values
 
     def _write(self, keys, rows):
@@ -290,8 +301,7 @@ def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
     Raises:
         TypeError: `var` is something else.
     """
-    exported = getattr(var, "sok2_export", None)
-    return export_assign.export(var) if exported is None else exported()
+    return var.sok2_export() if hasattr(var, "sok2_export") else export_assign.export(var)
 
 
 def assign(var: Any, indices: Any, values: Any) -> Any:
@@ -310,71 +320,38 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
         tf.errors.InvalidArgumentError: the shapes do not fit.
         tf.errors.ResourceExhaustedError: the table cannot hold all new keys; none was written.
     """
-    assigned = getattr(var, "sok2_assign", None)
-    if assigned is None:
-        done = export_assign.assign(unwrap(var), indices, values)
+    if hasattr(var, "sok2_assign"):
+        op = var.sok2_assign(indices, values)
     else:
-        done = assigned(indices, values)
-    return var if tf.executing_eagerly() else done
+        op = export_assign.assign(unwrap(var), indices, values)
+    return var if tf.executing_eagerly() else op
 
 
-def _check_supported(name, dtype, constraint, filter_ratio):
-    of, error = f"table '{name}'", NotImplementedError
-    if dtype is not None and tf.as_dtype(dtype) != tf.float32:
-        raise wrong_argument("dtype", "float32", dtype, of, error)
-    if constraint is not None:
-        raise wrong_argument("constraint", "None", constraint, of, error)
-    if filter_ratio != 1.0:
-        required = (
-            "1.0: keys cannot be admitted at random. To admit them by frequency, use "
-            "sok.EmbeddingVariable(..., ev_option=sok.EmbeddingVariableOption("
-            "filter_option=sok.CounterFilter(n)))"
-        )
-        raise wrong_argument("filter_ratio", required, filter_ratio, of, error)
-
-
-def _check_layout(name, kwargs):
-    unknown = sorted(set(kwargs) - set(_LAYOUT))
-    if unknown:
-        raise TypeError(f"DynamicVariable has no arguments {unknown} (table '{name}')")
-    if kwargs:
-        warnings.warn(
-            "DynamicVariable ignores the arguments of HierarchicalKV's layout, which do not change "
-            "results. "
-            f"Received: {kwargs} (table '{name}')",
-            stacklevel=3,
-        )
-
-
-def _bounds(name, var_type, max_capacity, evict_strategy):
+def _bounds(of, var_type, max_capacity, evict_strategy):
     """The arguments of an EmbeddingVariable that limit its keys."""
     if var_type == "hbm":
-        if evict_strategy is not None:
-            required = "None if var_type is 'hbm', which evicts nothing"
-            raise wrong_argument("evict_strategy", required, evict_strategy, f"table '{name}'")
+        required = "None if var_type is 'hbm', which evicts nothing"
+        require(evict_strategy is None, "evict_strategy", required, evict_strategy, of)
         return {"capacity": max_capacity}
     score = _SCORES.get(evict_strategy or "kLru")
-    if score is None:
-        raise wrong_argument(
-            "evict_strategy", f"one of {tuple(_SCORES)}", evict_strategy, f"table '{name}'"
-        )
+    required = f"one of {tuple(_SCORES)}"
+    require(score is not None, "evict_strategy", required, evict_strategy, of)
     capacity = _HYBRID_CAPACITY if max_capacity is None else max_capacity
-    kept = min(as_integer(capacity) or 0, _MOST_KEPT)
-    option = EmbeddingVariableOption(evict_option=ScoreEvict(score), evicted_buffer_size=kept)
+    buffer_size = min(as_integer(capacity) or 0, _MOST_KEPT)
+    evict = ScoreEvict(score)  # type: ignore[arg-type]
+    option = EmbeddingVariableOption(evict_option=evict, evicted_buffer_size=buffer_size)
     return {"capacity": capacity, "ev_option": option}
 
 
-def _initializer(given, var_type):
-    known = tf.keras.initializers
-    if given is None or given in ("", "random"):
-        given = "uniform" if var_type == "hbm" else "normal"
-    if given == "uniform":
-        return known.RandomUniform(0.0, 1.0, seed=0)
-    if given == "normal":
-        return known.RandomNormal(0.0, 1.0, seed=0)
-    if isinstance(given, str):
-        try:
-            return known.Constant(float(given))
-        except ValueError:
-            return given
-    return given
+def _initializer(name, var_type):
+    """The initializer with a name of SOK 2.x; other ones unchanged."""
+    if name is None or name in ("", "random"):
+        name = "uniform" if var_type == "hbm" else "normal"
+    if name == "uniform":
+        return tf.keras.initializers.RandomUniform(0.0, 1.0, seed=0)
+    if name == "normal":
+        return tf.keras.initializers.RandomNormal(0.0, 1.0, seed=0)
+    if isinstance(name, str):
+        with contextlib.suppress(ValueError):
+            return tf.keras.initializers.Constant(float(name))
+    return name

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.runtime import comm, hooks
-from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.checks import require
 from sok_like.runtime.initialize import check_replicas, ensure_initialized
 from sok_like.runtime.keras_version import is_keras_3
 from sok_like.sok2.distributed_variable import is_static
@@ -39,8 +39,7 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
         ValueError: `comm_tool` is another tool, or "single" in a job of several processes.
         RuntimeError: within a `tf.distribute` strategy of several replicas.
     """
-    if comm_tool not in _COMM_TOOLS:
-        raise wrong_argument("comm_tool", f"one of {_COMM_TOOLS}", comm_tool)
+    require(comm_tool in _COMM_TOOLS, "comm_tool", f"one of {_COMM_TOOLS}", comm_tool)
     check_replicas()
     ensure_initialized()
     world_size = comm.current().world_size
@@ -49,14 +48,9 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
             "`comm_tool` must be 'horovod' in a job of several processes. "
             f"Received: comm_tool='single' with {world_size}"
         )
-    if not is_keras_3():
-        _switch_optimizers(use_legacy_optimizer)
-
-
-def _switch_optimizers(to_legacy):
-    while _switched and not to_legacy:
+    while _switched and not use_legacy_optimizer:
         _switched.pop().undo()
-    if to_legacy and not _switched:
+    if use_legacy_optimizer and not _switched and not is_keras_3():
         optimizers = tf.keras.optimizers
         for name, cls in vars(optimizers.legacy).items():
             if isinstance(cls, type):

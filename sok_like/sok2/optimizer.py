@@ -20,7 +20,7 @@ import tensorflow as tf
 from sok_like.optimizers import wrapper
 from sok_like.optimizers.legacy_keras import legacy_name
 from sok_like.optimizers.rules import OptimizerRule, check_keras_settings
-from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.checks import require, wrong_argument
 from sok_like.sok2.distributed_variable import is_static, plain
 from sok_like.sok2.row_optimizer import RowOptimizer
 from sok_like.sok2.slots import SlotRows
@@ -124,11 +124,13 @@ class OptimizerWrapper:
         Raises:
             ValueError: no variable has a gradient.
         """
-        pairs = [(gradient, variable) for gradient, variable in grads_and_vars]
-        if all(gradient is None for gradient, _ in pairs):
-            names = [getattr(variable, "name", variable) for _, variable in pairs]
+        grads_and_vars = list(grads_and_vars)
+        pairs = [
+            (gradient, variable) for gradient, variable in grads_and_vars if gradient is not None
+        ]
+        if not pairs:
+            names = [getattr(variable, "name", variable) for _, variable in grads_and_vars]
             raise ValueError(f"No gradients provided for any variable. Received: {names}")
-        pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
         if isinstance(self._optimizer, tf.compat.v1.train.Optimizer):
             return self._view.apply_gradients(pairs, global_step, name)
         with self._own_iterations():
@@ -144,15 +146,15 @@ class OptimizerWrapper:
         inner = getattr(self._optimizer, "inner_optimizer", None)
         # Bypasses Keras' __setattr__, which would save the counter with the optimizer.
         state = (self._optimizer if inner is None else inner).__dict__
-        kept, state["_iterations"] = state.get("_iterations"), self._iterations
+        before, state["_iterations"] = state.get("_iterations"), self._iterations
         try:
             yield
         finally:
-            state["_iterations"] = kept
+            state["_iterations"] = before
 
     def get_slot_names(self) -> list[str]:
         """Names of the optimizer's slots of each row."""
-        return list(self._slots_of_rule() if self._rows is None else self._rows.slot_names)
+        return list(self.core_slots if self._rows is None else self._rows.slot_names)
 
     def get_slot(self, var: Any, name: str) -> Any:
         """A slot of the rows of a variable, for `export` and `assign`.
@@ -166,26 +168,22 @@ class OptimizerWrapper:
             TypeError: `var` is not a variable of this package.
             NotImplementedError: for a `Variable`, if the optimizer has no slots by name.
         """
-        if name not in self.get_slot_names():
-            raise wrong_argument("name", f"one of {self.get_slot_names()}", name)
-        variable = plain(var)
+        names, variable = self.get_slot_names(), plain(var)
+        require(name in names, "name", f"one of {names}", name)
         if is_static(variable):
             return static_slot(self._optimizer, variable, name)
         if not is_embedding_variable(variable):
-            raise TypeError(f"`var` must be a variable of sok2. Received: {var!r}")
+            raise wrong_argument("var", "a variable of sok2", var, error=TypeError)
         if self._rows is not None:
             return self._rows.slot(variable, name)
-        rule = self._view.embedding_rule
-        initial = dict(rule.options).get("initial_accumulator", 0.0)
-        initial = initial if name == "accumulator" else 0.0
-        slots = self._slots_of_rule()
-        return SlotRows(variable, slots[name], list(slots.values()), initial)
+        initial = 0.0
+        if name == "accumulator":
+            initial = dict(self._view.embedding_rule.options).get("initial_accumulator", 0.0)
+        return SlotRows(variable, self.core_slots[name], list(self.core_slots.values()), initial)
 
-    def core_slot(self, name: str) -> str:
-        """The core's name of a slot of a fused rule."""
-        return self._slots_of_rule()[name]
-
-    def _slots_of_rule(self):
+    @property
+    def core_slots(self) -> dict[str, str]:
+        """For a fused rule, the core's names of the slots."""
         rule = self._view.embedding_rule
         slots, options = dict(_SLOTS[rule.rule]), dict(rule.options)
         if options.get("amsgrad"):

@@ -21,14 +21,7 @@ from sok_like.table.variable import EmbeddingVariable, is_embedding_variable
 
 
 class RowOptimizer:
-    """A legacy optimizer that takes (gradient, table) pairs.
-
-    Args:
-        optimizer: A `tf_keras.optimizers.legacy.Optimizer`.
-
-    Raises:
-        NotImplementedError: in a `tf.compat.v1` graph.
-    """
+    """An optimizer of `tf_keras.optimizers.legacy` that takes (gradient, table) pairs."""
 
     def __init__(self, optimizer: Any):
         self._optimizer = optimizer
@@ -47,11 +40,7 @@ class RowOptimizer:
         return self._slots_of(table)[name]
 
     def apply_gradients(self, pairs: list[tuple[Any, Any]]) -> Any:
-        """Updates all variables.
-
-        Args:
-            pairs: (gradient, variable); gradients of tables are tf.IndexedSlices of keys.
-        """
+        """Updates all variables; gradients of tables are tf.IndexedSlices of keys."""
         stock, tables = [], []
         for gradient, variable in ((g, plain(v)) for g, v in pairs):
             if is_embedding_variable(variable):
@@ -87,8 +76,8 @@ class RowOptimizer:
         for held, copy in copies:
             copy.assign(held.find(keys)[0])
         copy = copies[0][1]
-        known = self._optimizer._slots.setdefault(copy._unique_id, {})
-        known |= dict(zip(self._initial, (slot for _, slot in copies[1:]), strict=True))
+        slots_of_copy = self._optimizer._slots.setdefault(copy._unique_id, {})
+        slots_of_copy |= dict(zip(self._initial, (slot for _, slot in copies[1:]), strict=True))
         positions = tf.range(tf.size(keys))
         return keys, tf.IndexedSlices(summed.values, positions), copy, copies
 
@@ -123,9 +112,9 @@ def _initial_slots(optimizer):
             "support SGD and Adam of Keras, and the optimizers of tf.compat.v1.train"
         )
     with tf.init_scope():
-        kept = list(optimizer._weights)
+        weights = list(optimizer._weights)
         probe = tf.Variable([0.0], trainable=False)
         optimizer._create_slots([probe])
         slots = optimizer._slots.pop(probe._unique_id, {})
-        optimizer._weights = kept
+        optimizer._weights = weights
         return {name: float(slot[0]) for name, slot in slots.items()}

@@ -26,10 +26,8 @@ class SlotRows:
     def sok2_export(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Keys `[size]` and float32 values `[size, dim]`, ascending by key."""
         content = _Content(self.table, self._slot, self._slots)
-        values = content.values()
-        values = np.where(np.isnan(values), np.float32(self._initial), values)
-        keys = tf.constant(content.keys)
-        return in_key_dtype(keys, self.table), tf.constant(values)
+        values = np.where(np.isnan(content.values), np.float32(self._initial), content.values)
+        return in_key_dtype(tf.constant(content.keys), self.table), tf.constant(values)
 
     def sok2_assign(self, keys: Any, values: Any) -> None:
         """Sets values by key; missing keys get a row, and keys of other ranks are ignored."""
@@ -64,9 +62,7 @@ class _Content:
         index = self._names.index(slot)
         first = sum(self._widths[:index])
         self._columns = slice(first, first + self._widths[index])
-
-    def values(self):
-        return self._slot_rows[:, self._columns]
+        self.values = self._slot_rows[:, self._columns]
 
     def write(self, keys, values):
         present = {key: row for row, key in enumerate(self.keys.tolist())}
