@@ -20,7 +20,7 @@ from sok_like.embeddings.all2all_dense_embedding import (
 )
 from sok_like.embeddings.distributed_embedding import DistributedEmbedding as DistributedEmbedding
 from sok_like.embeddings.fused_lookups import fuse_lookups as fuse_lookups
-from sok_like.embeddings.get_embedding import get_embedding as get_embedding
+from sok_like.embeddings.get_embedding_op import get_embedding as get_embedding
 from sok_like.group_embedding.get_embedding_variable import (
     get_embedding_variable as get_embedding_variable,
 )

@@ -18,20 +18,15 @@ class All2AllDenseEmbedding(EmbeddingLayer):
     """Model-parallel `tf.nn.embedding_lookup` over a hash table.
 
     Args:
-        max_vocabulary_size_per_gpu: Maximum number of keys per rank; None: no limit.
-        embedding_vec_size: Length of a row.
-        slot_num: Feature fields per sample.
+        max_vocabulary_size_per_gpu, embedding_vec_size, slot_num, use_hashtable, key_dtype,
+        embedding_initializer: As for `sok.DistributedEmbedding`.
         nnz_per_slot: Keys per field.
         dynamic_input: True takes a flat list of keys instead, such as the output of `tf.unique`;
             its length may differ between ranks.
-        use_hashtable: False: keys are row numbers in `[0, max_vocabulary_size_per_gpu * ranks)`.
-        key_dtype: int64, int32, uint64 or uint32; None: int64.
-        embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
         pad_key: Keys of this value are padding: their rows are zeros, and they are neither inserted
             nor trained. The rows have a Keras mask `[batch, slot_num, nnz_per_slot]`, False for
             padding. None (default): no padding and no mask, so -1 is a key like any other.
-        **kwargs: `gradient_scale`, `row_dtype` and `wire_dtype` (see `EmbeddingLayer`), and Keras'
-            own `name`, `dtype`, `trainable`.
+        **kwargs: `gradient_scale`, `row_dtype`, `wire_dtype` and Keras' own, as there.
 
     Input shape:
         Integers `[batch, slot_num, nnz_per_slot]`, or another shape with as many keys per sample,
@@ -47,6 +42,8 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         tf.errors.InvalidArgumentError: the number of keys is not a multiple of `slot_num *
             nnz_per_slot`; with `use_hashtable=False`, a key is out of range.
     """
+
+    _arguments = (*EmbeddingLayer._arguments, "nnz_per_slot", "dynamic_input")
 
     def __init__(
         self,
@@ -128,10 +125,3 @@ class All2AllDenseEmbedding(EmbeddingLayer):
 
     def _check_symbol(self, inputs):
         self._check_shape(tf.TensorShape(inputs.shape))
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "nnz_per_slot": self.nnz_per_slot,
-            "dynamic_input": self.dynamic_input,
-        }

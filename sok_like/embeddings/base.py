@@ -21,27 +21,17 @@ from sok_like.table.variable import EmbeddingVariable
 class EmbeddingLayer(TableLayer):
     """A layer over one table, which has the name of the layer.
 
-    Args:
-        max_vocabulary_size_per_gpu: Maximum number of keys per rank; None: no limit.
-        embedding_vec_size: Length of a row.
-        slot_num: Feature fields per sample. All share the table: keys must differ between fields.
-        use_hashtable: False: keys are row numbers in `[0, max_vocabulary_size_per_gpu * ranks)`.
-        key_dtype: int64, int32, uint64 or uint32; None: int64.
-        embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
-        gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
-            docs/semantics/ranks.md.
-        row_dtype: "bfloat16" or "float16" halves the memory of rows, see `dtype` of
-            `sok.EmbeddingVariable`. None or "float32": no change.
-        wire_dtype: "bfloat16" or "float16" rounds rows and gradients on their way between ranks,
-            see docs/semantics/ranks.md. None or "float32": no rounding.
-        pad_key: Keys of this value are padding: they contribute nothing, and are neither inserted
-            nor trained. None: no padding; -1 is a key like any other.
-        **kwargs: Keras' own: `name`, `dtype`, `trainable`.
+    `sok.DistributedEmbedding` tells the arguments.
     """
 
     # Methods of a subclass: the error for an input of another kind, and the check of a shape.
     _bad_input: Any
     _check_symbol: Any
+    # The arguments that are attributes of the same name and value.
+    _arguments = (
+        *("max_vocabulary_size_per_gpu", "embedding_vec_size", "slot_num", "use_hashtable"),
+        *("gradient_scale", "row_dtype", "wire_dtype", "pad_key"),
+    )
 
     def __init__(
         self,
@@ -61,11 +51,10 @@ class EmbeddingLayer(TableLayer):
         super().__init__(**keras_arguments(kwargs))
         self.slot_num = check_integer("slot_num", slot_num)
         self.embedding_vec_size = check_integer("embedding_vec_size", embedding_vec_size)
-        if max_vocabulary_size_per_gpu is not None:
-            max_vocabulary_size_per_gpu = check_integer(
-                "max_vocabulary_size_per_gpu", max_vocabulary_size_per_gpu
-            )
-        self.max_vocabulary_size_per_gpu = max_vocabulary_size_per_gpu
+        most = max_vocabulary_size_per_gpu
+        if most is not None:
+            most = check_integer("max_vocabulary_size_per_gpu", most)
+        self.max_vocabulary_size_per_gpu = most
         self.use_hashtable = bool(use_hashtable)
         self.key_dtype = as_key_dtype(tf.int64 if key_dtype is None else key_dtype, self.name)
         self.embedding_initializer = tf.keras.initializers.get(
@@ -83,7 +72,7 @@ class EmbeddingLayer(TableLayer):
                 name=self.name,
                 key_dtype=self.key_dtype,
                 initializer=self.embedding_initializer,
-                capacity=max_vocabulary_size_per_gpu,
+                capacity=most,
                 use_hashtable=self.use_hashtable,
                 dtype=self.row_dtype,
             )
@@ -98,16 +87,9 @@ class EmbeddingLayer(TableLayer):
     def get_config(self):
         return {
             **super().get_config(),
-            "max_vocabulary_size_per_gpu": self.max_vocabulary_size_per_gpu,
-            "embedding_vec_size": self.embedding_vec_size,
-            "slot_num": self.slot_num,
-            "use_hashtable": self.use_hashtable,
+            **{argument: getattr(self, argument) for argument in self._arguments},
             "key_dtype": self.key_dtype.name,
             "embedding_initializer": tf.keras.initializers.serialize(self.embedding_initializer),
-            "gradient_scale": self.gradient_scale,
-            "row_dtype": self.row_dtype,
-            "wire_dtype": self.wire_dtype,
-            "pad_key": self.pad_key,
         }
 
     @classmethod
@@ -123,17 +105,17 @@ class EmbeddingLayer(TableLayer):
     def call(self, inputs, training=None):
         feature, shape = self.request(inputs)
 
-        def rows(training):
-            (found,) = lookup(
+        def look_up(training):
+            (rows,) = lookup(
                 [feature],
                 training=training,
                 gradient_scale=self.gradient_scale,
                 wire_dtype=self.wire_dtype,
                 name=self.name,
             )
-            return found if shape is None else tf.reshape(found, shape)
+            return rows if shape is None else tf.reshape(rows, shape)
 
-        return self.run(training, rows)
+        return self.run(training, look_up)
 
     def compute_output_spec(self, inputs, training=None):
         import keras

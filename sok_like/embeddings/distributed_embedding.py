@@ -9,7 +9,7 @@ import tensorflow as tf
 from sok_like.embeddings.base import EmbeddingLayer
 from sok_like.lookup.hash_lookup import HashFeature
 from sok_like.lookup.sparse_ids import samples_of
-from sok_like.runtime.checks import check_combiner, check_integer
+from sok_like.runtime.checks import check_combiner, check_integer, require, wrong_argument
 from sok_like.table.keys import as_keys
 
 
@@ -22,7 +22,7 @@ class DistributedEmbedding(EmbeddingLayer):
             sample. The mean is over the valid keys; a field without keys gives zeros.
         max_vocabulary_size_per_gpu: Maximum number of keys per rank; None: no limit.
         embedding_vec_size: Length of a row.
-        slot_num: Feature fields per sample.
+        slot_num: Feature fields per sample. All share the table: keys must differ between fields.
         max_nnz: Maximum number of valid keys per field and sample.
         max_feature_num: Maximum number of valid keys per sample, in SOK 1.x. Here it is only
             checked. 1 (default) means `slot_num * max_nnz`.
@@ -31,8 +31,13 @@ class DistributedEmbedding(EmbeddingLayer):
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
         pad_key: Keys of this value are padding: they are not in the sum or mean, not inserted and
             not trained. None (default): no padding, so -1 is a key like any other.
-        **kwargs: `gradient_scale`, `row_dtype` and `wire_dtype` (see `EmbeddingLayer`), and Keras'
-            own `name`, `dtype`, `trainable`.
+        gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
+            docs/semantics/ranks.md.
+        row_dtype: "bfloat16" or "float16" halves the memory of rows, see `dtype` of
+            `sok.EmbeddingVariable`. None or "float32": no change.
+        wire_dtype: "bfloat16" or "float16" rounds rows and gradients on their way between ranks,
+            see docs/semantics/ranks.md. None or "float32": no rounding.
+        **kwargs: Keras' own: `name`, `dtype`, `trainable`.
 
     Input shape: integers, one of
         `tf.SparseTensor` of dense shape `[batch * slot_num, max_nnz]`, row `sample * slot_num +
@@ -50,6 +55,8 @@ class DistributedEmbedding(EmbeddingLayer):
             not a multiple of `slot_num`, or, with `use_hashtable=False`, a key is out of range.
     """
 
+    _arguments = (*EmbeddingLayer._arguments, "combiner", "max_nnz", "max_feature_num")
+
     def __init__(
         self,
         combiner: str,
@@ -66,10 +73,8 @@ class DistributedEmbedding(EmbeddingLayer):
         if isinstance(combiner, str):
             combiner = combiner.lower()  # SOK's documentation writes "Mean" and "Sum"
         if combiner == "none":
-            raise ValueError(
-                "`combiner` must be 'sum', 'mean' or 'sqrtn'; sok.All2AllDenseEmbedding does not "
-                "combine. Received: combiner='none'"
-            )
+            required = "'sum', 'mean' or 'sqrtn'; sok.All2AllDenseEmbedding does not combine"
+            raise wrong_argument("combiner", required, combiner)
         check_combiner(combiner)
         super().__init__(
             max_vocabulary_size_per_gpu=max_vocabulary_size_per_gpu,
@@ -84,11 +89,8 @@ class DistributedEmbedding(EmbeddingLayer):
         self.max_nnz = check_integer("max_nnz", max_nnz)
         self.max_feature_num = check_integer("max_feature_num", max_feature_num)
         most = self.slot_num * self.max_nnz
-        if self.max_feature_num > most:
-            raise ValueError(
-                f"`max_feature_num` must lie in [1, slot_num * max_nnz] = [1, {most}]. "
-                f"Received: max_feature_num={max_feature_num}"
-            )
+        required = f"in [1, slot_num * max_nnz] = [1, {most}]"
+        require(self.max_feature_num <= most, "max_feature_num", required, max_feature_num)
 
     def request(self, inputs):
         keys, row_splits = self._samples(inputs)
@@ -152,22 +154,12 @@ class DistributedEmbedding(EmbeddingLayer):
         )
 
     def compute_output_shape(self, input_shape):
-        shape = tuple(input_shape)
-        batch = shape[0]
-        if len(shape) == 2 and shape[1] != self.slot_num and batch is not None:
-            batch //= self.slot_num  # sparse or ragged [batch * slot_num, ...]
-        elif len(shape) == 2 and shape[1] != self.slot_num:
-            batch = None
+        batch, *per_sample = input_shape
+        # Sparse or ragged [batch * slot_num, ...].
+        if batch is not None and len(per_sample) == 1 and per_sample[0] != self.slot_num:
+            batch //= self.slot_num
         return (batch, self.slot_num, self.embedding_vec_size)
 
     def _check_symbol(self, inputs):
         if not (getattr(inputs, "sparse", False) or getattr(inputs, "ragged", False)):
             self._dense_hotness(inputs)
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "combiner": self.combiner,
-            "max_nnz": self.max_nnz,
-            "max_feature_num": self.max_feature_num,
-        }

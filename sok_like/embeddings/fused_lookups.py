@@ -43,11 +43,11 @@ class FusedLookups(tf.keras.layers.Layer):
     def __init__(self, layers: Sequence[Any], **kwargs: Any):
         super().__init__(**kwargs)
         for argument in ("gradient_scale", "wire_dtype"):
-            given = {getattr(layer, argument) for layer in layers}
-            if len(given) > 1:
+            values = {getattr(layer, argument) for layer in layers}
+            if len(values) > 1:
                 raise ValueError(
                     f"Layers that are looked up together must have the same `{argument}`. "
-                    f"Received: {sorted(given, key=str)}"
+                    f"Received: {sorted(values, key=str)}"
                 )
         self.layers = list(layers)
         self.supports_jit = False
@@ -57,7 +57,7 @@ class FusedLookups(tf.keras.layers.Layer):
     def call(self, inputs, training=None):
         requests = [layer.request(x) for layer, x in zip(self.layers, inputs, strict=True)]
 
-        def rows(training):
+        def look_up(training):
             return lookup(
                 [feature for feature, _ in requests],
                 training=training,
@@ -67,11 +67,9 @@ class FusedLookups(tf.keras.layers.Layer):
             )
 
         outputs = []
-        for layer, (_, shape), found in zip(
-            self.layers, requests, by_training(training, rows), strict=True
-        ):
-            found = found if shape is None else tf.reshape(found, shape)
-            outputs.append(layer.as_output(found))
+        rows_of_layers = by_training(training, look_up)
+        for layer, (_, shape), rows in zip(self.layers, requests, rows_of_layers, strict=True):
+            outputs.append(layer.as_output(rows if shape is None else tf.reshape(rows, shape)))
         return outputs
 
     def compute_mask(self, inputs, mask=None):
@@ -118,7 +116,13 @@ def fuse_lookups(model: Any) -> Any:
         ValueError: fewer than two layers can be fused, they differ in `gradient_scale` or
             `wire_dtype`, or `model` has losses or metrics added by `add_loss` or `add_metric`.
     """
-    nodes = _nodes_of(model)
+    nodes = nodes_of(model)
+    if not nodes:
+        raise TypeError(
+            "sok.fuse_lookups needs a functional model, whose graph is known. Use a "
+            "sok.GroupEmbedding in a subclassed model. "
+            f"Received: {type(model).__name__} '{getattr(model, 'name', model)}'"
+        )
     chosen, needed = _chosen(nodes)
     if len(chosen) < 2:
         raise ValueError(
@@ -134,8 +138,8 @@ def fuse_lookups(model: Any) -> Any:
     layers = [layer_of(node) for node in chosen]
     inputs = [_arguments(node, tensors)[0][0] for node in chosen]
     rows = FusedLookups(layers, name=f"fused_{layers[0].name}")(inputs)
-    for node, found in zip(chosen, rows, strict=True):
-        tensors[id(tf.nest.flatten(node.outputs)[0])] = found
+    for node, output in zip(chosen, rows, strict=True):
+        tensors[id(tf.nest.flatten(node.outputs)[0])] = output
     done = needed | {id(node) for node in chosen}
     for node in nodes:
         if id(node) not in done:
@@ -152,8 +156,8 @@ def _check_nothing_is_lost(model, fused, layers):
             "sok.fuse_lookups needs a model made by tf.keras.Model(inputs, outputs): methods of a "
             f"subclass, such as train_step, would be lost. Received: {type(model).__name__}"
         )
-    kept = {id(layer) for layer in [*fused.layers, *layers]}
-    lost = [layer.name for layer in model.layers if id(layer) not in kept]
+    layers_of_fused = {id(layer) for layer in [*fused.layers, *layers]}
+    lost = [layer.name for layer in model.layers if id(layer) not in layers_of_fused]
     if lost:  # from add_loss and add_metric of tf_keras
         raise ValueError(
             "A model must not have layers that its outputs do not depend on, such as those of "
@@ -166,26 +170,15 @@ def _check_nothing_is_lost(model, fused, layers):
 
 
 def _structure(model, what):
-    if is_keras_3():
-        return getattr(model, f"_{what}s_struct")
-    return getattr(model, f"_nested_{what}s")
-
-
-def _nodes_of(model):
-    nodes = nodes_of(model)
-    if not nodes:
-        raise TypeError(
-            "sok.fuse_lookups needs a functional model, whose graph is known. Use a "
-            "sok.GroupEmbedding in a subclassed model. "
-            f"Received: {type(model).__name__} '{getattr(model, 'name', model)}'"
-        )
-    return nodes
+    return getattr(model, f"_{what}s_struct" if is_keras_3() else f"_nested_{what}s")
 
 
 def _arguments(node, tensors):
-    given = node.arguments if is_keras_3() else node
-    both = (given.args, given.kwargs) if is_keras_3() else (given.call_args, given.call_kwargs)
-    return tf.nest.map_structure(lambda x: tensors.get(id(x), x), both)
+    if is_keras_3():
+        arguments = node.arguments.args, node.arguments.kwargs
+    else:
+        arguments = node.call_args, node.call_kwargs
+    return tf.nest.map_structure(lambda x: tensors.get(id(x), x), arguments)
 
 
 def _only_looks_up(node):

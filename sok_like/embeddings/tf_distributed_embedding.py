@@ -51,26 +51,23 @@ class TFDistributedEmbedding(tf.keras.layers.Layer):
         self._vocabulary_size = check_integer("vocabulary_size", vocabulary_size)
         self._embedding_vec_size = check_integer("embedding_vec_size", embedding_vec_size)
         shape = (self._vocabulary_size, self._embedding_vec_size)
-        if hasattr(initializer, "shape"):
-            first = self._first_rows(initializer, shape)
+        rows = initializer if hasattr(initializer, "shape") else None
+        if rows is not None:
+            if tuple(rows.shape) != shape:
+                raise ValueError(
+                    "`initializer` must have the shape [vocabulary_size, embedding_vec_size] = "
+                    f"{list(shape)}. Received: an array of shape {list(rows.shape)} "
+                    f"(layer '{self.name}')"
+                )
             # The initializer of a copy of the layer, whose rows come from a file of weights.
             initializer = "GlorotNormal"
-        else:
-            first = tf.keras.initializers.get(initializer)
-        self._initializer = tf.keras.initializers.get(initializer)
+        self._initializer = first = tf.keras.initializers.get(initializer)
+        if rows is not None:
+            first = lambda shape, dtype=None, **unused: tf.cast(rows, dtype)  # noqa: E731
         self._embedding_weights = self.add_weight(
             name="EmbeddingWeights", shape=shape, initializer=first, dtype="float32"
         )
         self.built = True
-
-    def _first_rows(self, rows, shape):
-        if tuple(rows.shape) != shape:
-            raise ValueError(
-                "`initializer` must have the shape [vocabulary_size, embedding_vec_size] = "
-                f"{list(shape)}. Received: an array of shape {list(rows.shape)} "
-                f"(layer '{self.name}')"
-            )
-        return lambda shape, dtype=None, **unused: tf.cast(rows, dtype)
 
     def build(self, input_shape=None):
         self.built = True

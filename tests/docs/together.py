@@ -33,12 +33,12 @@ def _run(paths):
 
 def forget():
     from sok_like import distribution
-    from sok_like.embeddings import get_embedding
+    from sok_like.embeddings import get_embedding_op
     from sok_like.runtime import initialize
 
     initialize.reset()
     distribution.set_distribution(None)
-    get_embedding._eager.clear()
+    get_embedding_op._eager.clear()
     cores.clear_session()
 
 
