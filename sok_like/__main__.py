@@ -45,28 +45,20 @@ def versions() -> Iterator[tuple[str, str]]:
     yield f"Keras {tf.keras.__version__}", "in use"
     yield "tf_keras", installed("tf_keras") or "no; only needed for TF_USE_LEGACY_KERAS=1"
     from sok_like.runtime import native
-
-    native.ops()
-    yield "op library", str(native.ops_path())
-    yield "NumPy module", str(native.core().__file__)
-    yield "CUDA", _cuda(native.core())
-    yield "MPI", mpi_library() or f"no. {NO_MPI}"
-    yield from _horovod()
-    yield "engine of ranks", _engine()
-
-
-def _engine():
     from sok_like.runtime.engines import engine_of_job
 
-    name, why = engine_of_job()
-    return f"{'MPI' if name == 'mpi' else 'Horovod'}: {why}"
-
-
-def _cuda(core):
+    native.ops()
+    core = native.core()
+    yield "op library", str(native.ops_path())
+    yield "NumPy module", str(core.__file__)
     try:
-        return f"{core.cuda_device_info()['name']}, {core.cuda_device_count()} device(s)"
+        yield "CUDA", f"{core.cuda_device_info()['name']}, {core.cuda_device_count()} device(s)"
     except RuntimeError as error:
-        return f"no: {error}"
+        yield "CUDA", f"no: {error}"
+    yield "MPI", mpi_library() or f"no. {NO_MPI}"
+    yield from _horovod()
+    name, why = engine_of_job()
+    yield "engine of ranks", f"{'MPI' if name == 'mpi' else 'Horovod'}: {why}"
 
 
 def _horovod():

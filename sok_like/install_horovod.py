@@ -162,23 +162,23 @@ def wheel_of(tensorflow: str, mpi: str | None, cache: pathlib.Path) -> pathlib.P
         # Built in another folder and renamed, so that a failed build leaves no incomplete wheel.
         with tempfile.TemporaryDirectory(prefix="building.", dir=cache) as aside:
             try:
-                made = _compile(pathlib.Path(aside), tensorflow, mpi is not None)
+                wheel_folder = _compile(pathlib.Path(aside), tensorflow, mpi is not None)
             except (subprocess.CalledProcessError, RuntimeError) as error:
-                raise SystemExit(_failure(pathlib.Path(aside, "log"), cache, error)) from None
+                log = pathlib.Path(aside, "log")
+                if log.exists():
+                    log = pathlib.Path(shutil.copy(log, cache / "horovod_build.log"))
+                why = "" if isinstance(error, subprocess.CalledProcessError) else f": {error}"
+                _fail(log, 30, f"Horovod {VERSION} did not compile{why}")
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
-                made.rename(folder)  # fails if another process was first; its wheel is as good
+                # Fails if another process was first; its wheel is as good.
+                wheel_folder.rename(folder)
     return next(folder.glob("*.whl"))
 
 
-def _failure(log, cache, error):
-    kept = cache / "horovod_build.log"
-    said = ""
-    if log.exists():
-        shutil.copy(log, kept)
-        said = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
-    why = "" if isinstance(error, subprocess.CalledProcessError) else f": {error}"
-    return f"\n{said}\nHorovod {VERSION} did not compile{why}; the whole log is {kept}"
+def _fail(log, lines, what):
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else ""
+    raise SystemExit(f"\n{tail}\n{what}; the whole log is {log}") from None
 
 
 def _install(cache, words, what):
@@ -189,8 +189,7 @@ def _install(cache, words, what):
         try:
             _pip("install", *words, log=log)
         except subprocess.CalledProcessError:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
-            raise SystemExit(f"\n{tail}\npip failed; the whole log is {log}") from None
+            _fail(log, 10, "pip failed")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

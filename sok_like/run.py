@@ -78,11 +78,11 @@ def _share_of_cores(num_ranks):
         return {}
     share = max(1, cores // num_ranks)
     # An op that waits keeps a thread of the other pool, so one would be too few there.
-    found = {"TF_NUM_INTRAOP_THREADS": str(share), "TF_NUM_INTEROP_THREADS": str(max(2, share))}
-    found = {**found, **{name: os.environ[name] for name in found if name in os.environ}}
-    said = " ".join(f"{name}={value}" for name, value in found.items())
-    print(f"sok_like.run: {num_ranks} ranks share {cores} cores: {said}", file=sys.stderr)
-    return found
+    pools = {"TF_NUM_INTRAOP_THREADS": share, "TF_NUM_INTEROP_THREADS": max(2, share)}
+    variables = {name: os.environ.get(name, str(threads)) for name, threads in pools.items()}
+    listed = " ".join(f"{name}={value}" for name, value in variables.items())
+    print(f"sok_like.run: {num_ranks} ranks share {cores} cores: {listed}", file=sys.stderr)
+    return variables
 
 
 def _prepared(options, num_ranks):
@@ -121,15 +121,15 @@ def _run_again(options):
         status = status if status >= 0 else 128 - status  # as a shell says it
         if status == 0 or received:
             break
-        said = f"sok_like.run: {num_ranks} ranks ended with status {status} after {lasted:.0f} s"
+        ended = f"sok_like.run: {num_ranks} ranks ended with status {status} after {lasted:.0f} s"
         at_once = left == options.restarts and lasted < _AT_ONCE
         if at_once or not left:
             why = f"it failed within {_AT_ONCE} s" if at_once else "no restarts are left"
-            print(f"{said}; not started again: {why}", file=sys.stderr, flush=True)
+            print(f"{ended}; not started again: {why}", file=sys.stderr, flush=True)
             break
         num_ranks = max(options.min_np or num_ranks, num_ranks - 1)
-        said = f"{said}; starting {num_ranks} again, {left - 1} restarts left"
-        print(said, file=sys.stderr, flush=True)
+        again = f"starting {num_ranks} again, {left - 1} restarts left"
+        print(f"{ended}; {again}", file=sys.stderr, flush=True)
     return status
 
 

@@ -31,11 +31,15 @@ class MetricAverage(tf.keras.callbacks.Callback):
             return
         names = sorted(name for name, value in logs.items() if _is_number(value))
         # The names come first, so that ranks with other metrics raise instead of being added.
-        mine = [len(names), zlib.crc32("\n".join(names).encode())]
-        mine += [float(np.asarray(logs[name])) for name in names]
-        values = tf.constant(mine, tf.float64)
-        gathered = collective_in_turn(communicator, "all_gather", values, "sok_metrics")
-        ranks = _by_rank(gathered.numpy())
+        numbers = [len(names), zlib.crc32("\n".join(names).encode())]
+        numbers += [float(np.asarray(logs[name])) for name in names]
+        values = tf.constant(numbers, tf.float64)
+        gathered = collective_in_turn(communicator, "all_gather", values, "sok_metrics").numpy()
+        ranks = []
+        while len(gathered):
+            end = 2 + int(gathered[0])
+            ranks.append(gathered[:end])
+            gathered = gathered[end:]
         if any(rank[:2].tolist() != ranks[0][:2].tolist() for rank in ranks):
             raise ValueError(
                 "The metrics of an epoch must be the same on all ranks. "
@@ -53,18 +57,9 @@ def _is_number(value: Any) -> bool:
     return np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number)
 
 
-def _by_rank(gathered):
-    ranks = []
-    while len(gathered):
-        length = 2 + int(gathered[0])
-        ranks.append(gathered[:length])
-        gathered = gathered[length:]
-    return ranks
-
-
 def _beginning(own, self, logs=None):
-    ours = [i for i, callback in enumerate(self.callbacks) if isinstance(callback, MetricAverage)]
-    for callback in self.callbacks[: max(ours, default=0)]:
+    averages = [i for i, other in enumerate(self.callbacks) if isinstance(other, MetricAverage)]
+    for callback in self.callbacks[: max(averages, default=0)]:
         if hasattr(callback, "monitor"):
             raise ValueError(
                 "sok.callbacks.MetricAverage() must come before every callback that monitors a "

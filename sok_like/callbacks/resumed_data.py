@@ -51,14 +51,10 @@ class Resumed:
     def drop(
         self, iterator: Any, dataset: Any, adapter: Any, each_epoch: bool, size: int | None
     ) -> None:
-        """Reads what was trained, if it comes again.
+        """Reads what was trained from `iterator` over `dataset`, if it comes again.
 
-        Args:
-            iterator: Of the data.
-            dataset: What it iterates over.
-            adapter: Keras' object for the data.
-            each_epoch: Whether each epoch begins at the data's beginning.
-            size: Batches of the data, after which it begins again; None: not known.
+        Either `each_epoch` begins at the data's beginning, or the data begins again after `size`
+        batches; None: not known.
         """
         saved, communicator = self.saved, comm.current()
         is_first = saved.is_first if each_epoch else not size or saved.taken < size
@@ -82,7 +78,7 @@ class Resumed:
                         f"backup. Received: {number} batches"
                     )
 
-        reasons = [each for each in agreed(why if taken else None, communicator, _CALL) if each]
+        reasons = list(filter(None, agreed(why if taken else None, communicator, _CALL)))
         self.batch, self.taken = saved.batch, taken
         if reasons:
             self.batch = self.taken = 0
@@ -120,15 +116,16 @@ def _other_order(dataset, is_first):
         return "its order is not known"
     if dataset.options().deterministic is False:
         return _OVERTAKING
-    for each in _pipeline(dataset):
-        if getattr(each, "_deterministic", None) == "false" or _overtakes(each):
+    for stage in _pipeline(dataset):
+        if getattr(stage, "_deterministic", None) == "false" or _overtakes(stage):
             return _OVERTAKING
-        if hasattr(each, "_seed2"):
-            again = getattr(each, "_reshuffle_each_iteration", getattr(each, "_rerandomize", None))
-            no_seed = int(each._seed) == 0 and int(each._seed2) == 0
+        if hasattr(stage, "_seed2"):
+            again = getattr(stage, "_rerandomize", None)
+            again = getattr(stage, "_reshuffle_each_iteration", again)
+            no_seed = int(stage._seed) == 0 and int(stage._seed2) == 0
             if no_seed or (again is not False and not is_first):
                 return _SHUFFLED
-        for wrapped in each._functions():
+        for wrapped in stage._functions():
             graph = wrapped.function.graph.as_graph_def()
             nodes = [graph.node, *(function.node_def for function in graph.library.function)]
             if any(n.op.startswith(("Shuffle", "RandomShuffle")) for part in nodes for n in part):
@@ -144,9 +141,10 @@ def _overtakes(dataset):
 
 
 def _pipeline(dataset):
+    """The dataset and those that it is made of."""
     yield dataset
-    for each in dataset._inputs():
-        yield from _pipeline(each)
+    for source in dataset._inputs():
+        yield from _pipeline(source)
 
 
 def _take():
@@ -165,18 +163,17 @@ def _fit(own: Any, *args: Any, **kwargs: Any) -> Any:
 def _enumerate(own: Any, self: Any) -> Iterator[Any]:
     """The batches of an epoch, under Keras 3."""
     resumed, steps = _take(), own(self)
-    return steps if resumed is None else _behind(self, resumed, steps)
 
+    def behind():
+        for begin, end, iterator in steps:
+            if resumed.batch is None:
+                data = self._distributed_dataset, self.data_adapter
+                resumed.drop(iterator, *data, self.steps_per_epoch is None, self._num_batches)
+                self._steps_seen += resumed.taken - resumed.batch
+            if begin >= resumed.batch:
+                yield begin, end, iterator
 
-def _behind(data, resumed, steps):
-    for begin, end, iterator in steps:
-        if resumed.batch is None:
-            each_epoch, size = data.steps_per_epoch is None, data._num_batches
-            what = data._distributed_dataset, data.data_adapter
-            resumed.drop(iterator, *what, each_epoch, size)
-            data._steps_seen += resumed.taken - resumed.batch
-        if begin >= resumed.batch:
-            yield begin, end, iterator
+    return steps if resumed is None else behind()
 
 
 def _epochs(own: Any, self: Any) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 from typing import Any
@@ -66,7 +67,7 @@ class ServeWhileTraining(tf.keras.callbacks.Callback):
         }
         self._model_number = self._delta_number = self._seen = 0
         self._is_begun = self._is_full = False
-        self._timer: SharedTimer | None = None
+        self._timer: Any = None
 
     def on_train_begin(self, logs=None):
         self._is_begun, self._seen = False, 0
@@ -80,10 +81,10 @@ class ServeWhileTraining(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self._seen += 1
-        if self._timer is not None and self._seconds is not None:
-            is_due = self._timer.is_due(self._seen)
-        else:
+        if self._seconds is None:
             is_due = self._seen % self._batches == 0
+        else:
+            is_due = self._timer.is_due(self._seen)
         if is_due:
             self._follow()
 
@@ -93,23 +94,22 @@ class ServeWhileTraining(tf.keras.callbacks.Callback):
 
     def _follow(self):
         """Writes a delta, or a SavedModel where none fits."""
-        if self._is_full:
-            self._export()
-            return
-        name = f"{self._delta_number + 1:06}"
-        try:
-            delta = export_delta(self.model, f"{self._newest()}.deltas/{name}")
-        except FullExportDue:
-            self._export()
-            return
-        self._delta_number += 1
-        self._is_full = delta.fullness >= _FULL
+        if not self._is_full:
+            with contextlib.suppress(FullExportDue):
+                name = f"{self._delta_number + 1:06}"
+                delta = export_delta(self.model, f"{self._newest()}.deltas/{name}")
+                self._delta_number += 1
+                self._is_full = delta.fullness >= _FULL
+                return
+        self._export()
 
     def _export(self):
-        told = agreed(lambda: [self._numbers(), self.path, str(self._every)], comm.current(), _CALL)
-        if any(other != told[0][1:] for _, *other in told):
-            raise RuntimeError(f"All ranks must have the same arguments. Received, by rank: {told}")
-        numbers = told[0][0]  # other ranks may have another file system
+        ranks = agreed(self._state, comm.current(), _CALL)
+        if any(arguments != ranks[0][1:] for _, *arguments in ranks):
+            raise RuntimeError(
+                f"All ranks must have the same arguments. Received, by rank: {ranks}"
+            )
+        numbers = ranks[0][0]  # other ranks may have another file system
         self._model_number, self._delta_number = max(numbers, default=0) + 1, 0
         export_saved_model(self.model, self._newest(), refreshable=True, **self._options)
         self._is_full = False
@@ -119,10 +119,11 @@ class ServeWhileTraining(tf.keras.callbacks.Callback):
                 if number < self._model_number - 1:
                     durable.remove_folder(self._newest(number))
 
-    def _numbers(self):
-        """Of the SavedModels in the folder."""
+    def _state(self):
+        """The numbers of the SavedModels in the folder, and arguments."""
         names = tf.io.gfile.listdir(self.path) if tf.io.gfile.isdir(self.path) else []
-        return sorted(int(name) for name in (n.rstrip("/") for n in names) if name.isdigit())
+        numbers = [int(name) for name in (n.rstrip("/") for n in names) if name.isdigit()]
+        return [sorted(numbers), self.path, str(self._every)]
 
     def _newest(self, number=None):
         return durable.join(self.path, str(number or self._model_number))

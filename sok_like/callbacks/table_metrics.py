@@ -91,9 +91,9 @@ class TableMetrics(tf.keras.callbacks.Callback):
                 f"Received: model '{self.model.name}', which has none"
             )
         observed.observe_batches(False)
-        steps = self._step - self._exchange_step
-        mine = 1e3 * (observed.exchange_seconds() - self._exchanged) / max(1, steps)
-        found, exchanges = measure_ranks(self._tables, whole, mine)
+        steps = max(1, self._step - self._exchange_step)
+        milliseconds = 1e3 * (observed.exchange_seconds() - self._exchanged) / steps
+        tables, exchanges = measure_ranks(self._tables, whole, milliseconds)
         # Exchanges of the measurement itself do not belong to a step.
         self._exchanged, self._exchange_step = observed.exchange_seconds(), self._step
         if self._writer is None:
@@ -101,7 +101,7 @@ class TableMetrics(tf.keras.callbacks.Callback):
         with self._writer.as_default(step=self._step):
             if len(exchanges) > 1 and not whole:  # a validation ends an epoch
                 _write_scalar("exchange/ms_per_step", max(exchanges))
-            for table in found:
+            for table in tables:
                 for name, value in self._values(table, whole):
                     _write_scalar(f"{table.name}/{name}", value)
 

@@ -22,6 +22,7 @@ from sok_like.lookup import replicas
 from sok_like.optimizers.embedding_aware import knows_tables
 from sok_like.optimizers.wrapper import OptimizerWrapper
 from sok_like.runtime import comm, gradient_scale, hooks
+from sok_like.runtime.checks import require
 from sok_like.table.variable import is_embedding_variable
 
 ENGINES = ("sok", "hb")
@@ -40,11 +41,7 @@ class CollectiveStrategy:
 
     def __init__(self) -> None:
         engine = os.environ.get("COLLECTIVE_STRATEGY", "sok")
-        if engine not in ENGINES:
-            raise ValueError(
-                f"COLLECTIVE_STRATEGY must be one of {ENGINES}. "
-                f"Received: COLLECTIVE_STRATEGY={engine!r}"
-            )
+        require(engine in ENGINES, "COLLECTIVE_STRATEGY", f"one of {ENGINES}", engine)
         names.install()
         enable_distributed_strategy("collective")
 
@@ -113,11 +110,11 @@ def _averaging(own, self, grads_and_vars, *args, **kwargs):
 
 
 def _starting_alike(own, *args, **kwargs):
-    given = inspect.signature(own).bind(*args, **kwargs).arguments
-    given["hooks"] = [*(given.get("hooks") or []), _Broadcast()]
-    if given.get("config") is None:  # scripts name "/gpu:0", which a machine may lack
-        given["config"] = tf.compat.v1.ConfigProto(allow_soft_placement=True)
-    return own(**given)
+    arguments = inspect.signature(own).bind(*args, **kwargs).arguments
+    arguments["hooks"] = [*(arguments.get("hooks") or []), _Broadcast()]
+    if arguments.get("config") is None:  # scripts name "/gpu:0", which a machine may lack
+        arguments["config"] = tf.compat.v1.ConfigProto(allow_soft_placement=True)
+    return own(**arguments)
 
 
 class _Broadcast(tf.compat.v1.train.SessionRunHook):

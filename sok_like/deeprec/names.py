@@ -23,7 +23,6 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -76,82 +75,57 @@ def _refused(name, instead):
     return refuse
 
 
-_REFUSED = _refused(
-    "get_dynamic_dimension_embedding_variable",
-    "Rows of a table have one width: give it the widest, tf.get_embedding_variable(name, "
-    "embedding_dim=...), or make one table per width and look them up in one group, "
-    "tf.nn.group_embedding_lookup_sparse.",
-)
-_REFUSED_COLUMNS = (
-    _refused(
-        "categorical_column_with_adaptive_embedding",
-        "To keep rare keys out of the table, use categorical_column_with_embedding(key, ev_option="
-        "tf.EmbeddingVariableOption(filter_option=tf.CounterFilter(n))). For rows that rare keys "
-        "share, add an embedding_column over categorical_column_with_hash_bucket(key, ...).",
+# What is added to a module of `tf` and of `tf.compat.v1`, under the values' own names.
+_ADDED: dict[str, tuple[Any, ...]] = {
+    "": (
+        *(get_embedding_variable, get_multihash_variable, policies.CBFFilter),
+        *(policies.CounterFilter, policies.EmbeddingVariableOption, policies.GlobalStepEvict),
+        *(policies.InitializerOption, policies.L2WeightEvict, policies.StorageOption),
+        _refused(
+            "get_dynamic_dimension_embedding_variable",
+            "Rows of a table have one width: give it the widest, tf.get_embedding_variable(name, "
+            "embedding_dim=...), or make one table per width and look them up in one group, "
+            "tf.nn.group_embedding_lookup_sparse.",
+        ),
     ),
-    _refused(
-        "categorical_column_with_multihash",
-        "Use tf.get_multihash_variable(...) and tf.nn.embedding_lookup(variable, ids), which give "
-        "its rows.",
+    "config.experimental": (enable_distributed_strategy, enable_group_embedding),
+    "feature_column": (
+        feature_column.categorical_column_with_embedding,
+        feature_column.group_embedding_column_scope,
+        feature_column.sequence_categorical_column_with_embedding,
+        feature_column.sparse_column_with_embedding,
+        _refused(
+            "categorical_column_with_adaptive_embedding",
+            "To keep rare keys out of the table, use categorical_column_with_embedding(key, "
+            "ev_option=tf.EmbeddingVariableOption(filter_option=tf.CounterFilter(n))). For rows "
+            "that rare keys share, add an embedding_column over "
+            "categorical_column_with_hash_bucket(key, ...).",
+        ),
+        _refused(
+            "categorical_column_with_multihash",
+            "Use tf.get_multihash_variable(...) and tf.nn.embedding_lookup(variable, ids), which "
+            "give its rows.",
+        ),
     ),
-)
+    "train": (
+        *(optimizers.AdagradDecayOptimizer, optimizers.AdagradDecayOptimizerV2),
+        *(optimizers.AdamAsyncOptimizer, optimizers.AdamWOptimizer),
+    ),
+    "nn": (group_embedding_lookup, group_embedding_lookup_sparse),
+}
 
 
 def _added() -> list[tuple[Any, str, Any]]:
     """Tuples: a module of TensorFlow, the name to add to it, and the value."""
-    every: dict[str, tuple[Any, ...]] = {
-        "": (
-            *(get_embedding_variable, get_multihash_variable, _REFUSED, policies.CBFFilter),
-            *(policies.CounterFilter, policies.EmbeddingVariableOption, policies.GlobalStepEvict),
-            *(policies.InitializerOption, policies.L2WeightEvict, policies.StorageOption),
-        ),
-        "config.experimental": (enable_distributed_strategy, enable_group_embedding),
-        "feature_column": (
-            feature_column.categorical_column_with_embedding,
-            feature_column.group_embedding_column_scope,
-            feature_column.sequence_categorical_column_with_embedding,
-            feature_column.sparse_column_with_embedding,
-            *_REFUSED_COLUMNS,
-        ),
-        "train": (
-            *(optimizers.AdagradDecayOptimizer, optimizers.AdagradDecayOptimizerV2),
-            *(optimizers.AdamAsyncOptimizer, optimizers.AdamWOptimizer),
-        ),
-        "nn": (group_embedding_lookup, group_embedding_lookup_sparse),
-    }
+    # `import tensorflow.compat.v1` makes a second module, which replaces the one that was
+    # `tf.compat.v1` until then. Both share all submodules.
+    of_v1 = map(importlib.import_module, ("tensorflow._api.v2.compat.v1", "tensorflow.compat.v1"))
+    roots = {id(module): module for module in (tf, tf.compat.v1, *of_v1)}.values()
     return [
-        (_module(root, path), value.__name__, value)
-        for root in _roots()
-        for path, values in every.items()
+        (functools.reduce(getattr, filter(None, path.split(".")), root), value.__name__, value)
+        for root in roots
+        for path, values in _ADDED.items()
         for value in values
-    ]
-
-
-def _roots():
-    """`tf`, and `tf.compat.v1` under each of its names.
-
-    `import tensorflow.compat.v1` makes a second module, which replaces the one that was
-    `tf.compat.v1` until then. Both share all submodules.
-    """
-    names = ("tensorflow._api.v2.compat.v1", "tensorflow.compat.v1")
-    found = [tf, tf.compat.v1, *map(importlib.import_module, names)]
-    return list({id(module): module for module in found}.values())
-
-
-def _module(root, path):
-    return functools.reduce(getattr, path.split(".") if path else [], root)
-
-
-def _wrapped() -> list[tuple[Any, str, Callable]]:
-    """Tuples: a module or class of TensorFlow, an existing name, and the function that wraps it."""
-    v1 = tf.compat.v1
-    return [
-        (tf.feature_column, "embedding_column", _embedding_column),
-        (v1.feature_column, "embedding_column", _embedding_column),
-        (v1.feature_column, "shared_embedding_columns", _shared_embedding_columns),
-        (v1.feature_column, "input_layer", _input_layer),
-        (v1.feature_column, "linear_model", _linear_model),
-        (v1.train.Optimizer, "apply_gradients", train_tables),
     ]
 
 
@@ -173,7 +147,7 @@ def install() -> None:
     Raises:
         RuntimeError: one of the names to be added is in use. Then nothing is changed.
     """
-    places = _added()
+    places, v1 = _added(), tf.compat.v1
     for module, name, value in places:
         if getattr(module, name, value) is not value:
             raise RuntimeError(
@@ -183,7 +157,16 @@ def install() -> None:
     for module, name, value in places:
         setattr(module, name, value)
     policies.set_default_count("occurrences")
-    for owner, name, wrapper in () if _hooks else _wrapped():
+    if _hooks:
+        return
+    for owner, name, wrapper in (
+        (tf.feature_column, "embedding_column", _embedding_column),
+        (v1.feature_column, "embedding_column", _embedding_column),
+        (v1.feature_column, "shared_embedding_columns", _shared_embedding_columns),
+        (v1.feature_column, "input_layer", _input_layer),
+        (v1.feature_column, "linear_model", _linear_model),
+        (v1.train.Optimizer, "apply_gradients", train_tables),
+    ):
         why = "sok.deeprec.install(): DeepRec's meaning, for its columns and tables"
         # Where DeepRec's scripts look; TensorFlow's own callers keep its functions.
         _hooks.append(hooks.wrap(owner, name, wrapper, why, copies=False))
@@ -209,8 +192,8 @@ def _embedding_column(own, categorical_column, *args, **kwargs):
 
 
 def _shared_embedding_columns(own, categorical_columns, *args, **kwargs):
-    with_keys = any(table_column(column) is not None for column in categorical_columns)
-    ours = current_group() is not None or with_keys
+    have_keys = any(table_column(column) is not None for column in categorical_columns)
+    ours = current_group() is not None or have_keys
     make = feature_column.shared_embedding_columns if ours else own
     return make(categorical_columns, *args, **kwargs)
 

@@ -28,7 +28,7 @@ class EmbeddingLayer(TableLayer):
     _bad_input: Any
     _check_symbol: Any
     # The arguments that are attributes of the same name and value.
-    _arguments = (
+    _arguments: tuple[str, ...] = (
         *("max_vocabulary_size_per_gpu", "embedding_vec_size", "slot_num", "use_hashtable"),
         *("gradient_scale", "row_dtype", "wire_dtype", "pad_key"),
     )

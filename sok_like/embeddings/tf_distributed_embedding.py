@@ -61,11 +61,13 @@ class TFDistributedEmbedding(tf.keras.layers.Layer):
                 )
             # The initializer of a copy of the layer, whose rows come from a file of weights.
             initializer = "GlorotNormal"
-        self._initializer = first = tf.keras.initializers.get(initializer)
-        if rows is not None:
-            first = lambda shape, dtype=None, **unused: tf.cast(rows, dtype)  # noqa: E731
+        self._initializer = tf.keras.initializers.get(initializer)
+
+        def first_rows(shape, dtype=None, **unused):
+            return self._initializer(shape, dtype) if rows is None else tf.cast(rows, dtype)
+
         self._embedding_weights = self.add_weight(
-            name="EmbeddingWeights", shape=shape, initializer=first, dtype="float32"
+            name="EmbeddingWeights", shape=shape, initializer=first_rows, dtype="float32"
         )
         self.built = True
 

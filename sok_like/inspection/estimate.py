@@ -107,15 +107,12 @@ def _index_bytes(keys):
     for part in range(_PARTS):
         below, buckets = empty, 1
         while below < 1 - 1e-9:
-            fits = _share_up_to(buckets * _SLOTS * (384 - part) // 512, mean)
+            # The share of parts with at most so many keys: Poisson, by its normal limit.
+            most = buckets * _SLOTS * (384 - part) // 512
+            fits = 0.5 * (1 + math.erf((most + 0.5 - mean) / math.sqrt(2 * mean)))
             expected += buckets * max(0.0, fits - below)
             below, buckets = max(below, fits), buckets * 2
     return round(expected * _BUCKET_BYTES)
-
-
-def _share_up_to(count, mean):
-    """The share of parts with at most `count` keys: Poisson, by its normal limit."""
-    return 0.5 * (1 + math.erf((count + 0.5 - mean) / math.sqrt(2 * mean)))
 
 
 def _row_bytes(keys, floats):

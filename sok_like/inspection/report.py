@@ -56,11 +56,10 @@ def report(model: Any, *, print_table: bool = True) -> list[TableReport]:
         ValueError: ranks have different numbers of tables.
         TypeError: `model` is something else.
     """
-    tables = tables_of(model)
-    found, _ = measure_ranks(tables)
+    reports, _ = measure_ranks(tables_of(model))
     if print_table and comm.current().rank == 0:
-        print(as_text(found))
-    return found
+        print(as_text(reports))
+    return reports
 
 
 def tables_of(model: Any) -> list[EmbeddingVariable]:
@@ -79,14 +78,14 @@ def _variables_of(model):
 
 
 def measure_ranks(
-    tables: list[EmbeddingVariable], with_bytes: bool = True, mine: float = 0.0
+    tables: list[EmbeddingVariable], with_bytes: bool = True, number: float = 0.0
 ) -> tuple[list[TableReport], list[float]]:
-    """One TableReport per table, and each rank's number `mine`; a collective on several ranks.
+    """One TableReport per table, and each rank's `number`; a collective on several ranks.
 
     Without `with_bytes`, bytes and load are 0, and no index is read.
     """
     communicator = comm.current()
-    sent = [float(len(tables)), mine]
+    sent = [float(len(tables)), number]
     gathered = np.array(sent + [n for table in tables for n in _numbers(table, with_bytes)])
     if communicator.world_size > 1:
         value = tf.constant(gathered, tf.float64)
@@ -137,21 +136,12 @@ def as_text(tables: list[TableReport]) -> str:
     head = ["table", "keys", "MiB", "load", "refused", "evicted", "most keys of a rank / mean"]
     of_batch = any(t.unique_ratio is not None for t in tables)
     head += ["unique", "hottest 1 %"] if of_batch else []
-    lines = [
-        (
-            t.name,
-            f"{t.keys:,}",
-            f"{t.bytes / 2**20:.1f}",
-            f"{t.load:.2f}",
-            f"{t.refused:,}",
-            f"{t.evicted:,}",
-            f"{t.imbalance:.2f}",
-            *((_share(t.unique_ratio), _share(t.hottest_share)) if of_batch else ()),
-        )
-        for t in tables
-    ]
+    lines = []
+    for t in tables:
+        line = [t.name, f"{t.keys:,}", f"{t.bytes / 2**20:.1f}", f"{t.load:.2f}"]
+        line += [f"{t.refused:,}", f"{t.evicted:,}", f"{t.imbalance:.2f}"]
+        if of_batch:
+            shares = (t.unique_ratio, t.hottest_share)
+            line += ["" if share is None else f"{share:.2f}" for share in shares]
+        lines.append(line)
     return "\n".join(aligned([head, *lines], left={0}))
-
-
-def _share(value):
-    return "" if value is None else f"{value:.2f}"

@@ -104,19 +104,15 @@ class ShardedVariable(ResourceVariable):
         received = f"Received: shape={shape}, initializer={initializer!r} ({self._of})"
         if value is not None:
             if shape is not None or initializer is not None:
-                raise ValueError(
-                    "`shape` and `initializer` must be None if an initial value is given. "
-                    f"{received}"
-                )
+                required = "`shape` and `initializer` must be None if an initial value is given"
+                raise ValueError(f"{required}. {received}")
             value = self._as_table(value)
             self._global_shape = tuple(value.shape.as_list())
             with tf.device(value.device if tf.executing_eagerly() else None):
                 return tf.gather(value, self._rows_here())
         if shape is None or initializer is None:
-            raise ValueError(
-                "`shape` and `initializer` must both be given if there is no initial value. "
-                f"{received}"
-            )
+            required = "`shape` and `initializer` must both be given if there is no initial value"
+            raise ValueError(f"{required}. {received}")
         dims = tf.TensorShape(shape)
         is_legal = dims.rank == 2 and dims.is_fully_defined() and min(dims) >= 1
         require(is_legal, "shape", "[rows, dim]", shape, self._of)

@@ -57,16 +57,12 @@ def head(table: str, kind: int, slot: str, dtype: Any) -> bytes:
 
 
 def read(path: str, kind: int, dim: int | None = None) -> Any:
-    """The items of a file: an array `[num_items]`, or `Rows` `[num_items, dim]`.
-
-    Raises:
-        FileNotFoundError: the file is missing.
-    """
+    """The items of a file: an array `[num_items]`, or `Rows` `[num_items, dim]`."""
     size = durable.size(path)
     begin = durable.read(path, 0, min(size, HEAD))
-    found = int.from_bytes(begin[_NAME : _NAME + 4], "big")
+    kind_of_file = int.from_bytes(begin[_NAME : _NAME + 4], "big")
     number = int.from_bytes(begin[-4:], "big")
-    if len(begin) < HEAD or found != kind or number >= len(_DTYPES):
+    if len(begin) < HEAD or kind_of_file != kind or number >= len(_DTYPES):
         raise ValueError(f"{path} must begin with the head of a file of sok2.dump of kind {kind}")
     dtype = np.dtype(_DTYPES[number]).newbyteorder("<")
     width = dtype.itemsize * (dim or 1)
@@ -74,10 +70,9 @@ def read(path: str, kind: int, dim: int | None = None) -> Any:
         raise ValueError(
             f"{path} must hold whole rows of {width} bytes. Received: {size - HEAD} bytes"
         )
-    count = (size - HEAD) // width
     if dim is None:
         return np.frombuffer(durable.read(path, HEAD, size - HEAD), dtype)
-    return Rows(path, dtype, (count, dim))
+    return Rows(path, dtype, ((size - HEAD) // width, dim))
 
 
 class Rows:
@@ -91,7 +86,7 @@ class Rows:
 
     def __getitem__(self, positions: np.ndarray) -> np.ndarray:
         """The rows at these positions, which ascend; reads a few MiB at a time."""
-        found = np.empty([len(positions), self.shape[1]], self._dtype)
+        rows = np.empty([len(positions), self.shape[1]], self._dtype)
         row_bytes = self.shape[1] * self._dtype.itemsize
         step = max(1, _PART // max(1, row_bytes))
         for begin in range(0, len(self), step):
@@ -100,5 +95,5 @@ class Rows:
             first, last = (int(np.searchsorted(positions, end)) for end in ends)
             if first < last:
                 durable.read_into(self._path, HEAD + begin * row_bytes, part)
-                found[first:last] = part[positions[first:last] - begin]
-        return found
+                rows[first:last] = part[positions[first:last] - begin]
+        return rows

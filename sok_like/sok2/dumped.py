@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok_like.optimizers.legacy_keras import legacy_name
 from sok_like.runtime import comm
+from sok_like.runtime.checks import wrong_argument
 from sok_like.saving.format import durable
 from sok_like.sok2 import dump_files as files
 from sok_like.sok2.distributed_variable import is_static, plain
@@ -41,10 +42,8 @@ def dumped_of(variable: Any, optimizer: Any) -> Dumped:
             f"Received: {variable!r}"
         )
     if optimizer is not None and not isinstance(optimizer, (OptimizerWrapper, SGD)):
-        raise TypeError(
-            "`optimizer` must be a sok2.OptimizerWrapper if a DynamicVariable is dumped or "
-            f"loaded. Received: {optimizer!r}"
-        )
+        required = "a sok2.OptimizerWrapper if a DynamicVariable is dumped or loaded"
+        raise wrong_argument("optimizer", required, optimizer, error=TypeError)
     return _Dynamic(variable, optimizer)
 
 
@@ -70,9 +69,8 @@ class Dumped:
             parts.append(self._part(files.SLOT, name, self._slot_rows(name, keys)))
         iterations = self._iterations()
         if iterations is not None:
-            on_this_rank = [iterations] if comm.current().rank == 0 else []
-            items = np.array(on_this_rank, np.int64)
-            parts.append(self._part(files.SLOT, files.ITERATIONS, items))
+            count = np.array([iterations] if comm.current().rank == 0 else [], np.int64)
+            parts.append(self._part(files.SLOT, files.ITERATIONS, count))
         return parts
 
     def _part(self, kind, slot, items):
@@ -242,9 +240,7 @@ def optimizer_name(optimizer: Any) -> str:
         return "SGD"
     stock = optimizer.optimizer if isinstance(optimizer, OptimizerWrapper) else optimizer
     if stock is optimizer and legacy_name(optimizer) is None:
-        raise TypeError(
-            "`optimizer` must be a sok2.OptimizerWrapper, sok2.SGD or one of "
-            f"tf_keras.optimizers.legacy. Received: {optimizer!r}"
-        )
+        required = "a sok2.OptimizerWrapper, sok2.SGD or one of tf_keras.optimizers.legacy"
+        raise wrong_argument("optimizer", required, optimizer, error=TypeError)
     name = type(stock).__name__.removesuffix("Optimizer")
     return _V1.get(name, name)

@@ -126,7 +126,7 @@ class DynamicVariable(EmbeddingVariable):
                 f"change results. Received: {kwargs} ({of})",
                 stacklevel=2,
             )
-        options = {"init_capacity": init_capacity, "max_capacity": max_capacity}
+        options: dict[str, Any] = {"init_capacity": init_capacity, "max_capacity": max_capacity}
         options |= {"evict_strategy": evict_strategy}
         changed = {key: value for key, value in options.items() if value is not None}
         self._config_dict = {**changed, **kwargs}
@@ -203,11 +203,8 @@ class DynamicVariable(EmbeddingVariable):
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
         """Rows of keys of all ranks, with a gradient; every rank must call it.
 
-        Args:
-            indices: Keys, integers of any shape.
-
-        Returns:
-            float32, the shape of the keys plus a last axis `dimension`. Missing keys are inserted.
+        Keys are integers of any shape. Missing ones are inserted. The rows, float32, have the shape
+        of the keys plus a last axis `dimension`.
         """
         if self.home is None or self._world_size == 1:
             return super().sparse_read(indices, name)
@@ -338,7 +335,7 @@ def _bounds(of, var_type, max_capacity, evict_strategy):
     require(score is not None, "evict_strategy", required, evict_strategy, of)
     capacity = _HYBRID_CAPACITY if max_capacity is None else max_capacity
     buffer_size = min(as_integer(capacity) or 0, _MOST_KEPT)
-    evict = ScoreEvict(score)  # type: ignore[arg-type]
+    evict = ScoreEvict(score)
     option = EmbeddingVariableOption(evict_option=evict, evicted_buffer_size=buffer_size)
     return {"capacity": capacity, "ev_option": option}
 

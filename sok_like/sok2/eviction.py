@@ -57,10 +57,7 @@ def _dropped(table):
 
 
 def incremental_model_dump(sok_vars: Any, time_threshold: Any, sess: Any = None) -> Any:
-    """Raises: a table knows the step of a key's last lookup, but not its time.
-
-    `rows = variable.export()` of a "hybrid" table has `keys`, `values` and `versions`, the step of
-    each key's last training lookup: select those with `rows.versions >= step`.
+    """Raises, and names another way: a table knows the step of a key's last lookup, not its time.
 
     Args:
         sok_vars, time_threshold, sess: As in SOK 2.x; unused.
