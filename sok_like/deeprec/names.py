@@ -6,16 +6,7 @@
     sok.deeprec.install()
     tf.config.experimental.enable_distributed_strategy(strategy="collective")
 
-Most names do not exist in TensorFlow and are added. Five exist and are wrapped:
-
-    feature_column.embedding_column           in a group_embedding_column_scope, or over a column
-    feature_column.shared_embedding_columns   with keys: the function of `sok.feature_column`
-    feature_column.input_layer                with such a column: the same
-    feature_column.linear_model               over a column with keys: the same
-    train.Optimizer.apply_gradients           with tables: `sok.OptimizerWrapper`
-
-In all other cases they work as before. TensorFlow is changed only by this call, and `uninstall()`
-restores it.
+TensorFlow is changed only by this call, and `uninstall()` restores it.
 """
 
 from __future__ import annotations
@@ -137,9 +128,13 @@ def install() -> None:
     `nn.group_embedding_lookup_sparse`, `nn.group_embedding_lookup`, and in `feature_column`
     `group_embedding_column_scope`, `categorical_column_with_embedding`,
     `sequence_categorical_column_with_embedding` and `sparse_column_with_embedding`, all from this
-    package. Wrapped, see above: `feature_column.embedding_column`, and in `tf.compat.v1` also
-    `feature_column.shared_embedding_columns`, `feature_column.input_layer`,
-    `feature_column.linear_model` and `train.Optimizer.apply_gradients`.
+    package.
+
+    Wrapped, in `tf.compat.v1`, the first also in `tf`. Each is this package's in the case beside it
+    and as before in all others: `feature_column.embedding_column` and `shared_embedding_columns` in
+    a `group_embedding_column_scope` or over a column with keys, `feature_column.input_layer` with
+    such a column, `feature_column.linear_model` over a column with keys, and
+    `train.Optimizer.apply_gradients` with tables.
 
     From then on options count occurrences: `EmbeddingVariableOption(count="occurrences")` is the
     default until `uninstall`.
