@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numbers
-import zlib
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import comm, hooks
-from sok_like.runtime.turns import collective_in_turn
+from sok_like.runtime.agreement import agreed
 
 
 class MetricAverage(tf.keras.callbacks.Callback):
@@ -30,24 +29,15 @@ class MetricAverage(tf.keras.callbacks.Callback):
         if communicator.world_size == 1 or logs is None:
             return
         names = sorted(name for name, value in logs.items() if _is_number(value))
-        # The names come first, so that ranks with other metrics raise instead of being added.
-        numbers = [len(names), zlib.crc32("\n".join(names).encode())]
-        numbers += [float(np.asarray(logs[name])) for name in names]
-        values = tf.constant(numbers, tf.float64)
-        gathered = collective_in_turn(communicator, "all_gather", values, "sok_metrics").numpy()
-        ranks = []
-        while len(gathered):
-            end = 2 + int(gathered[0])
-            ranks.append(gathered[:end])
-            gathered = gathered[end:]
-        if any(rank[:2].tolist() != ranks[0][:2].tolist() for rank in ranks):
+        metrics = {name: float(np.asarray(logs[name])) for name in names}
+        ranks = agreed(lambda: metrics, communicator, "sok.callbacks.MetricAverage")
+        if any(list(of_rank) != names for of_rank in ranks):
             raise ValueError(
                 "The metrics of an epoch must be the same on all ranks. "
-                f"Received: {names} on rank {communicator.rank}, and "
-                f"{[int(rank[0]) for rank in ranks]} metrics, by rank"
+                f"Received, by rank: {[list(of_rank) for of_rank in ranks]}"
             )
         # Added in rank order, so all ranks get the same bits.
-        means = np.mean([rank[2:] for rank in ranks], axis=0)
+        means = np.mean([list(of_rank.values()) for of_rank in ranks], axis=0)
         logs.update(zip(names, means.tolist(), strict=True))
 
 

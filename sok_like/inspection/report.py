@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from sok_like.planner.report import aligned
 from sok_like.runtime import comm, observed
+from sok_like.runtime.agreement import agreed
 from sok_like.runtime.checks import wrong_argument
-from sok_like.runtime.turns import collective_in_turn
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable, unwrap
-
-_FIELDS = ("size", "bytes", "load_factor", "evicted", "refused", "batch", "unique", "hottest")
 
 
 class TableReport(NamedTuple):
@@ -84,22 +81,16 @@ def measure_ranks(
 
     Without `with_bytes`, bytes and load are 0, and no index is read.
     """
-    communicator = comm.current()
-    sent = [float(len(tables)), number]
-    gathered = np.array(sent + [n for table in tables for n in _numbers(table, with_bytes)])
-    if communicator.world_size > 1:
-        value = tf.constant(gathered, tf.float64)
-        gathered = collective_in_turn(communicator, "all_gather", value, "sok_report").numpy()
-    ranks, numbers = [], []
-    while len(gathered):
-        end = 2 + int(gathered[0]) * len(_FIELDS)
-        numbers.append(float(gathered[1]))
-        ranks.append(gathered[2:end].reshape(-1, len(_FIELDS)))
-        gathered = gathered[end:]
-    counts = [len(rank) for rank in ranks]
+
+    def measure():
+        return [number, *([float(n) for n in _numbers(table, with_bytes)] for table in tables)]
+
+    ranks = agreed(measure, comm.current(), "a measurement of tables")
+    counts = [len(of_tables) for _, *of_tables in ranks]
     if len(set(counts)) > 1:
         raise ValueError(f"Every rank must report the same tables. Received, by rank: {counts}")
-    return [_of_ranks(table, np.stack(ranks)[:, i]) for i, table in enumerate(tables)], numbers
+    numbers = [np.array([rank[1 + i] for rank in ranks]) for i in range(len(tables))]
+    return list(map(_of_ranks, tables, numbers)), [rank[0] for rank in ranks]
 
 
 def _numbers(table, with_bytes):
@@ -115,6 +106,7 @@ def _numbers(table, with_bytes):
 
 
 def _of_ranks(table, ranks):
+    """The report of a table from the numbers of all ranks, `[ranks, numbers]`."""
     keys, bytes_, load, evicted, refused, batch, unique, hottest = ranks.T
     seen = batch.sum() > 0
     return TableReport(
