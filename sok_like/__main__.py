@@ -29,11 +29,7 @@ _NAMES = {"mpirun": "MPI", "gloo": "Gloo"}
 
 
 def versions() -> Iterator[tuple[str, str]]:
-    """Pairs (component with version, details or place). Imports TensorFlow.
-
-    Raises:
-        ImportError: TensorFlow or a compiled library is missing or does not fit.
-    """
+    """Pairs (component with version, details or place); ImportError if one is missing."""
     import sok_like
 
     yield f"sok_like {sok_like.__version__}", os.path.dirname(sok_like.__file__)
@@ -73,11 +69,7 @@ def _horovod():
 
 
 def self_test() -> str:
-    """Takes one training step on every rank and compares rows with NumPy; returns how many ranks.
-
-    Raises:
-        AssertionError: rows differ.
-    """
+    """Trains one step on every rank and compares rows with NumPy; returns how many processes."""
     import numpy as np
     import tensorflow as tf
 

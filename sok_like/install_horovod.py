@@ -76,11 +76,7 @@ def key(tensorflow: str, mpi: str | None) -> str:
 
 
 def prepare_source(source: pathlib.Path, tensorflow: str) -> None:
-    """Removes from Horovod's sources what does not compile against this TensorFlow or is not used.
-
-    Raises:
-        RuntimeError: a file does not have what is removed exactly once.
-    """
+    """Removes from Horovod's sources what does not compile against this TensorFlow or is not used."""
     # Horovod compiles Gloo twice. Beside TensorFlow it links the copy that is C++17.
     gloo = "add_subdirectory(third_party/gloo"
     _replace(source / "CMakeLists.txt", f"{gloo})", f"{gloo} EXCLUDE_FROM_ALL)")
@@ -151,11 +147,7 @@ def _compile(aside, tensorflow, with_mpi):
 
 
 def wheel_of(tensorflow: str, mpi: str | None, cache: pathlib.Path) -> pathlib.Path:
-    """The wheel for these versions, from the cache or compiled into it.
-
-    Raises:
-        SystemExit: it does not compile; the message names the log.
-    """
+    """The wheel for these versions, from the cache or compiled into it."""
     folder = cache / key(tensorflow, mpi)
     if not any(folder.glob("*.whl")):
         cache.mkdir(parents=True, exist_ok=True)

@@ -15,9 +15,7 @@ from sok_like.table.variable import EmbeddingVariable
 class SlotRows:
     """The values of one slot for all keys of this rank; for use outside of graphs.
 
-    Args:
-        slot: The core's name of the slot.
-        slots: Those of all slots of the rule; an optimizer takes them together only.
+    `slots` are the core's names of all slots of the rule: an optimizer takes them together only.
     """
 
     def __init__(self, table: EmbeddingVariable, slot: str, slots: list[str], initial: float):
