@@ -76,7 +76,7 @@ def key(tensorflow: str, mpi: str | None) -> str:
 
 
 def prepare_source(source: pathlib.Path, tensorflow: str) -> None:
-    """Removes from Horovod's sources what does not compile against this TensorFlow or is not used."""
+    """Removes from Horovod's sources what does not compile with this TensorFlow or is not used."""
     # Horovod compiles Gloo twice. Beside TensorFlow it links the copy that is C++17.
     gloo = "add_subdirectory(third_party/gloo"
     _replace(source / "CMakeLists.txt", f"{gloo})", f"{gloo} EXCLUDE_FROM_ALL)")
