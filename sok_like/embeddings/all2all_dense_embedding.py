@@ -18,8 +18,8 @@ class All2AllDenseEmbedding(EmbeddingLayer):
     """Model-parallel `tf.nn.embedding_lookup` over a hash table.
 
     Args:
-        max_vocabulary_size_per_gpu, embedding_vec_size, slot_num, use_hashtable, key_dtype,
-        embedding_initializer: As for `sok.DistributedEmbedding`.
+        max_vocabulary_size_per_gpu, embedding_vec_size, slot_num: See `sok.DistributedEmbedding`.
+        use_hashtable, key_dtype, embedding_initializer: As there.
         nnz_per_slot: Keys per field.
         dynamic_input: True takes a flat list of keys instead, such as the output of `tf.unique`;
             its length may differ between ranks.
