@@ -81,6 +81,7 @@ def test_dynamic_variable_under_its_names():
     hybrid = sok2.DynamicVariable(3, init_capacity=8, max_capacity=16, mode="localized:0")
     assert (hybrid.backend_type, hybrid.target_gpu) == ("hybrid", 0)
     assert hybrid.config_dict == {"init_capacity": 8, "max_capacity": 16}
+    assert sok2.DynamicVariable(3, max_capacity=1).config_dict == {"max_capacity": 1}
 
 
 def test_scatter():
