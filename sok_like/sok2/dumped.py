@@ -219,13 +219,14 @@ class _Dynamic(Dumped):
     def check_room(self, keys: np.ndarray) -> None:
         slots = [self._slot(name) for name in self._slot_names()] if self._has_slot_tables else []
         for table in (unwrap(self._variable), *slots):
-            stats = table.stats()
-            needed = len(keys)
-            if stats.max_capacity and not table.keeps_records:  # others may evict keys not in files
+            stats, needed = table.stats(), len(keys)
+            if not stats.max_capacity:
+                continue
+            if not table.keeps_records:  # otherwise keys that are not in the file may be evicted
                 parts = np.array_split(keys, -(-len(keys) // 2**20) or 1)
                 present = sum(int(np.count_nonzero(table.find(part)[1])) for part in parts)
                 needed += stats.size - present
-            if stats.max_capacity and needed > stats.max_capacity:
+            if needed > stats.max_capacity:
                 raise tf.errors.ResourceExhaustedError(
                     None,
                     None,

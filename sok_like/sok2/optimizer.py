@@ -125,9 +125,7 @@ class OptimizerWrapper:
             ValueError: no variable has a gradient.
         """
         grads_and_vars = list(grads_and_vars)
-        pairs = [
-            (gradient, variable) for gradient, variable in grads_and_vars if gradient is not None
-        ]
+        pairs = [(g, variable) for g, variable in grads_and_vars if g is not None]
         if not pairs:
             names = [getattr(variable, "name", variable) for _, variable in grads_and_vars]
             raise ValueError(f"No gradients provided for any variable. Received: {names}")
