@@ -18,11 +18,7 @@ ROWS, COLUMNS = 0, 1
 
 
 def stock_name(reader: Any) -> str | None:
-    """The class of a regularizer or constraint, if it is one of Keras.
-
-    Args:
-        reader: The object, its name or its configuration.
-    """
+    """The class of a regularizer or constraint (object, name or configuration), if Keras has it."""
     if isinstance(reader, str):
         return reader.title().replace("_", "")
     if isinstance(reader, Mapping):
@@ -47,9 +43,7 @@ def whole_axes(reader: Any) -> set[int]:
 def check_cut(readers: Mapping[str, Any], axis: int, table_name: str, instead: str) -> None:
     """Raises ValueError if a table that is cut along `axis` must be whole along it.
 
-    Args:
-        readers: Its regularizer and constraint, by their arguments.
-        instead: What leaves the table whole.
+    `readers` are its regularizer and constraint, by argument; `instead` leaves the table whole.
     """
     for argument, reader in readers.items():
         if axis in whole_axes(reader):
