@@ -17,7 +17,10 @@ NOT_READ = {
     "_descriptions",  # of this package, set by another way
     *("_exit", "_current_frames"),  # of `os` and `sys`
 }
-PUT_TOGETHER = {"_outputs_struct", "_nested_outputs"}  # in an f-string
+PUT_TOGETHER = {  # in f-strings
+    *("_outputs_struct", "_nested_outputs", "_trainable_weights", "_non_trainable_weights"),
+    "_non_trainable_variables",
+}
 
 
 def names_of(sources):
