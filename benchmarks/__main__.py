@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
     import sok_like as sok
     from benchmarks import harness, ranks, scale
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     sok.Init(global_batch_size=8192)
     if comm.current().rank > 0:

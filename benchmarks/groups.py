@@ -22,7 +22,7 @@ import sok_like as sok
 from benchmarks import workloads
 from benchmarks.harness import Contender, Match
 from benchmarks.steps import cycle, dense_variable, insert
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 
 BATCHES = 8  # number of distinct batches, used in turn
 GROUP, EACH, STOCK = "ours", "ours, a call each", "tf.nn.embedding_lookup_sparse in a loop"

@@ -79,7 +79,7 @@ def rank_main(num_threads: int, quick: bool) -> None:
 
     import sok_like as sok
     from benchmarks import groups, steps, workloads
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     sok.Init(global_batch_size=8192)
     ranks = comm.current()

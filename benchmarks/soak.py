@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 import sok_like as sok
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 
 MOST_MIB_PER_MINUTE = 1.0
 CAPACITY, DIM, BATCH = 20_000, 8, 4096

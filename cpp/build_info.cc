@@ -3,8 +3,8 @@
 // Loading runs static initialisers, which use the instructions this file was compiled for and
 // symbols of the TensorFlow it was built against. So a check after loading comes too late: on the
 // wrong machine the process has died of an illegal instruction, and with the wrong TensorFlow the
-// error names a mangled symbol. `sok_like/runtime/native.py` finds the text below in the bytes of
-// the file. Compiled into both libraries; instructions are named as in /proc/cpuinfo.
+// error names a mangled symbol. `sok_like/runtime/native/libraries.py` finds the text below in the
+// bytes of the file. Compiled into both libraries; instructions are named as in /proc/cpuinfo.
 
 #ifndef SOK_TF_VERSION
 #define SOK_TF_VERSION "none"

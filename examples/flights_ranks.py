@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 
 
 class Ranks:

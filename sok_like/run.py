@@ -33,7 +33,7 @@ import subprocess
 import sys
 import time
 
-from sok_like.runtime.launchers import LAUNCHERS, launch_line, search_path
+from sok_like.runtime.ranks.launchers import LAUNCHERS, launch_line, search_path
 
 _AT_ONCE = 10  # seconds; a start of TensorFlow, and of training, takes longer
 

@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(config, items):
 def sok():
     """The package, newly initialised for one process."""
     import sok_like
-    from sok_like.runtime import initialize
+    from sok_like.runtime.ranks import initialize
 
     initialize.reset()
     sok_like.Init(global_batch_size=12, seed=7)

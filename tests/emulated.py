@@ -35,8 +35,8 @@ def install() -> None:
     Raises:
         ImportError: it is missing, or was built for another TensorFlow.
     """
-    from sok_like.runtime import native
+    from sok_like.runtime.native import libraries
 
-    assert "_ops" not in native._loaded, "the op library has been loaded already"
-    native._ops_file = LIBRARY
-    native.ops()
+    assert "_ops" not in libraries._loaded, "the op library has been loaded already"
+    libraries._ops_file = LIBRARY
+    libraries.ops()

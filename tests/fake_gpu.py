@@ -88,7 +88,7 @@ class Plugin:
     def __init__(self):
         import tensorflow as tf
 
-        from sok_like.runtime import devices
+        from sok_like.runtime.native import devices
 
         assert tf.config.list_physical_devices("GPU"), (
             "TF_CPP_MIN_LOG_LEVEL=0 says why there is none"

@@ -3,7 +3,7 @@
 Starting TensorFlow costs seconds per rank, so one launch should do many checks: the function may
 return a dictionary with one result per check.
 
-    results = run_ranks("tests.runtime.test_comm:collectives", 2, args={"num_keys": 8})
+    results = run_ranks("tests.runtime.ranks.test_comm:collectives", 2, args={"num_keys": 8})
     results[1]["sum"]  # what rank 1 returned
 
 The function runs in `tests/rank_main.py`, after nothing but the standard library was imported.
@@ -22,7 +22,7 @@ import tempfile
 
 import pytest
 
-from sok_like.runtime.launchers import launch_line, search_path
+from sok_like.runtime.ranks.launchers import launch_line, search_path
 from tests import cores
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

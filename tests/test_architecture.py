@@ -12,6 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Floors of sok_like, bottom to top: a package may import those on lower floors and itself.
 FLOORS = [{"runtime"}, {"table", "planner"}, {"saving"}, {"lookup"}]
+# Rooms of runtime, and the rooms that they may import. Its `ops` may import all, `checks` none.
+RUNTIME_ROOMS = {"framework": set(), "native": set(), "ranks": {"framework", "native"}}
 # The front doors stand above all floors. A door knows no other door, with these exceptions:
 DOORS: dict[str, set[str]] = {
     # TableMetrics writes what `sok.report` measures; ServeWhileTraining exports.
@@ -48,7 +50,7 @@ STANDARD_LIBRARY_ONLY = (
     "sok_like/planner/",
     "sok_like/runtime/checks.py",
     "sok_like/table/policies.py",
-    "sok_like/runtime/launchers.py",
+    "sok_like/runtime/ranks/launchers.py",
     "sok_like/run.py",
     "sok_like/install_horovod.py",
 )
@@ -151,6 +153,14 @@ def may_import(package, target):
     return target in DOORS.get(package, set())
 
 
+def may_enter(name, imported):
+    """Whether the file called `name`, of runtime, may import `imported`, a name of the package."""
+    room = pathlib.PurePath(name).parts[2]
+    target = imported.split(".")[1] if imported.startswith("runtime.") else "checks"
+    below = {room, "checks", *RUNTIME_ROOMS.get(room, set())}
+    return target in below or room == "ops.py"
+
+
 def python_faults(name, source):
     """Returns a sentence for each import of a file of sok_like that points upward."""
     package = pathlib.PurePath(name).with_suffix("").parts[1]
@@ -167,11 +177,13 @@ def python_faults(name, source):
         elif top != "sok_like":
             if name.startswith(STANDARD_LIBRARY_ONLY) and top not in sys.stdlib_module_names:
                 faults.append(f"{name} imports {imported}: only the standard library is allowed")
-        elif target == "_core" and name == "sok_like/runtime/native.py":
+        elif target == "_core" and name == "sok_like/runtime/native/libraries.py":
             continue
         elif target == "_core":
-            faults.append(f"{name} imports {imported}: native.core() loads it")
+            faults.append(f"{name} imports {imported}: libraries.core() loads it")
         elif not may_import(package, target):
+            faults.append(f"{name} imports {imported}, which does not stand below it")
+        elif name.startswith("sok_like/runtime/") and not may_enter(name, rest):
             faults.append(f"{name} imports {imported}, which does not stand below it")
         elif package == "planner" and target == "runtime" and ".checks" not in imported:
             faults.append(f"{name} imports {imported}: only the standard library is allowed")
@@ -259,8 +271,23 @@ def test_the_document_names_the_packages_that_exist():
 @pytest.mark.parametrize(
     "name, source, fault",
     [
-        ("sok_like/runtime/ops.py", "from sok_like.runtime import native\nimport tensorflow", None),
+        (
+            "sok_like/runtime/ops.py",
+            "from sok_like.runtime.native import libraries\nimport tensorflow",
+            None,
+        ),
         ("sok_like/runtime/ops.py", "from sok_like import lookup", "not stand below"),
+        (
+            "sok_like/runtime/native/a.py",
+            "from sok_like.runtime.ranks import comm",
+            "not stand below",
+        ),
+        (
+            "sok_like/runtime/native/a.py",
+            "from sok_like.runtime import checks, ops",
+            "not stand below",
+        ),
+        ("sok_like/runtime/ranks/a.py", "from sok_like.runtime.native import devices", None),
         ("sok_like/runtime/ops.py", "from ..table import keys", "not stand below"),
         ("sok_like/runtime/ops.py", "def f():\n  from ..table.keys import V", "not stand below"),
         ("sok_like/embeddings/a.py", "from ..lookup import exchange\nfrom . import b", None),
@@ -282,10 +309,14 @@ def test_the_document_names_the_packages_that_exist():
             "import importlib\nimportlib.import_module(f'sok_like.lookup.{name}')",
             "not stand below",
         ),
-        ("sok_like/lookup/hash_lookup.py", "from sok_like import _core", "native.core"),
+        ("sok_like/lookup/hash_lookup.py", "from sok_like import _core", "libraries.core"),
         ("sok_like/planner/a.py", "import numpy", "standard library"),
         ("sok_like/planner/a.py", "from sok_like.runtime.checks import as_integer", None),
-        ("sok_like/planner/a.py", "from sok_like.runtime.comm import current", "standard library"),
+        (
+            "sok_like/planner/a.py",
+            "from sok_like.runtime.ranks.comm import current",
+            "standard library",
+        ),
         ("sok_like/table/variable.py", "import benchmarks.x", "above the package"),
         ("sok_like/surprise.py", "", "place 'surprise'"),
         ("cpp/core/cpu/a.h", '#include "cpp/core/parallel.h"\n#include <vector>', None),

@@ -77,7 +77,7 @@ def test_assign_overfills_one_rank_only(rank_results):
 
 def bad_key_on_rank_1():
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     sok.Init(global_batch_size=2)
     layer = sok.DistributedEmbedding("sum", 5, 2, 1, 1, use_hashtable=False, name="rows")
@@ -87,7 +87,7 @@ def bad_key_on_rank_1():
 
 def exception_outside_sok():
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     sok.Init(global_batch_size=2)
     layer = sok.DistributedEmbedding("sum", None, 2, 1, 1)

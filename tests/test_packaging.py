@@ -119,7 +119,7 @@ def test_one_process_needs_no_horovod_and_no_tf_keras(tmp_path):
         "path = sys.argv[0] = os.environ['PROGRAM']\n"
         "exec(compile(open(path).read(), path, 'exec'))\n"
         "from sok_like import __main__ as about\n"
-        "from sok_like.runtime import initialize\n"
+        "from sok_like.runtime.ranks import initialize\n"
         "initialize.reset()\n"
         "about.main()\n"
         "initialize.reset()\n"

@@ -270,7 +270,7 @@ def test_import_loads_no_tensorflow():
 
 def test_an_earlier_name_of_the_readme_warns():
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     with pytest.warns(FutureWarning, match=r"sok.rank\(\)"):
         assert sok.comm is comm

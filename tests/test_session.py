@@ -20,7 +20,7 @@ OPTIMIZERS = {
 @pytest.fixture
 def graph(sok):
     """A graph to build in; `sok.Init` has to be called in it again, as in a script of its own."""
-    from sok_like.runtime import initialize
+    from sok_like.runtime.ranks import initialize
 
     initialize.reset()
     with tf.Graph().as_default() as graph:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 
 LIMIT = 120.0  # seconds, for hangs alone
 _lines = itertools.count(1)

@@ -24,9 +24,9 @@ from benchmarks.predict.model import Workload
 from sok_like.lookup import hash_lookup
 from sok_like.optimizers.lazy_adam import LazyAdam
 from sok_like.optimizers.wrapper import OptimizerWrapper
-from sok_like.runtime import comm
 from sok_like.runtime.checks import require
-from sok_like.runtime.initialize import ensure_initialized
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.table.variable import EmbeddingVariable
 
 _NUM_ROWS = 2_000_000  # of all tables of a workload: more than caches hold

@@ -1,4 +1,4 @@
-// The engine for Python (sok_like/runtime/mpi.py), which calls these by ctypes.
+// The engine for Python (sok_like/runtime/ranks/mpi.py), which calls these by ctypes.
 #include <cstdio>
 #include <stdexcept>
 

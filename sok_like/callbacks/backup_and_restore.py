@@ -12,11 +12,11 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.callbacks.resumed_data import Progress, Resumed
-from sok_like.runtime import comm
-from sok_like.runtime.agreement import agreed
 from sok_like.runtime.checks import as_integer, wrong_argument
-from sok_like.runtime.initialize import global_batch_size
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import agreed
+from sok_like.runtime.ranks.initialize import global_batch_size
 from sok_like.saving import checkpoints
 from sok_like.saving.background import BackgroundDump
 from sok_like.saving.format import durable

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from sok_like.lookup import replicas
 from sok_like.lookup.local_variables import is_local
-from sok_like.runtime import comm
 from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.runtime.ranks import comm
 
 
 class BroadcastVariables(tf.keras.callbacks.Callback):

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm, hooks
-from sok_like.runtime.agreement import agreed
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import agreed
 
 
 class MetricAverage(tf.keras.callbacks.Callback):

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_like.runtime import comm, hooks
-from sok_like.runtime.agreement import agreed, all_or_none
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import agreed, all_or_none
 
 _CALL = "the data of sok.callbacks.BackupAndRestore"
 

@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.inspection.report import TableReport, measure_ranks, tables_of
-from sok_like.runtime import comm, observed
-from sok_like.runtime.agreement import agreed
 from sok_like.runtime.checks import check_integer
+from sok_like.runtime.ranks import comm, training_statistics
+from sok_like.runtime.ranks.agreement import agreed
 
 # The metadata that `tf.summary.scalar` writes beside a value. That function belongs to TensorBoard,
 # which may not be installed.
@@ -57,9 +57,9 @@ class TableMetrics(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self._tables = []
-        observed.observe_batches(False)  # an earlier training may have been interrupted
+        training_statistics.observe_batches(False)  # an earlier training may have been interrupted
         agreed(self._open, comm.current(), "sok.callbacks.TableMetrics")
-        self._exchanged, self._exchange_step = observed.exchange_seconds(), self._step
+        self._exchanged, self._exchange_step = training_statistics.exchange_seconds(), self._step
 
     def _open(self):
         if comm.current().rank == 0 and self._writer is None:
@@ -67,7 +67,7 @@ class TableMetrics(tf.keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         if (self._step + 1) % self.every == 0:
-            observed.observe_batches(True)
+            training_statistics.observe_batches(True)
 
     def on_train_batch_end(self, batch, logs=None):
         self._step += 1
@@ -78,7 +78,7 @@ class TableMetrics(tf.keras.callbacks.Callback):
         self._write(whole=True)
 
     def on_train_end(self, logs=None):
-        observed.observe_batches(False)
+        training_statistics.observe_batches(False)
         if self._writer is not None:
             self._writer.flush()
 
@@ -90,12 +90,12 @@ class TableMetrics(tf.keras.callbacks.Callback):
                 "sok.callbacks.TableMetrics needs a model with hash tables. "
                 f"Received: model '{self.model.name}', which has none"
             )
-        observed.observe_batches(False)
+        training_statistics.observe_batches(False)
         steps = max(1, self._step - self._exchange_step)
-        milliseconds = 1e3 * (observed.exchange_seconds() - self._exchanged) / steps
+        milliseconds = 1e3 * (training_statistics.exchange_seconds() - self._exchanged) / steps
         tables, exchanges = measure_ranks(self._tables, whole, milliseconds)
         # Exchanges of the measurement itself do not belong to a step.
-        self._exchanged, self._exchange_step = observed.exchange_seconds(), self._step
+        self._exchanged, self._exchange_step = training_statistics.exchange_seconds(), self._step
         if self._writer is None:
             return
         with self._writer.as_default(step=self._step):

@@ -21,8 +21,9 @@ from sok_like.group_embedding.strategy import enable_distributed_strategy
 from sok_like.lookup import replicas
 from sok_like.optimizers.embedding_aware import knows_tables
 from sok_like.optimizers.wrapper import OptimizerWrapper
-from sok_like.runtime import comm, gradient_scale, hooks
 from sok_like.runtime.checks import require
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.ranks import comm, gradient_scale
 from sok_like.table.variable import is_embedding_variable
 
 ENGINES = ("sok", "hb")

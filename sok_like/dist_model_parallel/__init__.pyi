@@ -1,4 +1,4 @@
-# The public names; `runtime/lazy.py` reads them from here.
+# The public names; `runtime/framework/lazy_modules.py` reads them from here.
 from sok_like.dist_model_parallel.broadcast import (
     BroadcastGlobalVariablesCallback as BroadcastGlobalVariablesCallback,
 )

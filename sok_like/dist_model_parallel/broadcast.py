@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup import replicas
-from sok_like.runtime import comm
 from sok_like.runtime.checks import require
-from sok_like.runtime.initialize import ensure_initialized
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.initialize import ensure_initialized
 
 
 def broadcast_variables(model_vars: Iterable[Any], root_rank: int = 0) -> None:

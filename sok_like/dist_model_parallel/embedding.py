@@ -14,7 +14,7 @@ from sok_like.lookup.dense_lookup import (
 )
 from sok_like.lookup.padding import mask_of
 from sok_like.runtime.checks import check_combiner, check_integer, require
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.framework.keras_version import is_keras_3
 
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")

@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from sok_like.lookup import norms
 from sok_like.lookup.local_variables import is_local, mark_local, unique_in_graph
-from sok_like.runtime import comm, turns
-from sok_like.runtime.attributes import view
-from sok_like.runtime.finite import all_finite, with_decision, without_decision
-from sok_like.runtime.initialize import ensure_initialized
-from sok_like.runtime.keras_version import optimizer_family
+from sok_like.runtime.framework.keras_version import optimizer_family
+from sok_like.runtime.framework.scoped_attributes import view
+from sok_like.runtime.ranks import comm, exchange_order
+from sok_like.runtime.ranks.finite_gradients import all_finite, with_decision, without_decision
+from sok_like.runtime.ranks.initialize import ensure_initialized
 
 # Arguments of Horovod's wrappers: some have no effect here; the others must mean an average over
 # all ranks, or gradients of replicated and local variables would have different scales.
@@ -84,7 +84,7 @@ def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str)
     if sparse_as_dense:
         mine = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in mine]
     result = list(gradients)
-    means = turns.collective_in_turn(communicator, "average", mine, unique_in_graph(name))
+    means = exchange_order.collective_in_turn(communicator, "average", mine, unique_in_graph(name))
     for i, gradient in zip(shared, means, strict=True):
         result[i] = gradient
     return [g if i in shared else norms.marked_part(g) for i, g in enumerate(result)]

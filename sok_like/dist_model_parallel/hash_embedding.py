@@ -12,9 +12,9 @@ from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.local_variables import mark_local
 from sok_like.lookup.padding import check_pad_key, mask_of
 from sok_like.lookup.table_layer import TableLayer, freeze_tables, keras_arguments
-from sok_like.runtime import comm
 from sok_like.runtime.checks import OPTIONAL_COMBINERS, check_combiner, check_integer
-from sok_like.runtime.initialize import ensure_initialized
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.table.keras_variable import as_weight
 from sok_like.table.keys import as_key_dtype
 from sok_like.table.variable import EmbeddingVariable

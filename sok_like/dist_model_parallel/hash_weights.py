@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm
-from sok_like.runtime.agreement import all_or_none, send
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import all_or_none, send
 from sok_like.saving.format import durable
 from sok_like.table.keys import in_key_dtype
 from sok_like.table.ownership import owned

@@ -25,7 +25,8 @@ from sok_like.lookup import exchange, same_weights
 from sok_like.lookup.dense_lookup import legal_ids
 from sok_like.lookup.flat_ids import FlatIds
 from sok_like.lookup.local_variables import unique_in_graph
-from sok_like.runtime import comm, native, turns
+from sok_like.runtime.native import libraries
+from sok_like.runtime.ranks import comm, exchange_order
 
 _PER_INPUT = 2  # sizes: local batch, hotness (-1 for an input of one axis)
 _ODD = "global batch not divisible by"
@@ -85,7 +86,9 @@ def mp_input_lookup(
         sizes.append(of_input)
     try:
         notes = tf.concat(sizes, 0)
-        received, _ = turns.exchange_notes(notes, problems, communicator, name, _said(layer, name))
+        received, _ = exchange_order.exchange_notes(
+            notes, problems, communicator, name, _said(layer, name)
+        )
     except tf.errors.InvalidArgumentError as error:
         if _ODD not in error.message:
             raise
@@ -98,7 +101,7 @@ def mp_input_lookup(
         received = tf.identity(received)
     static = None if tf.executing_eagerly() else output_shapes(layer, inputs)
     # All ranks know the sizes of all ranks' messages, so all raise.
-    fitting = native.ops().sok_check_blocks(words=_words_of_ranks(layer, received, static))
+    fitting = libraries.ops().sok_check_blocks(words=_words_of_ranks(layer, received, static))
     with tf.control_dependencies([] if fitting is None else [fitting]):
         received = tf.identity(received)
         found = _lookup_hashed(layer, samples, tables, training, f"{name}_hashed")
@@ -106,10 +109,12 @@ def mp_input_lookup(
     features = [_feature(layer, i, samples[i], tables) for i in dense]
     found.update(zip(dense, exchange.lookup_here(features), strict=True))
     outputs = [samples[i].restore(found.pop(i)) for i in mine]
-    with turns.turn() as done:
+    with exchange_order.turn() as done:
         message, words = _message(layer, outputs, sizes[1:], list(found.values()), name)
-        lookup = turns.Lookup(communicator, name, same_weights.compare, layer.wire_dtype)
-        arrived, _, call = turns.exchange_rows(message, tf.fill([world_size], words), lookup)
+        lookup = exchange_order.Lookup(communicator, name, same_weights.compare, layer.wire_dtype)
+        arrived, _, call = exchange_order.exchange_rows(
+            message, tf.fill([world_size], words), lookup
+        )
         done.append(call)
     return _assemble(layer, arrived, received, call, static)
 
@@ -257,7 +262,7 @@ def _message(layer, outputs, sizes, empty, name):
     It includes `empty` tensors so that their gradients, which are collectives, are computed.
     """
     world_size = layer.world_size
-    head = turns.head_of_rows(name, layer.wire_dtype)
+    head = exchange_order.head_of_rows(name, layer.wire_dtype)
     blocks = [tf.tile(head[None], [world_size, 1])]
     for output, size in zip(outputs, sizes, strict=True):
         words = size[0] * tf.abs(size[1]) * output.shape[-1]
@@ -279,7 +284,7 @@ def _cut(arrived, sizes, heads, call):
     @tf.custom_gradient
     def run(arrived):
         def back(*grads):
-            head = turns.head_of_gradients(call)
+            head = exchange_order.head_of_gradients(call)
             return tf.concat([head if i in heads else g for i, g in enumerate(grads)], 0)
 
         return tf.split(arrived, tf.stack(sizes)), back

@@ -20,9 +20,9 @@ from sok_like.dist_model_parallel import hash_weights, weights
 from sok_like.dist_model_parallel.weights import Held
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.local_variables import is_local
-from sok_like.runtime import comm
-from sok_like.runtime.agreement import all_or_none, gather_text, one_rank_at_a_time
 from sok_like.runtime.checks import as_integer, check_integer
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import all_or_none, gather_text, one_rank_at_a_time
 from sok_like.table.ownership import owned
 
 

@@ -19,9 +19,9 @@ from sok_like.dist_model_parallel import hash_weights
 from sok_like.dist_model_parallel.hash_weights import CHUNK_BYTES
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.planner.tables import DATA_PARALLEL, HASHED, Plan, TableConfig
-from sok_like.runtime import comm, turns
-from sok_like.runtime.agreement import all_or_none, one_rank_at_a_time, send
 from sok_like.runtime.checks import check_integer
+from sok_like.runtime.ranks import comm, exchange_order
+from sok_like.runtime.ranks.agreement import all_or_none, one_rank_at_a_time, send
 from sok_like.table.weights import replace_rows
 
 
@@ -82,7 +82,7 @@ def _agree_on_dtype(variable, communicator):
     # A rank without a shard does not know the table's dtype, but must send an empty block of it.
     mine = 0 if variable is None else variable.dtype.base_dtype.as_datatype_enum
     mine = tf.constant([mine], tf.int32)
-    known = turns.collective_in_turn(communicator, "all_gather", mine, "dmp_table_dtype")
+    known = exchange_order.collective_in_turn(communicator, "all_gather", mine, "dmp_table_dtype")
     return int(tf.reduce_max(known))
 
 

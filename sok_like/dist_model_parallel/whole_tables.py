@@ -10,7 +10,7 @@ from sok_like.dist_model_parallel.local_layers import layer_table
 from sok_like.dist_model_parallel.weights import Held, get_tables, set_tables
 from sok_like.lookup import exporting
 from sok_like.planner.tables import HASHED
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 
 
 class WholeTables:

@@ -5,6 +5,6 @@
 Importing this loads no TensorFlow: a name is loaded when first used.
 """
 
-from sok_like.runtime import lazy
+from sok_like.runtime.framework import lazy_modules
 
-__all__, __getattr__, __dir__ = lazy.names(__name__)
+__all__, __getattr__, __dir__ = lazy_modules.names(__name__)

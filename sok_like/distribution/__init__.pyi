@@ -1,4 +1,4 @@
-# The public names; `runtime/lazy.py` reads them from here.
+# The public names; `runtime/framework/lazy_modules.py` reads them from here.
 from sok_like.distribution.distributions import DataParallel as DataParallel
 from sok_like.distribution.distributions import Distribution as Distribution
 from sok_like.distribution.distributions import ModelParallel as ModelParallel

@@ -30,9 +30,9 @@ import tensorflow as tf
 
 from sok_like.distribution.mesh import shard_bounds
 from sok_like.lookup.local_variables import unique_in_graph
-from sok_like.runtime.attributes import attributes
-from sok_like.runtime.comm import Communicator
-from sok_like.runtime.turns import collective_in_turn as _in_turn
+from sok_like.runtime.framework.scoped_attributes import attributes
+from sok_like.runtime.ranks.comm import Communicator
+from sok_like.runtime.ranks.exchange_order import collective_in_turn as _in_turn
 
 
 def gather(

@@ -40,10 +40,10 @@ from sok_like.distribution.optimizer import distributed_optimizer
 from sok_like.distribution.rules import install, rule_of
 from sok_like.distribution.sharded_variable import creator, path_of, shard_of
 from sok_like.planner.report import aligned
-from sok_like.runtime import comm
-from sok_like.runtime.agreement import agreed
 from sok_like.runtime.checks import require, wrong_argument
-from sok_like.runtime.initialize import ensure_initialized
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import agreed
+from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.table.variable import is_embedding_variable
 
 

@@ -23,9 +23,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm
 from sok_like.runtime.checks import wrong_argument
-from sok_like.runtime.initialize import ensure_initialized
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.initialize import ensure_initialized
 
 TensorLayout = keras.distribution.TensorLayout
 

@@ -38,10 +38,12 @@ from sok_like.distribution.sharded_gradient import put_under
 from sok_like.distribution.sharded_variable import cut_existing, path_of, shard_of
 from sok_like.lookup import exporting
 from sok_like.planner import readers
-from sok_like.runtime import comm, hooks, native, turns
-from sok_like.runtime.attributes import attributes
-from sok_like.runtime.keras_version import is_keras_3
-from sok_like.runtime.tensor_checks import checked
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.scoped_attributes import attributes
+from sok_like.runtime.native import libraries
+from sok_like.runtime.native.tensor_checks import checked
+from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.saving import keras_files
 
 # `inside`: within a model's call; the models inside it get batches that are already split.
@@ -270,11 +272,11 @@ def _compared(inputs, distribution) -> Iterator[None]:
         tensors = [t for t in tf.nest.flatten(structure, expand_composites=True) if _is_data(t)]
         names += [name if len(tensors) == 1 else f"{name}[{i}]" for i in range(len(tensors))]
         batches += map(tf.convert_to_tensor, tensors)
-    ops = native.ops()
+    ops = libraries.ops()
     shard = 0 if distribution.auto_shard_dataset else distribution.data_shard_id
     with tf.device("CPU:0"):  # the ops' device
         own_digests = ops.sok_digest_batch(tensors=batches, shard=shard)
-        digests, lengths = turns.exchange_notes(
+        digests, lengths = exchange_order.exchange_notes(
             own_digests, [], comm.current(), "distribution_batch"
         )
         same = ops.sok_compare_batches(

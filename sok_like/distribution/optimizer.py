@@ -27,9 +27,10 @@ from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.loss_scale import LossScaling
 from sok_like.planner import readers
-from sok_like.runtime import comm, hooks, turns
-from sok_like.runtime.attributes import view
-from sok_like.runtime.keras_version import is_keras_3, keras_optimizers
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.framework.keras_version import is_keras_3, keras_optimizers
+from sok_like.runtime.framework.scoped_attributes import view
+from sok_like.runtime.ranks import comm, exchange_order
 
 # They update each element of a variable independently, so they can work on a shard.
 _STOCK = ("keras.src", "tf_keras.src")
@@ -143,7 +144,7 @@ class _ScalingOnShards(_TakesParts):
         finite = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
         is_broken = tf.where(tf.reduce_all(tf.stack(finite)), 0.0, 1.0)
         name = unique_in_graph("sok_distribution_finite")
-        num_broken = turns.collective_in_turn(comm.current(), "sum", is_broken, name)
+        num_broken = exchange_order.collective_in_turn(comm.current(), "sum", is_broken, name)
         added = tf.where(num_broken > 0, float("nan"), 0.0)
         return [map_values(lambda v: v + tf.cast(added, v.dtype), part) for part in parts]
 

@@ -57,8 +57,8 @@ from sok_like.lookup import exporting
 from sok_like.lookup.dense_lookup import as_row_numbers, lookup_rows, require_in_range
 from sok_like.lookup.flat_ids import flat_values, with_flat_values
 from sok_like.lookup.local_variables import unique_in_graph
-from sok_like.runtime import turns
-from sok_like.runtime.attributes import attributes
+from sok_like.runtime.framework.scoped_attributes import attributes
+from sok_like.runtime.ranks import exchange_order
 
 
 class Rule(NamedTuple):
@@ -308,7 +308,9 @@ def _exchange(unique, cut, line, path):
     position = tf.math.invert_permutation(by_owner)
 
     def exchange(rows):
-        return tf.gather(turns.collective_in_turn(line, "all_gather", rows, name), position)
+        return tf.gather(
+            exchange_order.collective_in_turn(line, "all_gather", rows, name), position
+        )
 
     return mine, exchange
 

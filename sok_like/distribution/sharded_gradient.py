@@ -27,7 +27,8 @@ from sok_like.distribution.collectives import summed
 from sok_like.distribution.sharded_variable import Shard, shard_of
 from sok_like.lookup import norms
 from sok_like.lookup.local_variables import is_local, unique_in_graph
-from sok_like.runtime import comm, hooks, turns
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.variable import is_embedding_variable
 
 # Shards by key: a TensorFlow ExtensionType can hold strings and numbers, but no other objects.
@@ -375,7 +376,7 @@ def _means(gradients, sources, line):
                 means[i] = comm.distinct(mean) if is_distinct else mean
         return means
 
-    return turns.exchange_in_turn(average, name, line)
+    return exchange_order.exchange_in_turn(average, name, line)
 
 
 @hooks.at_init

@@ -9,10 +9,10 @@ import tensorflow as tf
 from sok_like.lookup import padding
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.table_layer import TableLayer, freeze_tables, keras_arguments
-from sok_like.runtime import wire
 from sok_like.runtime.checks import check_integer
-from sok_like.runtime.gradient_scale import check as check_gradient_scale
-from sok_like.runtime.initialize import ensure_initialized
+from sok_like.runtime.ranks import communication_dtype
+from sok_like.runtime.ranks.gradient_scale import check as check_gradient_scale
+from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.table.keras_variable import as_weight
 from sok_like.table.keys import as_key_dtype, check_dtype
 from sok_like.table.variable import EmbeddingVariable
@@ -61,8 +61,8 @@ class EmbeddingLayer(TableLayer):
             "random_uniform" if embedding_initializer is None else embedding_initializer
         )
         self.gradient_scale = check_gradient_scale(gradient_scale)
-        self.row_dtype = wire.check(row_dtype, f"layer '{self.name}'", "row_dtype")
-        self.wire_dtype = wire.check(wire_dtype, f"layer '{self.name}'")
+        self.row_dtype = communication_dtype.check(row_dtype, f"layer '{self.name}'", "row_dtype")
+        self.wire_dtype = communication_dtype.check(wire_dtype, f"layer '{self.name}'")
         self.pad_key = padding.check_pad_key(pad_key, f"layer '{self.name}'")
         # XLA cannot compile the table's ops; Keras 3 checks this first.
         self.supports_jit = False

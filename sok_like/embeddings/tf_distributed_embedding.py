@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.runtime.checks import check_integer
-from sok_like.runtime.initialize import check_replicas
+from sok_like.runtime.ranks.initialize import check_replicas
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")

@@ -13,9 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
-from sok_like.runtime import comm, wire
 from sok_like.runtime.checks import require
-from sok_like.runtime.initialize import ensure_initialized
+from sok_like.runtime.ranks import comm, communication_dtype
+from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.table.keys import as_key_dtype
 from sok_like.table.policies import (
     EmbeddingVariableOption,
@@ -100,7 +100,8 @@ def get_embedding_variable(
         "embedding_dim": embedding_dim,
         "name": full_name,
         "key_dtype": as_key_dtype(key_dtype, full_name).name,
-        "dtype": wire.check(value_dtype, f"table '{full_name}'", "value_dtype") or "float32",
+        "dtype": communication_dtype.check(value_dtype, f"table '{full_name}'", "value_dtype")
+        or "float32",
         "initializer": next(each for each in initializers if each is not None),
         "capacity": capacity,
         "trainable": trainable,

@@ -20,14 +20,14 @@ from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.sparse_ids import samples_of
 from sok_like.lookup.table_layer import freeze_tables, keras_arguments, unless_frozen
 from sok_like.lookup.training_flag import by_training
-from sok_like.runtime import wire
 from sok_like.runtime.checks import (
     OPTIONAL_COMBINERS,
     as_integer,
     check_combiner,
     wrong_argument,
 )
-from sok_like.runtime.gradient_scale import check as check_gradient_scale
+from sok_like.runtime.ranks import communication_dtype
+from sok_like.runtime.ranks.gradient_scale import check as check_gradient_scale
 from sok_like.table import policy_config
 from sok_like.table.keys import check_kind, may_be_keys
 from sok_like.table.variable import EmbeddingVariable
@@ -91,7 +91,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
         super().__init__(autocast=False, **keras_arguments(kwargs))
         self.supports_jit = False  # XLA cannot compile the tables' ops
         self.gradient_scale = check_gradient_scale(gradient_scale)
-        self.wire_dtype = wire.check(wire_dtype, f"layer '{self.name}'")
+        self.wire_dtype = communication_dtype.check(wire_dtype, f"layer '{self.name}'")
         self.pad_key = pad_key
         if not isinstance(pad_key, str):
             self.pad_key = padding.check_pad_key(pad_key, f"layer '{self.name}'")

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import importlib.util
 
-from sok_like.runtime import comm
-from sok_like.runtime.initialize import ensure_initialized
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.initialize import ensure_initialized
 
 STRATEGIES = ("collective", "localized", None)
 

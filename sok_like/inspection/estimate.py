@@ -14,8 +14,8 @@ import math
 from typing import Any, NamedTuple
 
 from sok_like.optimizers.rules import rule_of
-from sok_like.runtime import native
 from sok_like.runtime.checks import check_integer, wrong_argument
+from sok_like.runtime.native import libraries
 from sok_like.table.storage import StorageOption
 
 _PARTS = 64
@@ -92,7 +92,7 @@ def _row_floats(dim, optimizer):
         rule = getattr(optimizer, "embedding_rule", None) or rule_of(optimizer)
         name, options = rule.rule, dict(rule.options)
     try:
-        return dim + sum(native.core().slot_widths(name, dim, **options).values())
+        return dim + sum(libraries.core().slot_widths(name, dim, **options).values())
     except ValueError as error:
         required = "None, an optimizer or the name of a rule"
         raise wrong_argument("optimizer", required, f"{optimizer!r}: {error}") from error

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_like.planner.report import aligned
-from sok_like.runtime import comm, observed
-from sok_like.runtime.agreement import agreed
 from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.ranks import comm, training_statistics
+from sok_like.runtime.ranks.agreement import agreed
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable, unwrap
 
 
@@ -98,7 +98,7 @@ def _numbers(table, with_bytes):
     if table.keeps_records:
         counts = table.statistics()
         evicted, refused = int(counts.evicted), int(counts.refused)
-    batch = observed.observed_batch(table.table_name)
+    batch = training_statistics.observed_batch(table.table_name)
     if not with_bytes:
         return int(table.total_count()[0]), 0, 0.0, evicted, refused, *batch
     stats = table.stats()

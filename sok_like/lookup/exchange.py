@@ -23,8 +23,9 @@ import tensorflow as tf
 from sok_like.lookup import hash_lookup as hash_lookup
 from sok_like.lookup import same_weights
 from sok_like.lookup.dense_lookup import legal_ids, require_in_range
-from sok_like.runtime import comm, native, turns
 from sok_like.runtime import ops as wrapped_ops
+from sok_like.runtime.native import libraries
+from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.variable import is_embedding_variable
 
 # Values of `owner`, also for the ops: rows on all ranks, and keys of a hash table.
@@ -88,12 +89,14 @@ def exchange_lookup(
         tf.errors.InvalidArgumentError: an id is outside its table, a hash table is full, or
             `problems` has one; on every rank, naming the rank where it happened.
     """
-    ops, communicator = native.ops(), comm.current()
+    ops, communicator = libraries.ops(), comm.current()
     world_size = communicator.world_size
     # What ranks must agree on: otherwise rows of another table or place would be misread.
     places = [f"{f.num_rows}x{f.dim} of {f.owner} at {f.row_offset}{_rule(f)}" for f in features]
     said = f"{how.name}: {', '.join(places)}"
-    lookup = turns.Lookup(communicator, how.name, same_weights.compare, how.wire_dtype, said)
+    lookup = exchange_order.Lookup(
+        communicator, how.name, same_weights.compare, how.wire_dtype, said
+    )
     scale = 1.0 / world_size if how.gradient_scale is None else how.gradient_scale
     owners, dims = [f.owner for f in features], [f.dim for f in features]
     batch = {
@@ -115,8 +118,8 @@ def exchange_lookup(
             row_offsets=[f.row_offset for f in features],
             **batch,
         )
-        with turns.turn() as done:
-            message, splits = turns.exchange_keys(routed.message, routed.splits, lookup)
+        with exchange_order.turn() as done:
+            message, splits = exchange_order.exchange_keys(routed.message, routed.splits, lookup)
             local_rows = ops.sok_unpack_keys(
                 message=message,
                 splits=splits,
@@ -134,7 +137,7 @@ def exchange_lookup(
                 dims=dims,
                 gradient_scale=scale,
             )
-            rows, received, call = turns.exchange_rows(rows, sent, lookup)
+            rows, received, call = exchange_order.exchange_rows(rows, sent, lookup)
             done.append(call)
         return wrapped_ops.combine(rows, received, call, routed, batch)
 
@@ -224,7 +227,7 @@ def _gather(features, local_rows, training=False, world_size=1):
         if is_embedding_variable(first.variable):
             first.variable.record_access()
             # Other ranks wait for the rows, so their message carries what went wrong here.
-            found, problem = native.ops().sok_find_rows(
+            found, problem = libraries.ops().sok_find_rows(
                 handle=first.variable.handle, keys=unique, dim=first.dim, insert=training
             )
             problems.append(problem)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_like.lookup.stock_table import StockTable
-from sok_like.runtime.attributes import attributes
+from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.table.as_variable import stand_ins
 
 _state = threading.local()

@@ -11,8 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup.local_variables import unique_in_graph
-from sok_like.runtime import comm, second_order, turns
-from sok_like.runtime.initialize import ensure_initialized
+from sok_like.runtime.framework import second_order
+from sok_like.runtime.ranks import comm, exchange_order
+from sok_like.runtime.ranks.initialize import ensure_initialized
 
 
 def gather_batch(tensor: Any, name: str = "gather_batch") -> tf.Tensor:
@@ -52,13 +53,13 @@ def gather_batch(tensor: Any, name: str = "gather_batch") -> tf.Tensor:
 
     @tf.custom_gradient
     def run(tensor):
-        whole, sizes = turns.exchange_in_turn(gather, name, communicator)
+        whole, sizes = exchange_order.exchange_in_turn(gather, name, communicator)
         whole.set_shape([None, *tensor.shape[1:]])
 
         def back(grad):
             @tf.custom_gradient
             def send_back(grad):
-                total = turns.exchange_in_turn(
+                total = exchange_order.exchange_in_turn(
                     lambda: communicator.sum(grad, f"{name}_grad"), f"{name}_grad", communicator
                 )
                 start = tf.reduce_sum(sizes[: communicator.rank])

@@ -20,10 +20,12 @@ from tensorflow.python.ops import custom_gradient
 
 from sok_like.lookup import exporting, same_weights
 from sok_like.lookup.keras_call import check_listed
-from sok_like.runtime import comm, devices, hooks, native, ops, turns, wire
-from sok_like.runtime import gradient_scale as gradient_scales
-from sok_like.runtime import observed as observed  # its warning belongs to every lookup
+from sok_like.runtime import ops
 from sok_like.runtime.checks import COMBINERS, check_combiner
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.native import devices, libraries
+from sok_like.runtime.ranks import comm, communication_dtype, exchange_order
+from sok_like.runtime.ranks import gradient_scale as gradient_scales
 from sok_like.table.variable import EmbeddingVariable
 
 
@@ -88,7 +90,7 @@ def lookup(
     if not features:
         return []
     gradient_scales.check(gradient_scale)
-    wire_dtype = wire.check(wire_dtype, f"lookup '{name}'")
+    wire_dtype = communication_dtype.check(wire_dtype, f"lookup '{name}'")
     for feature in features:
         check_listed(feature.variable, feature.keys)
     _check_not_recomputed(features)
@@ -159,7 +161,7 @@ class _DeviceGroup:
                 return self._exchange(communicator)
             batch = self._batch()  # beside its inputs, which may be in host memory
             with devices.device_scope(self.device):  # its gradient runs there, too
-                found = native.ops().sok_lookup(
+                found = libraries.ops().sok_lookup(
                     handles=self._handles(),
                     insert=self.training,
                     keep_rows=ops.rows_to_keep([f.weights for f in self.features]),
@@ -173,20 +175,20 @@ class _DeviceGroup:
         world_size, batch = communicator.world_size, self._batch()
         counted = [self.training and f.variable.counts_occurrences for f in self.features]
         with devices.device_scope(self.device):
-            routed = native.ops().sok_route(
+            routed = libraries.ops().sok_route(
                 problems=[],
                 world_size=world_size,
                 counted=counted if any(counted) else [],
                 name="route",
                 **batch,
             )
-        lookup = turns.Lookup(
+        lookup = exchange_order.Lookup(
             communicator, self.name, same_weights.compare, self.wire_dtype, self._said()
         )
-        with turns.turn() as done:
-            message, splits = turns.exchange_keys(routed.message, routed.splits, lookup)
+        with exchange_order.turn() as done:
+            message, splits = exchange_order.exchange_keys(routed.message, routed.splits, lookup)
             with devices.device_scope(self.device):  # its gradient runs there, too
-                gathered = native.ops().sok_gather_rows(
+                gathered = libraries.ops().sok_gather_rows(
                     handles=self._handles(),
                     message=message,
                     splits=splits,
@@ -196,7 +198,9 @@ class _DeviceGroup:
                     gradient_scale=gradient_scales.attribute(self.gradient_scale, world_size),
                     name="gather_rows",
                 )
-            rows, received, call = turns.exchange_rows(gathered.rows, gathered.row_splits, lookup)
+            rows, received, call = exchange_order.exchange_rows(
+                gathered.rows, gathered.row_splits, lookup
+            )
             done.append(call)
         with devices.device_scope(self.device):
             return ops.combine(rows, received, call, routed, batch)

@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime import comm, hooks
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.ranks import comm
 from sok_like.table.variable import is_embedding_variable
 
 # How often each name was used, by graph.

@@ -21,10 +21,11 @@ from tensorflow.python.ops import clip_ops
 from tensorflow.python.util import dispatch
 
 from sok_like.lookup.local_variables import unique_in_graph
-from sok_like.runtime import comm, hooks, turns
-from sok_like.runtime.comm import distinct, summed_values
-from sok_like.runtime.keras_version import is_keras_3, keras_optimizers
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.framework.keras_version import is_keras_3, keras_optimizers
 from sok_like.runtime.ops import keys_are_unique
+from sok_like.runtime.ranks import comm, exchange_order
+from sok_like.runtime.ranks.comm import distinct, summed_values
 
 _PART, _SHAPE_OF_PART = "_sok_part", tf.int64
 
@@ -63,7 +64,7 @@ def _summed_over_ranks(numbers):
     if communicator.world_size == 1:
         return numbers
     mine, name = tf.cast(numbers, tf.float32)[tf.newaxis], unique_in_graph("sok_norm")
-    every = turns.collective_in_turn(communicator, "all_gather", mine, name)
+    every = exchange_order.collective_in_turn(communicator, "all_gather", mine, name)
     return tf.cast(tf.reduce_sum(every, 0), numbers.dtype)
 
 
@@ -127,7 +128,7 @@ def _averaged(gradients):
     if not gradients or comm.current_or_single().world_size == 1:
         return gradients
     name = unique_in_graph("sok_norm_of_averages")
-    return turns.collective_in_turn(comm.current(), "average", gradients, name)
+    return exchange_order.collective_in_turn(comm.current(), "average", gradients, name)
 
 
 def _squares(gradients):

@@ -15,9 +15,9 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup.sparse_ids import as_ragged
-from sok_like.runtime import hooks
 from sok_like.runtime.checks import as_integer, wrong_argument
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.framework.keras_version import is_keras_3
 from sok_like.table.keys import as_keys, keys_of
 
 

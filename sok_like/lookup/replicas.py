@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.local_variables import is_local, unique_in_graph
-from sok_like.runtime import comm, turns
+from sok_like.runtime.ranks import comm, exchange_order
 
 
 def with_optimizer(variables: Iterable[Any], optimizer: Any) -> list[Any]:
@@ -47,7 +47,7 @@ def broadcast(variables: Iterable[Any], root_rank: int, name: str) -> list[Any]:
 
 
 def _from_root(value, root_rank, name, communicator):
-    return turns.exchange_in_turn(
+    return exchange_order.exchange_in_turn(
         lambda: communicator.broadcast(value, root_rank, name), name, communicator
     )
 
@@ -62,7 +62,9 @@ def check_same_shapes(variables: Sequence[Any], name: str) -> None:
     communicator = comm.current()
     texts = [f"{v.dtype} {tuple(v.shape)}" for v in variables]
     mine = tf.constant([len(texts), *(zlib.crc32(text.encode()) for text in texts)], tf.int64)
-    gathered = turns.collective_in_turn(communicator, "all_gather", mine, name).numpy().tolist()
+    gathered = (
+        exchange_order.collective_in_turn(communicator, "all_gather", mine, name).numpy().tolist()
+    )
     lists = []
     while gathered:
         length = gathered[0]

@@ -22,8 +22,10 @@ import tensorflow as tf
 
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.local_variables import is_local
-from sok_like.runtime import hooks, native, turns
-from sok_like.runtime.comm import Communicator
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.native import libraries
+from sok_like.runtime.ranks import exchange_order
+from sok_like.runtime.ranks.comm import Communicator
 
 # Relative, for these sums: hosts with different processors may differ in the last bits.
 TOLERANCE = 1e-5
@@ -73,7 +75,7 @@ def compare(communicator: Communicator) -> list[tf.Tensor]:
         values = tf.numpy_function(_sums, [as_tf_table(v) for v in variables], tf.int64)
         values = tf.ensure_shape(values, [2 * len(variables)])
         name = f"comparison_of_{len(variables)}_ordinary_variables"
-        told, _ = turns.exchange_notes(values, [], communicator, name)
+        told, _ = exchange_order.exchange_notes(values, [], communicator, name)
         told = tf.reshape(told, [communicator.world_size, 2 * len(variables)])
         told = tf.bitcast(tf.cast(told, tf.int32), tf.float32)
         # Learning rates and steps, which come first, matter to optimizers only.
@@ -98,7 +100,7 @@ def _sums(*values):
 def check(statements: Any, variables: list[Any]) -> list:
     """Raises unless all ranks' statements `[world_size, ...]` agree; in a graph returns the op."""
     with tf.device("CPU:0"):  # the op's only device, even if gradients are averaged on another
-        op = native.ops().sok_compare_statements(
+        op = libraries.ops().sok_compare_statements(
             statements=statements,
             variables=[getattr(v, "path", v.name) for v in variables],
             tolerance=TOLERANCE,

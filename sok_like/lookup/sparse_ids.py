@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_like.lookup import exporting
-from sok_like.runtime import native
+from sok_like.runtime.native import libraries
 from sok_like.table.keys import as_keys
 
 
@@ -37,7 +37,7 @@ def samples_of(
     if exporting.current() is not None:
         return [_with_stock_ops(*item) for item in zip(sparse, keys, given, strict=True)]
     with tf.device("CPU:0"):
-        found = native.ops().sok_sparse_samples(
+        found = libraries.ops().sok_sparse_samples(
             indices=[s.indices for s in sparse],
             keys=keys,
             weights=[tf.zeros([0]) if w is None else w for w in given],
@@ -66,7 +66,7 @@ def samples_by_table(
     """
     given = None if weights is None else tf.cast(weights, tf.float32)
     with tf.device("CPU:0"):
-        found = native.ops().sok_group_samples(
+        found = libraries.ops().sok_group_samples(
             keys=as_keys(samples.values),
             weights=tf.zeros([0]) if given is None else given,
             table_splits=tf.cast(table_splits, tf.int64),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import native
+from sok_like.runtime.native import libraries
 from sok_like.table.keys import owner
 
 CONSTANT, UNIFORM, NORMAL, TRUNCATED_NORMAL, DEFAULT_ROWS = range(5)  # InitializerKind
@@ -42,7 +42,7 @@ class MissingRows(tf.Module):
         self._dtype = tf.float32
         if not initial:
             return
-        kind, key, numbers, rows, is_row = native.ops().sok_table_initializer(
+        kind, key, numbers, rows, is_row = libraries.ops().sok_table_initializer(
             handle=variable.handle
         )
         if is_row:
@@ -121,7 +121,7 @@ class MissingRows(tf.Module):
 
 def decay_of(variable: Any) -> np.float32:
     """The factor by which weight decay has multiplied the initial rows of missing keys so far."""
-    return native.ops().sok_table_initializer(handle=variable.handle).numbers.numpy()[3]
+    return libraries.ops().sok_table_initializer(handle=variable.handle).numbers.numpy()[3]
 
 
 def _philox(counter, key):

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime import hooks, keras_steps
+from sok_like.runtime.framework import hooks, trainer_phase
 
 _evaluating = hooks.Within()
 
@@ -36,5 +36,5 @@ def by_training(training: Any, function: Callable[[bool], Any]) -> Any:
 @hooks.at_init
 def _install():
     why = "lookups of evaluate and predict insert nothing"
-    keras_steps.note("test", _evaluating, why)
-    keras_steps.note("predict", _evaluating, why)
+    trainer_phase.note("test", _evaluating, why)
+    trainer_phase.note("predict", _evaluating, why)

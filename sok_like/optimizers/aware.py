@@ -18,7 +18,8 @@ from sok_like.lookup import norms, same_weights
 from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers import graph_step, owner, per_table, same_on_ranks
 from sok_like.optimizers.rules import OptimizerRule, rule_of
-from sok_like.runtime import comm, finite, ops, turns
+from sok_like.runtime import ops
+from sok_like.runtime.ranks import comm, exchange_order, finite_gradients
 from sok_like.table.variable import as_embedding_variable, is_embedding_variable, unwrap
 
 
@@ -243,7 +244,7 @@ class EmbeddingAware:
         if not variables:
             return pairs
         mine = same_on_ranks.statement(learning_rate, step, variables, rank, world_size)
-        *averaged, statements = turns.collective_in_turn(
+        *averaged, statements = exchange_order.collective_in_turn(
             communicator, "average", [*shared, mine], "sok_gradients"
         )
         with tf.control_dependencies(same_weights.check(statements * world_size, variables)):
@@ -262,7 +263,7 @@ class EmbeddingAware:
         embedding = [(g if g is None else comm.distinct(g), v) for g, v in embedding]
         other = self._sok_average_gradients(other, learning_rate, step)
         other = list(own(other)) if other else other
-        return finite.with_decision([*embedding, *other], comm.current_or_single())
+        return finite_gradients.with_decision([*embedding, *other], comm.current_or_single())
 
     def _sok_compare_rates(self, pairs, learning_rate, step, average):
         """Compares learning rates, unless averaging does; a context for updates.

@@ -15,8 +15,8 @@ import tensorflow as tf
 from sok_like.optimizers import graph_step
 from sok_like.optimizers.aware import EmbeddingAware
 from sok_like.optimizers.legacy_keras import LegacyKeras
-from sok_like.runtime import comm, finite
-from sok_like.runtime.keras_version import keras_optimizers, optimizer_family
+from sok_like.runtime.framework.keras_version import keras_optimizers, optimizer_family
+from sok_like.runtime.ranks import comm, finite_gradients
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _STOCK = ("keras", "tf_keras", "tensorflow")  # packages of stock optimizers
@@ -128,7 +128,7 @@ class _TfKeras(_Decaying):
     ):
         aggregate = kwargs.pop("experimental_aggregate_gradients", True)
         aggregate = aggregate and not skip_gradients_aggregation
-        pairs = finite.without_decision(grads_and_vars)
+        pairs = finite_gradients.without_decision(grads_and_vars)
         with tf.init_scope():
             self.build([v for _, v in pairs])
             if not hasattr(self, "_current_learning_rate"):

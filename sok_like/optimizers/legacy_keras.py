@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from sok_like.optimizers.aware import EmbeddingAware
 from sok_like.optimizers.rules import OptimizerRule, check_keras_settings
-from sok_like.runtime.finite import without_decision
+from sok_like.runtime.ranks.finite_gradients import without_decision
 from sok_like.table.variable import is_embedding_variable
 
 

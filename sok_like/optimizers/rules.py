@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import native, ops
+from sok_like.runtime import ops
+from sok_like.runtime.native import libraries
 from sok_like.table.keys import as_keys, as_rows
 from sok_like.table.variable import EmbeddingVariable
 
@@ -40,7 +41,7 @@ class OptimizerRule:
 
     def check(self) -> None:
         """Raises ValueError unless its numbers are legal, as the first step would."""
-        core = native.core()
+        core = libraries.core()
         # Takes a step without keys on a temporary table.
         no_keys: np.ndarray = np.zeros(0, np.int64)
         no_rows: np.ndarray = np.zeros((0, 1), np.float32)
@@ -71,7 +72,7 @@ class OptimizerRule:
                     "The gradient of an EmbeddingVariable must be tf.IndexedSlices of keys. "
                     f"Received: {gradient!r} (table '{variable.table_name}')"
                 )
-        return native.ops().sok_apply_gradients(
+        return libraries.ops().sok_apply_gradients(
             handles=[variable.handle for _, variable in pairs],
             keys=[as_keys(g.indices, f"indices of '{v.table_name}'") for g, v in pairs],
             grads=[as_rows(g.values, "values", v.table_name) for g, v in pairs],

@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup.same_weights import check, sums_of
-from sok_like.runtime import turns
-from sok_like.runtime.comm import Communicator
+from sok_like.runtime.ranks import exchange_order
+from sok_like.runtime.ranks.comm import Communicator
 
 # Variables are compared at the second step: programs often broadcast them after the first one.
 COMPARED_AT = 2
@@ -67,7 +67,7 @@ def compare(rate: Any, step: Any, compared: Any, communicator: Communicator) -> 
     bits = tf.cast(tf.bitcast(rate, tf.int32), tf.int64)
 
     def exchange():
-        told, _ = turns.exchange_notes(
+        told, _ = exchange_order.exchange_notes(
             tf.stack([bits, step]), [], communicator, "learning_rate_changed_on_this_rank"
         )
         told = tf.reshape(told, [communicator.world_size, 2])

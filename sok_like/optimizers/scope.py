@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from sok_like.optimizers.embedding_aware import knows_tables
 from sok_like.optimizers.wrapper import OptimizerWrapper
-from sok_like.runtime import hooks
 from sok_like.runtime.checks import wrong_argument
-from sok_like.runtime.keras_version import is_keras_3, keras_optimizers
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.framework.keras_version import is_keras_3, keras_optimizers
 from sok_like.table.variable import is_embedding_variable
 
 _lock = threading.Lock()

@@ -11,7 +11,7 @@ from sok_like.optimizers import graph_step
 from sok_like.optimizers.embedding_aware import knows_tables
 from sok_like.optimizers.wrapper import OptimizerWrapper
 from sok_like.runtime.checks import wrong_argument
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.framework.keras_version import is_keras_3
 
 
 def LossScaleOptimizer(optimizer: Any, loss_scale: float | str = "dynamic") -> Any:

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from sok_like.optimizers.embedding_aware import embedding_aware, knows_tables
 from sok_like.optimizers.loss_scale import LossScaling
-from sok_like.runtime.attributes import view
-from sok_like.runtime.keras_version import is_keras_3, keras_optimizers, optimizer_family
+from sok_like.runtime.framework.keras_version import is_keras_3, keras_optimizers, optimizer_family
+from sok_like.runtime.framework.scoped_attributes import view
 
 
 def OptimizerWrapper(

@@ -11,7 +11,9 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from sok_like.runtime import comm, devices, gradient_scale, native, second_order
+from sok_like.runtime.framework import second_order
+from sok_like.runtime.native import devices, libraries
+from sok_like.runtime.ranks import comm, gradient_scale
 
 
 def keys_are_unique(gradient: tf.IndexedSlices) -> bool:
@@ -90,9 +92,11 @@ def _lookup_grad(op, *grads):
         inverse = [outputs[2 * n + i] for i in used]
     else:  # a lookup without inserts did not prepare its gradient
         with tf.device("CPU:0"):
-            unique_keys, inverse = native.ops().sok_unique_keys(keys=[inputs[n + i] for i in used])
+            unique_keys, inverse = libraries.ops().sok_unique_keys(
+                keys=[inputs[n + i] for i in used]
+            )
     with devices.device_scope(outputs[0].device):
-        row_grads = native.ops().sok_lookup_grad(
+        row_grads = libraries.ops().sok_lookup_grad(
             grads=[tf.convert_to_tensor(grads[i]) for i in used],
             unique_keys=unique_keys,
             inverse=inverse,
@@ -144,7 +148,7 @@ def _weights_grads(op, grads, learned, **of_tables):
         return []
     of_tables.update({name: op.get_attr(name) for name in ("dims", "combiners")})
     with tf.device("CPU:0"):  # the op's only device
-        return native.ops().sok_weights_grad(
+        return libraries.ops().sok_weights_grad(
             grads=[tf.convert_to_tensor(grads[i]) for i in learned],
             **{name: [values[i] for i in learned] for name, values in of_tables.items()},
         )
@@ -164,7 +168,7 @@ def _sparse_samples_grad(op, *grads):
             continue
         size = tf.size(weights[i], tf.int64)
         with tf.device("CPU:0"):  # sorted like the keys
-            positions = native.ops().sok_sparse_samples(
+            positions = libraries.ops().sok_sparse_samples(
                 [indices[i]], [tf.range(size)], [tf.zeros([0])], [dense_shapes[i]]
             )
         order = positions.sorted_keys[0][:, tf.newaxis]
@@ -191,7 +195,7 @@ def _gather_rows_grad(op, grad, *_):
     if grad is None:
         return [None] * len(op.inputs)
     with devices.device_scope(op.outputs[0].device):
-        merged = native.ops().sok_merge_grads(
+        merged = libraries.ops().sok_merge_grads(
             grads=grad,
             grad_splits=op.outputs[1],  # gradients come back in the positions of the rows sent
             message=message,
@@ -225,7 +229,7 @@ def _pack_rows_grad(op, grad, _):
     n = op.get_attr("N")
     if grad is None:
         return [None] * len(op.inputs)
-    rows = native.ops().sok_unpack_rows(
+    rows = libraries.ops().sok_unpack_rows(
         row_message=grad,
         row_splits=op.outputs[1],  # gradients come back in the positions of the rows sent
         message=op.inputs[n],
@@ -253,7 +257,7 @@ def combine(
         `[batch, dim]` per table, or `[num_keys, dim]` if its combiner is "none".
     """
     return list(
-        native.ops().sok_combine(
+        libraries.ops().sok_combine(
             rows=rows,
             splits=splits,
             counts=routed.counts,
@@ -279,7 +283,7 @@ def _combine_grad(op, *grads):
         for grad, output in zip(grads, op.outputs, strict=True)
     ]
     with devices.device_scope(op.outputs[0].device):
-        row_grads = native.ops().sok_combine_grad(
+        row_grads = libraries.ops().sok_combine_grad(
             grads=grads,
             counts=inputs[2],
             inverse=inverse,
@@ -295,7 +299,7 @@ def _combine_grad(op, *grads):
     if not learned:
         return result
     with devices.device_scope(op.outputs[0].device):
-        key_rows = native.ops().sok_combine(
+        key_rows = libraries.ops().sok_combine(
             rows=inputs[0],
             splits=inputs[1],
             counts=inputs[2],

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sok_like.runtime import agreement, comm
+from sok_like.runtime.ranks import agreement, comm
 from sok_like.saving import dump_owners, streams
 from sok_like.saving.format import checksums, durable, manifest, shard_file
 from sok_like.saving.pieces import Piece

@@ -31,9 +31,9 @@ from tensorflow.python.training.saving.saveable_object_util import (
 )
 from tensorflow.python.training.saving.saveable_object_util import TrackableSaveable
 
-from sok_like.runtime import comm
-from sok_like.runtime.agreement import agreed
-from sok_like.runtime.attributes import attributes
+from sok_like.runtime.framework.scoped_attributes import attributes
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import agreed
 from sok_like.saving import (
     background,
     dense_pieces,

@@ -6,8 +6,9 @@
     saver.restore(table, folder)                base and deltas, in order
     saver.compact(table, folder)                merges base and deltas into one base
 
-All calls are collective, in steps that all ranks take together (`sok_like/runtime/steps.py`). A
-failure on one rank raises on all of them, before anything was replaced.
+All calls are collective, in steps that all ranks take together
+(`sok_like/runtime/ranks/graph_collectives.py`). A failure on one rank raises on all of them, before
+anything was replaced.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm
-from sok_like.runtime.agreement import agreed
 from sok_like.runtime.checks import wrong_argument
-from sok_like.runtime.steps import Steps, text_of
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import agreed
+from sok_like.runtime.ranks.graph_collectives import Steps, text_of
 from sok_like.saving import background, dump_owners, streams
 from sok_like.saving.format import deltas, durable, manifest, shard_file
 from sok_like.saving.format.shard_reader import ShardFile

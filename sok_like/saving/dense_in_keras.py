@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm
-from sok_like.runtime.attributes import attributes
+from sok_like.runtime.framework.scoped_attributes import attributes
+from sok_like.runtime.ranks import comm
 from sok_like.saving import dense_pieces, keras_layers, optimizer_variables, sealed, transaction
 from sok_like.saving.dense_pieces import DensePiece, Holder, Slice, Stored
 

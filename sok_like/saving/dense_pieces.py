@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 from sok_like.saving import array_files, optimizer_variables, table_names
 from sok_like.saving.array_files import Folder
 from sok_like.saving.pieces import Piece, Prepared

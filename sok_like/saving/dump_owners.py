@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm
 from sok_like.runtime.checks import wrong_argument
-from sok_like.runtime.process import local_size
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.process import local_size
 from sok_like.saving.format import durable, manifest
 from sok_like.table.variable import as_embedding_variable
 

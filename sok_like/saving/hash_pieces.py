@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm
-from sok_like.runtime.steps import text_of
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.graph_collectives import text_of
 from sok_like.saving import dump_owners, sok1_files, streams
 from sok_like.saving.format import deltas, durable, manifest, shard_file
 from sok_like.saving.pieces import Piece, Prepared

@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime.hooks import at_init, put, wrap
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.framework.hooks import at_init, put, wrap
+from sok_like.runtime.framework.keras_version import is_keras_3
 from sok_like.saving import (
     checkpoints,
     keras_files,

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm
-from sok_like.runtime.agreement import agreed
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import agreed
 from sok_like.saving import dense_in_keras, folders, keras_layers, optimizer_variables, transaction
 from sok_like.saving.format import durable
 from sok_like.saving.hash_pieces import HashPiece

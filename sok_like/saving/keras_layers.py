@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from sok_like.runtime import comm
-from sok_like.runtime.attributes import attributes
+from sok_like.runtime.framework.scoped_attributes import attributes
+from sok_like.runtime.ranks import comm
 from sok_like.saving import sealed, table_names, transaction
 from sok_like.saving.format import manifest
 from sok_like.saving.hash_pieces import HashPiece

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 from sok_like.saving.keras_files import kinds_of
 
 _OLDER = (

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.attributes import attributes
+from sok_like.runtime.framework.scoped_attributes import attributes
 
 _state = threading.local()
 _holders: weakref.WeakSet = weakref.WeakSet()

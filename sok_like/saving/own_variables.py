@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 from sok_like.saving import array_files
 from sok_like.saving.pieces import Piece
 

@@ -3,7 +3,8 @@
 Each rank writes its shard. On the way back each rank reads all shards and keeps the keys it owns,
 so a dump of 4 ranks can be restored on 1, 3 or 64. `format/manifest.py` describes the files.
 
-Both directions are collective, in steps that all ranks take together (`sok_like/runtime/steps.py`):
+Both directions are collective, in steps that all ranks take together
+(`sok_like/runtime/ranks/graph_collectives.py`):
 
     dump      agree on call and dump | write the shards | see all shards             | manifest
     restore   agree on call          | read the shards  | make the new content aside | take it
@@ -21,8 +22,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm, native
-from sok_like.runtime.steps import Steps, text_of
+from sok_like.runtime.native import libraries
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.graph_collectives import Steps, text_of
 from sok_like.saving import delta_saver, dump_owners, hash_pieces, streams
 from sok_like.saving import sok1_files as files_of_sok1
 from sok_like.saving.dump_owners import check_arguments, checked, same_dump
@@ -229,7 +231,7 @@ class Reading:
 
     def number(self) -> tf.Tensor:
         """Starts to record changes if deltas may follow. Called when the table has its content."""
-        return native.ops().sok_table_keep_changes(handle=self.variable.handle, keep=self._keep)
+        return libraries.ops().sok_table_keep_changes(handle=self.variable.handle, keep=self._keep)
 
     def remember(self, _: Any, number: Any) -> None:
         """Stores the result of `number`."""

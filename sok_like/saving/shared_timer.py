@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sok_like.runtime.agreement import agreed
-from sok_like.runtime.comm import Communicator
+from sok_like.runtime.ranks.agreement import agreed
+from sok_like.runtime.ranks.comm import Communicator
 
 _LOOKS = 100  # exchanges per interval
 

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from sok_like.runtime import comm
-from sok_like.runtime.steps import Steps
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.graph_collectives import Steps
 from sok_like.saving.format import durable
 from sok_like.saving.format.manifest import file_stem
 from sok_like.saving.format.part_file import write_part

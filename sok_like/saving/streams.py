@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_like.runtime import native
+from sok_like.runtime.native import libraries
 from sok_like.saving.format.shard_file import Shard, unread
 from sok_like.table.content import BY_KEY
 
@@ -45,8 +45,8 @@ class _Content(ctypes.Structure):
 
 @functools.cache
 def _library():
-    native.ops()  # checks the file and loads it
-    library = ctypes.CDLL(str(native.ops_path()))
+    libraries.ops()  # checks the file and loads it
+    library = ctypes.CDLL(str(libraries.ops_path()))
     arguments = {
         "sok_stream_open": [_INT64, _INT64, ctypes.c_bool, _POINTER, _POINTER],
         "sok_stream_about": [_POINTER, _POINTER],

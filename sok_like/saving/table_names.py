@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from sok_like.runtime.attributes import attributes
+from sok_like.runtime.framework.scoped_attributes import attributes
 
 # As `sok.EmbeddingVariable` and Keras number them.
 _UNNAMED = re.compile(r"(hash_)?embedding(_\d+)?")

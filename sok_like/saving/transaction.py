@@ -27,9 +27,9 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from sok_like.runtime import comm
-from sok_like.runtime.agreement import agreed
-from sok_like.runtime.attributes import attributes
+from sok_like.runtime.framework.scoped_attributes import attributes
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import agreed
 from sok_like.saving import folders
 from sok_like.saving.format import durable
 from sok_like.saving.pieces import Piece, Prepared

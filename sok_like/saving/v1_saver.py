@@ -22,8 +22,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime import comm
-from sok_like.runtime.agreement import agreed
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import agreed
 from sok_like.saving import hash_pieces, transaction
 from sok_like.saving.hash_pieces import HashPiece
 from sok_like.saving.pieces import NotSameOnRanks, Prepared

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm
-from sok_like.runtime.agreement import agreed
-from sok_like.runtime.turns import exchange_in_turn
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import agreed
+from sok_like.runtime.ranks.exchange_order import exchange_in_turn
 from sok_like.saving import streams
 from sok_like.table.variable import EmbeddingVariable, unwrap
 

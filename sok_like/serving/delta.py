@@ -24,9 +24,9 @@ from sok_like.lookup.buckets import SLOTS
 from sok_like.lookup.placement import NoRoom, Placement
 from sok_like.lookup.stock_rows import decay_of
 from sok_like.lookup.stock_table import StockTable, encoded
-from sok_like.runtime import comm
-from sok_like.runtime.agreement import agreed, all_or_none
 from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import agreed, all_or_none
 from sok_like.saving.format import durable
 from sok_like.serving import contents
 from sok_like.serving.parts import Parts, Rows, Slice, SpreadVariables, key_of

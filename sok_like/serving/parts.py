@@ -20,9 +20,9 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.lookup.stock_table import without_value
-from sok_like.runtime import comm
-from sok_like.runtime.agreement import agreed, send
-from sok_like.runtime.attributes import attributes
+from sok_like.runtime.framework.scoped_attributes import attributes
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import agreed, send
 from sok_like.saving.format import durable
 from sok_like.serving import contents
 

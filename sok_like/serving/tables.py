@@ -19,8 +19,8 @@ from sok_like.lookup.buckets import SLOTS, Buckets
 from sok_like.lookup.placement import Placement
 from sok_like.lookup.stock_rows import MissingRows
 from sok_like.lookup.stock_table import StockTable, encoded, number_dtype
-from sok_like.runtime import comm
-from sok_like.runtime.agreement import agreed
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import agreed
 from sok_like.saving import streams
 from sok_like.serving import contents
 from sok_like.serving.parts import Parts, Rows, Slice, key_of

@@ -8,6 +8,6 @@ Names, arguments and defaults are those of release 2.1; docs/sok2.md says what d
 this loads no TensorFlow: a name is loaded when first used.
 """
 
-from sok_like.runtime import lazy
+from sok_like.runtime.framework import lazy_modules
 
-__all__, __getattr__, __dir__ = lazy.names(__name__)
+__all__, __getattr__, __dir__ = lazy_modules.names(__name__)

@@ -1,4 +1,4 @@
-# The public names; `runtime/lazy.py` reads them from here.
+# The public names; `runtime/framework/lazy_modules.py` reads them from here.
 from sok_like.sok2.distributed_variable import DistributedVariable as DistributedVariable
 from sok_like.sok2.distributed_variable import LocalizedVariable as LocalizedVariable
 from sok_like.sok2.distributed_variable import Variable as Variable

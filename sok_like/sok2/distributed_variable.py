@@ -23,10 +23,10 @@ from sok_like.lookup import norms
 from sok_like.lookup.exchange import BY_KEY
 from sok_like.lookup.local_variables import mark_local
 from sok_like.planner import readers
-from sok_like.runtime import comm
 from sok_like.runtime.checks import require, wrong_argument
-from sok_like.runtime.initialize import check_replicas
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.initialize import check_replicas
 from sok_like.table.initializers import row_initializer
 from sok_like.table.keras_variable import holder_class
 from sok_like.table.variable import EmbeddingVariable, unwrap

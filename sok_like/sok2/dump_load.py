@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm
-from sok_like.runtime.agreement import agreed
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import agreed
 from sok_like.saving.format import durable
 from sok_like.saving.format.part_file import write_part
 from sok_like.sok2 import dump_files as files

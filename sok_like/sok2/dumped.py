@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.optimizers.legacy_keras import legacy_name
-from sok_like.runtime import comm
 from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.ranks import comm
 from sok_like.saving.format import durable
 from sok_like.sok2 import dump_files as files
 from sok_like.sok2.distributed_variable import is_static, plain

@@ -17,10 +17,11 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # makes tables readable by key
-from sok_like.runtime import comm, native
 from sok_like.runtime.checks import as_integer, require, wrong_argument
-from sok_like.runtime.initialize import ensure_initialized
-from sok_like.runtime.tensor_checks import checked
+from sok_like.runtime.native import libraries
+from sok_like.runtime.native.tensor_checks import checked
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.sok2.distributed_variable import home_of
 from sok_like.table import export_assign
 from sok_like.table.export_assign import held_here
@@ -257,7 +258,7 @@ class DynamicVariable(EmbeddingVariable):
         return keys, values
 
     def _write(self, keys, rows):
-        return native.ops().sok_table_assign(handle=self.handle, keys=keys, rows=rows)
+        return libraries.ops().sok_table_assign(handle=self.handle, keys=keys, rows=rows)
 
     # ---- what a table cannot do ----
 

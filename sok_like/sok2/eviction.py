@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime import native
 from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.native import libraries
 from sok_like.sok2.lookup import all2all_dense_embedding
 from sok_like.table.policy_methods import PolicyCounts
 from sok_like.table.variable import unwrap
@@ -53,7 +53,7 @@ def sparse_read_and_evict(
 
 
 def _dropped(table):
-    return native.ops().sok_table_statistics(handle=table.handle)[_DROPPED]
+    return libraries.ops().sok_table_statistics(handle=table.handle)[_DROPPED]
 
 
 def incremental_model_dump(sok_vars: Any, time_threshold: Any, sess: Any = None) -> Any:

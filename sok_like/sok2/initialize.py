@@ -8,10 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
-from sok_like.runtime import comm, hooks
 from sok_like.runtime.checks import require
-from sok_like.runtime.initialize import check_replicas, ensure_initialized
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.initialize import check_replicas, ensure_initialized
 from sok_like.sok2.distributed_variable import is_static
 from sok_like.table.variable import is_embedding_variable
 

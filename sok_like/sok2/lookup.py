@@ -23,7 +23,7 @@ from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.keras_call import check_listed, training_of_call
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.lookup.training_flag import by_training
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 from sok_like.sok2.distributed_variable import is_static, plain
 from sok_like.table.keys import as_keys
 from sok_like.table.variable import is_embedding_variable

@@ -14,7 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup.local_variables import mark_local
-from sok_like.runtime import comm, native
+from sok_like.runtime.native import libraries
+from sok_like.runtime.ranks import comm
 from sok_like.sok2.distributed_variable import is_static, plain
 from sok_like.table.keys import as_keys, as_rows
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable
@@ -56,7 +57,9 @@ class RowOptimizer:
         done = self._optimizer.apply_gradients(stock, experimental_aggregate_gradients=False)
         with tf.control_dependencies([] if tf.executing_eagerly() else [done]):
             written = [
-                native.ops().sok_table_assign(handle=held.handle, keys=keys, rows=copy.read_value())
+                libraries.ops().sok_table_assign(
+                    handle=held.handle, keys=keys, rows=copy.read_value()
+                )
                 for keys, _, _, copies in tables
                 for held, copy in copies
             ]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.initialize import check_replicas
+from sok_like.runtime.ranks.initialize import check_replicas
 
 _STOCK_OPTIMIZER = (
     "A stock optimizer cannot update EmbeddingVariable '{name}': its rows are found by key and "

@@ -6,7 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime import comm, native
+from sok_like.runtime.native import libraries
+from sok_like.runtime.ranks import comm
 from sok_like.table.keys import as_keys, as_rows, in_key_dtype, owner
 from sok_like.table.variable import as_embedding_variable
 
@@ -56,7 +57,7 @@ def assign(variable: Any, keys: Any, rows: Any) -> Any:
     if comm.current().world_size > 1:
         mine = held_here(variable, keys)
         keys, rows = tf.boolean_mask(keys, mine), tf.boolean_mask(rows, mine)
-    return native.ops().sok_table_assign(handle=variable.handle, keys=keys, rows=rows)
+    return libraries.ops().sok_table_assign(handle=variable.handle, keys=keys, rows=rows)
 
 
 def held_here(variable: Any, keys: tf.Tensor) -> tf.Tensor:

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime import hooks
 from sok_like.runtime.checks import wrong_argument
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.framework.keras_version import is_keras_3
 
 DTYPES = (tf.int64, tf.int32, tf.uint64, tf.uint32)
 

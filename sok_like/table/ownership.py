@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 
 
 def owners(keys: np.ndarray, world_size: int) -> np.ndarray:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_like.runtime import comm, native, turns
+from sok_like.runtime.native import libraries
+from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.keys import as_keys
 
 
@@ -83,7 +84,7 @@ class PolicyMethods:
         Args:
             all_ranks: True counts the keys of the whole table; every rank must call this.
         """
-        size = native.ops().sok_table_size(handle=self.handle)[tf.newaxis]
+        size = libraries.ops().sok_table_size(handle=self.handle)[tf.newaxis]
         size = self._over_ranks(size, "total_count") if all_ranks else size
         return tf.concat([size, [self._options["embedding_dim"]]], 0)
 
@@ -92,7 +93,7 @@ class PolicyMethods:
         shape = self.total_count()
         if not self.keeps_records:
             return shape
-        counts = native.ops().sok_table_statistics(handle=self.handle)
+        counts = libraries.ops().sok_table_statistics(handle=self.handle)
         waiting = counts[PolicyCounts._fields.index("waiting")]
         return tf.tensor_scatter_nd_add(shape, [[0]], [waiting])
 
@@ -125,7 +126,9 @@ class PolicyMethods:
             ValueError: the table keeps no records. `sok.export(variable)` does not need any.
         """
         self._need_records("export")
-        exported = native.ops().sok_table_export(handle=self.handle, with_slots=False, evict=False)
+        exported = libraries.ops().sok_table_export(
+            handle=self.handle, with_slots=False, evict=False
+        )
         frequencies, last_steps = exported.records[:, 0], exported.records[:, 1]
         return ExportedRows(
             exported.keys, exported.rows, tf.maximum(last_steps - 1, 0), frequencies
@@ -139,12 +142,12 @@ class PolicyMethods:
         name = f"sok_{method}_{self._options['name']}"
         everyone, lengths = keys, tf.size(keys)[tf.newaxis]
         if communicator.world_size > 1:
-            everyone, lengths = turns.exchange_notes(keys, [], communicator, name)
+            everyone, lengths = exchange_order.exchange_notes(keys, [], communicator, name)
         statistics = self.key_statistics(everyone)
         # Only the owner knows a key; on other ranks it reads 0 and -1.
         found = tf.stack([statistics.frequencies, statistics.last_steps + 1])
         if communicator.world_size > 1:
-            found = turns.collective_in_turn(communicator, "sum", found, f"{name}_found")
+            found = exchange_order.collective_in_turn(communicator, "sum", found, f"{name}_found")
         first = tf.reduce_sum(tf.cast(lengths[: communicator.rank], tf.int64))
         mine = found[:, first : first + tf.size(keys, tf.int64)]
         return tf.reshape(mine[0], shape), tf.reshape(mine[1] - 1, shape)
@@ -159,7 +162,7 @@ class PolicyMethods:
             ValueError: the table keeps no records.
         """
         self._need_records("statistics")
-        counts = native.ops().sok_table_statistics(handle=self.handle)
+        counts = libraries.ops().sok_table_statistics(handle=self.handle)
         if all_ranks:
             # The step is the same on all ranks, so it is not summed.
             counts = tf.concat([self._over_ranks(counts[:-1], "statistics"), counts[-1:]], 0)
@@ -175,7 +178,9 @@ class PolicyMethods:
         """
         self._need_records("key_statistics")
         keys = tf.reshape(as_keys(keys), [-1])
-        return KeyStatistics(*native.ops().sok_table_key_statistics(handle=self.handle, keys=keys))
+        return KeyStatistics(
+            *libraries.ops().sok_table_key_statistics(handle=self.handle, keys=keys)
+        )
 
     def evict(self) -> tf.Tensor:
         """Removes the keys that GlobalStepEvict and L2WeightEvict select; dumps do this too.
@@ -187,7 +192,7 @@ class PolicyMethods:
             ValueError: the table keeps no records.
         """
         self._need_records("evict")
-        return native.ops().sok_table_evict(handle=self.handle)
+        return libraries.ops().sok_table_evict(handle=self.handle)
 
     def pop_evicted(self) -> EvictedRows:
         """Returns this rank's evicted rows, up to `evicted_buffer_size`, and empties the buffer.
@@ -196,7 +201,7 @@ class PolicyMethods:
             ValueError: the table keeps no records.
         """
         self._need_records("pop_evicted")
-        return EvictedRows(*native.ops().sok_table_pop_evicted(handle=self.handle))
+        return EvictedRows(*libraries.ops().sok_table_pop_evicted(handle=self.handle))
 
     def assign_scores(self, keys: Any, scores: Any) -> tf.Tensor:
         """Sets the scores by which `ScoreEvict("custom")` evicts; larger ones stay longer.
@@ -222,7 +227,7 @@ class PolicyMethods:
                 f"`scores` must have one item per key. Received: {scores.shape[0]} scores for "
                 f"{keys.shape[0]} keys (table '{self._options['name']}')"
             )
-        return native.ops().sok_table_assign_scores(handle=self.handle, keys=keys, scores=scores)
+        return libraries.ops().sok_table_assign_scores(handle=self.handle, keys=keys, scores=scores)
 
     def set_step(self, step: Any) -> Any:
         """Sets the table's step, the number of its training lookups; the next is `step + 1`.
@@ -243,7 +248,7 @@ class PolicyMethods:
         """
         self._need_records("set_step")
         step = self._as_int64("step", step)
-        return native.ops().sok_table_set_step(handle=self.handle, step=step)
+        return libraries.ops().sok_table_set_step(handle=self.handle, step=step)
 
     def _as_int64(self, argument, value):
         if isinstance(value, (list, tuple)) and not value:
@@ -267,5 +272,5 @@ class PolicyMethods:
     def _over_ranks(self, counts, what):
         communicator = comm.current()
         name = f"sok_{what}_{self._options['name']}"
-        gathered = turns.collective_in_turn(communicator, "all_gather", counts, name)
+        gathered = exchange_order.collective_in_turn(communicator, "all_gather", counts, name)
         return tf.reduce_sum(tf.reshape(gathered, [communicator.world_size, -1]), axis=0)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm, native
+from sok_like.runtime.native import libraries
+from sok_like.runtime.ranks import comm
 from sok_like.table.content import BY_KEY, FIELDS, OF_POLICIES, Content, nothing
 from sok_like.table.keys import owner
 
@@ -29,7 +30,7 @@ class Snapshots:
 
         `evict` first removes the keys that a dump omits: see `evict()`.
         """
-        fields = native.ops().sok_table_export(
+        fields = libraries.ops().sok_table_export(
             handle=self.handle, with_slots=with_slots, evict=evict
         )
         known = [name for name in FIELDS if self.keeps_records or name not in OF_POLICIES]
@@ -37,13 +38,13 @@ class Snapshots:
 
     def hand_over(self, with_slots: bool = True, evict: bool = False) -> Any:
         """The number by which `streams` reads the same content in parts, or makes a table aside."""
-        return native.ops().sok_table_hand_over(
+        return libraries.ops().sok_table_hand_over(
             handle=self.handle, with_slots=with_slots, evict=evict
         )
 
     def mark(self) -> Any:
         """An op without effect that a tf.function treats as a change of the table."""
-        return native.ops().sok_table_keep_changes(handle=self.handle, keep=False)
+        return libraries.ops().sok_table_keep_changes(handle=self.handle, keep=False)
 
     def load_snapshot(self, *, replace: bool = True, **content: Any) -> Any:
         """The inverse of `snapshot`, with its fields; `replace` removes all other keys first.
@@ -52,7 +53,7 @@ class Snapshots:
         stands for the optimizer's initial value. After a failure nothing has changed.
         """
         self._forget_optimizer()
-        return native.ops().sok_table_import(
+        return libraries.ops().sok_table_import(
             handle=self.handle, replace=replace, **_inputs(**content)
         )
 
@@ -71,12 +72,12 @@ class Snapshots:
             The argument of `take_aside`, and a string scalar: why it failed, empty if it did not.
         """
         fields = _inputs(**content)
-        return native.ops().sok_table_read_aside(handle=self.handle, made=made, **fields)
+        return libraries.ops().sok_table_read_aside(handle=self.handle, made=made, **fields)
 
     def take_aside(self, aside: Any) -> Any:
         """The second half, which cannot fail; `aside` must not be used again."""
         self._forget_optimizer()
-        return native.ops().sok_table_take_aside(handle=self.handle, aside=aside)
+        return libraries.ops().sok_table_take_aside(handle=self.handle, aside=aside)
 
 
 def _inputs(**content):

@@ -18,9 +18,10 @@ import tensorflow as tf
 from tensorflow.python.framework import cpp_shape_inference_pb2
 from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
-from sok_like.runtime import comm, devices, native, wire
 from sok_like.runtime.checks import as_integer, wrong_argument
-from sok_like.runtime.initialize import check_replicas
+from sok_like.runtime.native import devices, libraries
+from sok_like.runtime.ranks import comm, communication_dtype
+from sok_like.runtime.ranks.initialize import check_replicas
 from sok_like.table import snapshots
 from sok_like.table.as_variable import AsVariable
 from sok_like.table.initializers import row_initializer
@@ -133,7 +134,7 @@ class EmbeddingVariable(
         is_unnamed, name = name is None, "embedding" if name is None else name
         _check_arguments(name, embedding_dim, capacity, use_hashtable, initial_capacity)
         key_dtype = as_key_dtype(key_dtype, name)
-        row_dtype = wire.check(dtype, f"table '{name}'", "dtype") or "float32"
+        row_dtype = communication_dtype.check(dtype, f"table '{name}'", "dtype") or "float32"
         if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
             required = "None or a sok.EmbeddingVariableOption"
             raise wrong_argument("ev_option", required, ev_option, f"table '{name}'", TypeError)
@@ -177,7 +178,7 @@ class EmbeddingVariable(
             with tf.name_scope(name) as scope, devices.table_scope():
                 # In a graph, scopes distinguish two variables of one name, as in TensorFlow.
                 unique = scope.rstrip("/") if in_graph_mode else f"{name}_{next(_unique_ids)}"
-                handle = native.ops().sok_table_handle(
+                handle = libraries.ops().sok_table_handle(
                     shared_name=unique,
                     table_name=name,
                     dim=embedding_dim,
@@ -200,7 +201,9 @@ class EmbeddingVariable(
                 _set_handle_data(handle, shape)
                 initializer_op = is_initialized = None
                 if in_graph_mode:
-                    initializer_op = native.ops().sok_table_clear(handle=handle, name="initializer")
+                    initializer_op = libraries.ops().sok_table_clear(
+                        handle=handle, name="initializer"
+                    )
                     is_initialized = tf.constant(True, name="is_initialized")
         super().__init__(
             trainable=trainable,
@@ -302,16 +305,16 @@ class EmbeddingVariable(
 
     def size(self) -> tf.Tensor:
         """Number of keys on this rank, int64 scalar."""
-        return native.ops().sok_table_size(handle=self.handle)
+        return libraries.ops().sok_table_size(handle=self.handle)
 
     def bytes(self) -> tf.Tensor:
         """Bytes of memory of this rank's shard (index, rows and slot rows), int64 scalar."""
-        stats = native.ops().sok_table_stats(handle=self.handle)
+        stats = libraries.ops().sok_table_stats(handle=self.handle)
         return tf.cast(stats[MemoryStats._fields.index("bytes")], tf.int64)
 
     def stats(self) -> MemoryStats:
         """Keys, capacity, load and bytes of this rank's shard. Eager only."""
-        values = native.ops().sok_table_stats(handle=self.handle).numpy()
+        values = libraries.ops().sok_table_stats(handle=self.handle).numpy()
         fractions = ("load_factor", "mean_probe_length")
         return MemoryStats(
             *(
@@ -330,16 +333,16 @@ class EmbeddingVariable(
             float32 `[num_keys, embedding_dim]`, and bool `[num_keys]`: whether the key was present.
             An absent key reads its initial row.
         """
-        return native.ops().sok_table_find(handle=self.handle, keys=_int64(keys))
+        return libraries.ops().sok_table_find(handle=self.handle, keys=_int64(keys))
 
     def erase(self, keys: Any) -> tf.Tensor:
         """Removes keys `[num_keys]` from this rank's shard; returns how many were present."""
-        return native.ops().sok_table_erase(handle=self.handle, keys=_int64(keys))
+        return libraries.ops().sok_table_erase(handle=self.handle, keys=_int64(keys))
 
     def clear(self) -> Any:
         """Removes every key of this rank's shard; in a graph, returns the op that does so."""
         self.__dict__.pop("_kind_of_features", None)
-        return native.ops().sok_table_clear(handle=self.handle)
+        return libraries.ops().sok_table_clear(handle=self.handle)
 
     # ---- what TensorFlow asks of a variable ----
 

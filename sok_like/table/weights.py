@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import comm, native
+from sok_like.runtime.native import libraries
+from sok_like.runtime.ranks import comm
 from sok_like.table.keys import in_key_dtype
 from sok_like.table.ownership import owned
 
@@ -125,4 +126,4 @@ def replace_rows(variable: Any, keys: np.ndarray, rows: Any, chunk: int = 2**24)
     for start in range(0, len(mine), step):
         at = mine[start : start + step]
         part = np.asarray(rows[at], np.float32)
-        native.ops().sok_table_assign(handle=variable.handle, keys=keys[at], rows=part)
+        libraries.ops().sok_table_assign(handle=variable.handle, keys=keys[at], rows=part)

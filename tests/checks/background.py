@@ -19,7 +19,7 @@ def checks(world_size):
 def write(kind, folder):
     """What the table held when the dump was begun, and how many steps were trained beside it."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
     from sok_like.saving import background
 
     saver, (table, optimizer) = sok.Saver(), make(kind)
@@ -44,7 +44,7 @@ def live():
 def failing():
     """Errors of `finish` where a rank's thread failed, on both ranks, and what is left after it."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
     from sok_like.saving import background
 
     folder, saver = shared("background_failing"), sok.Saver()

@@ -25,7 +25,7 @@ def samples(rank, world_size):
 def train():
     """Of each lookup what it finds, and the rows of all keys after a step of gradient descent."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     rank, world_size = comm.current().rank, comm.current().world_size
     keys, weights = samples(rank, world_size)
@@ -103,7 +103,7 @@ def oracle(name, rank, world_size):
 def weights():
     """This rank's rows by key, before and after they were set back; what another rank's gives."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
     from sok_like.table.weights import TableWeights
 
     table = sok.EmbeddingVariable(2, name="by_key_weights")

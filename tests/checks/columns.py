@@ -66,7 +66,7 @@ def loss_of(output, targets):
 def train():
     """The outputs of every step, and the rows after the last one."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     fc = sok.feature_column
     rank, world_size = comm.current().rank, comm.current().world_size

@@ -38,7 +38,7 @@ def make(kind):
 
 def train(table, optimizer, steps, kind):
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     rank, world_size = comm.current().rank, comm.current().world_size
     for step in steps:

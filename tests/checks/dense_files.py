@@ -15,7 +15,7 @@ def checks(world_size):
 def written():
     """Dense tables of dist_model_parallel, in a checkpoint and in Keras' files: each rank's own."""
     import sok_like.dist_model_parallel as dmp
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     folder, rows = shared("dense"), [20, 7]
     models, states = [], []
@@ -92,7 +92,7 @@ def renamed(folder):
 
 def fails(folder, trained):
     """A rank that cannot write, and one that cannot read: all raise, and what was stays."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
     from sok_like.saving import array_files
 
     (model, layer), rank, path = trained, comm.current().rank, str(folder / "w.weights.h5")

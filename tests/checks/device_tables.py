@@ -65,7 +65,7 @@ def bad_row_splits():
     """Several kinds of wrong input on one rank, in the second table: the error on each rank."""
     import sok_like as sok
     from sok_like.lookup.hash_lookup import HashFeature, lookup
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     last = comm.current().rank == comm.current().world_size - 1
     a, b = (sok.EmbeddingVariable(2 + i, name=f"split{i}") for i in range(2))
@@ -95,7 +95,7 @@ def two_devices():
     """The same group trained with its tables on one device and on two, eagerly and in a graph."""
     import sok_like as sok
     from sok_like.lookup.hash_lookup import lookup
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     rank = comm.current().rank
 
@@ -188,7 +188,7 @@ def launches():
     """Kernels, fills and copies of a warm step: {(tables, ranks): {part of the step: number}}."""
     import sok_like as sok
     from sok_like.lookup.hash_lookup import HashFeature, lookup
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     count, own = _counter("launches"), comm.current()
 

@@ -119,7 +119,7 @@ def use(model, how, data, dist):
 def differing(shape, what, how):
     """What the user is told; the change of the largest weight, as this rank has it."""
     from sok_like import distribution as dist
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     mesh, layout_map = layouts(dist, shape, {} if how == "loop_of_ids" else AXES)
     with dist.ModelParallel(mesh, layout_map, "batch").scope():
@@ -144,7 +144,7 @@ def _change(before, model):
 def own_shards(shape):
     """Ranks that read their own samples: only those of one index along the batch axis agree."""
     from sok_like import distribution as dist
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     rank, found = comm.current().rank, {}
     mesh, layout_map = layouts(dist, shape, AXES)
@@ -165,7 +165,7 @@ def own_shards(shape):
 def nearly():
     """Floats that another processor has rounded differently, and values that are no numbers."""
     from sok_like import distribution as dist
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     mesh, layout_map = layouts(dist, (1, 2), AXES)
     x = samples()["x"] * (1 + 1e-6 * comm.current().rank)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.distribution.sharded_variable import path_of, shard_of
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.framework.keras_version import is_keras_3
 from tests.checks import Alone
 
 UNITS = 5
@@ -199,7 +199,7 @@ def _names():
 
 def _shared_folder():
     """A folder that rank 0 makes for all."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     name = tempfile.mkdtemp() if comm.current().rank == 0 else ""
     sent = comm.current().all_gather(tf.constant(np.frombuffer(name.encode(), np.uint8)), "folder")
@@ -253,7 +253,7 @@ def from_files():
 
 def not_loaded():
     """The last layer of rank 1 cannot be read: the shards that ranks have read are put back."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     folder, cls = _shared_folder(), tf.keras.layers.Dense
     own = cls.load_own_variables
@@ -429,7 +429,7 @@ def _not_interrupted():
 
 def backed_up():
     """A training that goes on from the backup of the one before; and a folder for each rank."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     folder = _shared_folder()
 

@@ -22,7 +22,7 @@ def checks(world_size):
 
 
 def _place():
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     return comm.current().rank, comm.current().world_size
 

@@ -5,7 +5,7 @@ The first ranks then have made calls that the others have not: no check of all c
 
 import numpy as np
 
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 from tests.checks import hashed
 from tests.checks.files import shared, world
 

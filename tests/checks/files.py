@@ -15,7 +15,7 @@ import traceback
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.framework.keras_version import is_keras_3
 
 BATCH = 12
 X = np.arange(2 * BATCH).reshape(BATCH, 2)
@@ -50,7 +50,7 @@ def shared(name):
 @contextlib.contextmanager
 def world(ranks):
     """The first ranks as a world of their own; None for the others."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     base = comm.current()
     others = [[rank] for rank in range(ranks, base.world_size)]
@@ -87,20 +87,22 @@ def made():
 
 def aligned(model):
     """The same, whose ranks count its lookups alike: some were in smaller worlds before."""
-    from sok_like.runtime import comm, turns
+    from sok_like.runtime.ranks import comm, exchange_order
 
     for _ in range(3):  # a table's first lookup fails on all ranks, and they go on from its number
         with contextlib.suppress(tf.errors.FailedPreconditionError):
             model(X[:1], training=False)
     if comm.current().world_size > 1:
         with contextlib.suppress(tf.errors.FailedPreconditionError):
-            turns.exchange_notes(tf.zeros([0], tf.int64), [], comm.current(), "sok_gradients")
+            exchange_order.exchange_notes(
+                tf.zeros([0], tf.int64), [], comm.current(), "sok_gradients"
+            )
     return model
 
 
 def fit(model, epochs, shift=0, **options):
     """On this rank's share of the batch."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     count = BATCH // comm.current().world_size
     mine = slice(comm.current().rank * count, (comm.current().rank + 1) * count)
@@ -189,7 +191,7 @@ def message_of(call, *arguments, **keywords):
 
 def refused():
     """Paths of one's own; a rank that cannot write or read: all raise, and what was stays."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
     from sok_like.saving.format import shard_file
 
     rank, folder, found = comm.current().rank, shared("refused"), {}
@@ -266,7 +268,7 @@ class _Interrupt(tf.keras.callbacks.Callback):
 
 def backup():
     """Keras' own BackupAndRestore over a shared folder: the bits of a run without interruption."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     folder = shared("backup")
     built = lambda: (model := made())(X[:1]) is None or model  # noqa: E731
@@ -293,7 +295,7 @@ class _Preempt(tf.keras.callbacks.Callback):
     """A SIGTERM to rank 1 alone, in the second epoch."""
 
     def on_epoch_begin(self, epoch, logs=None):
-        from sok_like.runtime import comm
+        from sok_like.runtime.ranks import comm
 
         if epoch == 1 and comm.current().rank == comm.current().world_size - 1:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -338,7 +340,7 @@ def unsharded():
 
     Rank 1 has other values and saves later.
     """
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
     from tests.checks import distribution_use as of_distribution
 
     rank, folder, names = comm.current().rank, shared("unsharded"), ["w.weights.h5"]
@@ -368,7 +370,7 @@ def unsharded():
 def session():
     """MonitoredTrainingSession with a folder, interrupted and gone on with; Saver on the way."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     found = {}
     for name, stops in (("unbroken", [6]), ("resumed", [3, 6])):

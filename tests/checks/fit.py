@@ -32,7 +32,7 @@ def samples():
 
 def mine(array):
     """This rank's part of every batch, in order."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     rank, world_size = comm.current().rank, comm.current().world_size
     steps = array.reshape(STEPS, world_size, BATCH // world_size, *array.shape[1:])
@@ -238,7 +238,7 @@ def own_train_step():
 def own_loop():
     """A loop that divides by the batch of all ranks, and the warnings of two such loops."""
     import sok_like as sok
-    from sok_like.runtime import gradient_scale
+    from sok_like.runtime.ranks import gradient_scale
 
     gradient_scale._warned = False
     keys, targets = map(mine, samples())
@@ -277,7 +277,7 @@ def padding():
     Rank 0 has key 1 and padding, rank 1 has padding alone, and so on.
     """
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     keys = tf.constant([[[1, -1], [-1, -1]], [[1, 5], [-1, 1]]], tf.int64)
     if comm.current().rank % 2:

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 import sok_like as sok
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 
 BATCH, STEPS, KEYS, RATE = 12, 4, 20, 0.1
 

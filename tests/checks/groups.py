@@ -114,7 +114,7 @@ def make_tables():
 def train(optimizer_name):
     """Trains on this rank's samples; the outputs of every step, and the rows before and after."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     rank, world_size = comm.current().rank, comm.current().world_size
     tables = make_tables()
@@ -204,7 +204,7 @@ def sequences():
 def packed():
     """Embeddings and gradients of this rank's samples: of a list, and of one RaggedTensor."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     rank = comm.current().rank
     tables = [sok.EmbeddingVariable(2 + i, name=f"packed{i}") for i in range(3)]
@@ -241,7 +241,7 @@ def learned_weights():
     """Gradients of a rank's weights by combiner and table; and where rank 0 alone asks for them."""
     import sok_like as sok
     from sok_like import sok2
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     rank = comm.current().rank
     rows, flat, factors = learned(rank)
@@ -329,7 +329,7 @@ def gradient_scales():
 def reference_variables():
     """Rows of a table and of a reference variable, of one group, before and after a step."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     v1 = tf.compat.v1
     rank = comm.current().rank
@@ -352,7 +352,7 @@ def reference_variables():
 def strategy():
     """What the switch does in a fresh program: world sizes, and errors of what it refuses."""
     import sok_like as sok
-    from sok_like.runtime import comm, initialize
+    from sok_like.runtime.ranks import comm, initialize
 
     def outcome(choice):
         initialize.reset()

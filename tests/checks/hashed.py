@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 
 STEPS = 4
 KEYS = np.array([-(2**63), -5, 0, 3, 7, 11, 2**62, 2**63 - 1])

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 from tests.checks.files import shared
 
 WORDS, DIM, LENGTH, BATCH = 9, 4, 5, 8

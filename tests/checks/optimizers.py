@@ -12,7 +12,7 @@ def all_kinds():
     """A hash table, a dense table over ranks and replicated weights under one optimizer."""
     import sok_like as sok
     from sok_like import dist_model_parallel as dmp
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     rank, world_size = comm.current().rank, comm.current().world_size
     hashed = sok.All2AllDenseEmbedding(

@@ -66,20 +66,20 @@ def _run(function, folder, label):
 
     Calls are counted by name, and some ranks have made more than others: each world has its names.
     """
-    from sok_like.runtime import turns
+    from sok_like.runtime.ranks import exchange_order
 
-    own = turns._stamped
+    own = exchange_order._stamped
 
     def named(message, splits, lookup, stage, wire_dtype=None):
         return own(message, splits, f"{lookup}_{label}", stage, wire_dtype)
 
-    turns._stamped = named
+    exchange_order._stamped = named
     try:
         return function(folder, label)
     except Exception as error:
         return "".join(traceback.format_exception(error))
     finally:
-        turns._stamped = own
+        exchange_order._stamped = own
 
 
 def initial():
@@ -96,7 +96,7 @@ def samples():
 
 
 def mine(array):
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     count = BATCH // comm.current().world_size
     return array[comm.current().rank * count : (comm.current().rank + 1) * count]
@@ -258,7 +258,7 @@ class Parallel:
 
     def make(self):
         import sok_like as sok
-        from sok_like.runtime import comm
+        from sok_like.runtime.ranks import comm
 
         size = comm.current().world_size
         distribution = sok.distribution
@@ -326,13 +326,13 @@ class launched:
     """Within it the job has as many ranks as the world, for meshes."""
 
     def __enter__(self):
-        from sok_like.runtime import comm
+        from sok_like.runtime.ranks import comm
 
         self.own, size = comm.launched_world_size, comm.current().world_size
         comm.launched_world_size = lambda: size
 
     def __exit__(self, *error):
-        from sok_like.runtime import comm
+        from sok_like.runtime.ranks import comm
 
         comm.launched_world_size = self.own
 
@@ -404,7 +404,7 @@ class Backup(Dump):
     def read(self, folder, label):
         import shutil
 
-        from sok_like.runtime import comm
+        from sok_like.runtime.ranks import comm
 
         world_size = comm.current().world_size
         copy = pathlib.Path(f"{folder}_for{world_size}")

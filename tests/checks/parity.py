@@ -173,7 +173,7 @@ def layer_input(name, keys, lengths):
 def train(optimizer_name, scale):
     """Trains all tables on this rank's samples; vectors, rows and ordinary weights it ends with."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     rank, world_size = comm.current().rank, comm.current().world_size
     names = tables(world_size, optimizer_name, scale)

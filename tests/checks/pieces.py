@@ -23,7 +23,7 @@ def made(seed):
     """Two layers of dense tables, one of them with a hash table, and a stock layer; trained."""
     import sok_like as sok
     import sok_like.dist_model_parallel as dmp
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     tf.keras.utils.set_random_seed(seed)
     keys = [tf.keras.Input([2], dtype="int64") for _ in ROWS]
@@ -65,7 +65,7 @@ def same(one, other):
 @contextlib.contextmanager
 def on_rank_0(function):
     """Ranks go on when rank 0 has called it."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     comm.current().barrier()
     undo = function() if comm.current().rank == 0 else None
@@ -91,7 +91,7 @@ def unshared():
     """A relative path in two working directories: neither has what the other rank writes."""
     import sok_like.dist_model_parallel as dmp
     from sok_like import sok2
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     own, here = shared(f"unshared{comm.current().rank}"), os.getcwd()
     own.mkdir(parents=True)
@@ -113,7 +113,7 @@ def unshared():
 
 def damaged():
     """A byte of each kind of file; what raises on all ranks, and whether all of it is kept."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     folder = shared("damaged")
     model, other = made(3), made(5)
@@ -161,7 +161,7 @@ def damaged():
 
 def optimizer_fails(model, load, before):
     """The optimizer of rank 1 cannot be read, after the layers."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     optimizer = model.optimizer
     cls = next(each for each in type(optimizer).__mro__ if "load_own_variables" in vars(each))

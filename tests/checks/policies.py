@@ -38,7 +38,7 @@ def option():
 def train():
     """Trains on this rank's samples; counts per step over ranks, and this rank's final keys."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     rank, world_size = comm.current().rank, comm.current().world_size
     table = sok.get_embedding_variable("policies", 3, ev_option=option())
@@ -73,7 +73,7 @@ def train():
 def restore():
     """What ranks hold after restoring a dump of one rank, written here by hand."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
     from sok_like.saving.format import manifest, shard_file
 
     folder = _shared_folder()
@@ -114,7 +114,7 @@ def full():
 def occurrences():
     """Rows read in each step, those of the whole batch in order, and what is known at the end."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     rank, world_size = comm.current().rank, comm.current().world_size
     option = sok.EmbeddingVariableOption(
@@ -138,7 +138,7 @@ def _known(table):
 
 
 def _shared_folder():
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     folder = tempfile.mkdtemp(prefix="sok_policies_")
     name = tf.constant(list(folder.encode()), tf.uint8)  # of one length on all ranks

@@ -53,7 +53,7 @@ def main(seed, steps):
 
 def run(seed, steps):
     """Counts of the steps by mode and outcome. AssertionError where a step gave something else."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     return _counts(_Program(comm.current().rank, comm.current().world_size), seed, steps)
 
@@ -61,7 +61,7 @@ def run(seed, steps):
 def run_in_session(seed, steps):
     """The same in a session."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     devices = len(tf.config.list_logical_devices("CPU"))
     config = tf.compat.v1.ConfigProto(device_count={"CPU": devices})

@@ -65,7 +65,7 @@ def sequence(keys, labels, size):
 
 def data(kind):
     """Arguments of `fit`; on each rank its share."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     ranks, rank = comm.current().world_size, comm.current().rank
     keys, size = KEYS[rank::ranks], BATCH // ranks
@@ -131,7 +131,7 @@ def train(kind, folder=None, stop_at=None, model=None, **options):
 def counts():
     """Interrupted on two ranks, and gone on with by two and by one."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     found = {}
     for kind in KINDS_ON_RANKS:

@@ -16,7 +16,7 @@ DIM, RATE, ROWS = 4, 0.5, 4096
 def main():
     """What this rank found, check by check."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     sok.Init(global_batch_size=2, seed=7)
     rank = comm.current().rank

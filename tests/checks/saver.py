@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import sok_like as sok
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 from tests.checks.files import shared, world
 
 DIM = 4

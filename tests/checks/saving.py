@@ -15,7 +15,7 @@ def checks(world_size):
 def together():
     """All of it over one folder, which the ranks share."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     rank = comm.current().rank
     # The ranks of a test run on one machine, under one launcher.
@@ -57,7 +57,7 @@ def filled(sok, name, keys, value=1.0, **options):
 
 def names_in(folder):
     """Its files, while no rank writes or removes one."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     comm.current().barrier()
     names = sorted(path.name for path in folder.iterdir())

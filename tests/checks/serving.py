@@ -25,7 +25,7 @@ def checks(world_size):
 def exported(world_size):
     """Folder by model's name; each holds a SavedModel, rank 0's inputs and outputs."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     folder = pathlib.Path(tempfile.gettempdir()) / f"sok_serving_{os.getppid()}_{world_size}"
     found, models = {}, {}
@@ -56,7 +56,7 @@ def refreshed(world_size):
     Folders as in `exported`: by name a base with its deltas, and a full export of the end.
     """
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     rank = comm.current().rank
     base = pathlib.Path(tempfile.gettempdir()) / f"sok_refreshed_{os.getppid()}_{world_size}"
@@ -324,7 +324,7 @@ def module(sok):
 
 def refused(sok, folder, models):
     """What each of these raises: TensorFlow's and Keras' exports, wrong calls, what has no form."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     rank = comm.current().rank
     model, sliced, under_mesh = (models[name] for name in ("group", "sharded", "parallel"))

@@ -96,7 +96,7 @@ def cases_on(world_size):
 def tables(world_size):
     """What differs from the rows that were set, by case; files, and what is left beside them."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
     from sok_like.serving import contents
 
     rank, found, chunk = comm.current().rank, {}, contents.CHUNK_BYTES
@@ -166,7 +166,7 @@ LAYOUTS = {
 
 def _by_layout(sok, base, shape, cases):
     """Whether a SavedModel, and one with a delta, hold exactly the variables of the model."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     found = {}
     for case, layouts, dtype in cases:
@@ -260,7 +260,7 @@ def peak(world_size, kind):
 def cannot(world_size):
     """What is raised and left if the last rank fails: in an export, and in a delta."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
     from sok_like.serving import parts
 
     rank, save = comm.current().rank, parts._save

@@ -55,7 +55,7 @@ def in_parts(world_size):
     `ram://` is another file system in each process. So ranks send their parts there.
     """
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
     from sok_like.serving import contents
 
     rank, found = comm.current().rank, {}
@@ -153,7 +153,7 @@ def _status(name):
 def cannot(world_size):
     """What a rank raises if the last one fails: in reading rows, in writing; and what is left."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
     from sok_like.serving import parts
 
     rank = comm.current().rank

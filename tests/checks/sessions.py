@@ -40,7 +40,7 @@ def main():
 
 
 def _rank():
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     return comm.current().rank
 

@@ -34,7 +34,7 @@ def checks(world_size):
 
 
 def _rank_and_size():
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     return comm.current().rank, comm.current().world_size
 
@@ -97,7 +97,7 @@ def assign_export(dtype):
 
 
 def collectives():
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     communicator = comm.current()
     rank, world_size = communicator.rank, communicator.world_size
@@ -140,7 +140,7 @@ def train_again():
 def seeds():
     """Initial rows after an Init with a seed of each rank's own, and two Inits without a seed."""
     import sok_like as sok
-    from sok_like.runtime import initialize
+    from sok_like.runtime.ranks import initialize
     from tests.checks.parity import SEED
 
     rank, _ = _rank_and_size()

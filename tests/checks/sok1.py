@@ -40,7 +40,7 @@ def dump():
 def files():
     """The files of two dumps into one folder, read by rank 0 as SOK 1.x's programs read them."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     variable = sok.All2AllDenseEmbedding(
         None, 4, 1, 1, name="filed", key_dtype="uint32"
@@ -62,7 +62,7 @@ def files():
 def scope():
     """Steps of stock optimizers as the tutorials take them; all rows, and the ordinary weight."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     rank, world_size = comm.current().rank, comm.current().world_size
     layer = sok.All2AllDenseEmbedding(None, 4, 1, 1, dynamic_input=True, name="scoped")
@@ -95,7 +95,7 @@ def scope():
 def session():
     """Steps of SOK 1.x's Adam in a graph of TF 1: the rows of keys 0 to 4."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     v1, rank, world_size = tf.compat.v1, comm.current().rank, comm.current().world_size
     with tf.Graph().as_default(), v1.Session() as session:
@@ -119,7 +119,7 @@ def session():
 def rows_only():
     """This rank's rows, before and after a new Adam's first step on rows restored without state."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     folder = pathlib.Path(tempfile.gettempdir()) / f"sok1_rows_{os.getppid()}"
     keys = tf.range(5, dtype=tf.int64)

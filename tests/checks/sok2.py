@@ -47,7 +47,7 @@ def samples():
 
 def context():
     from sok_like import sok2
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     return sok2, comm.current().rank, comm.current().world_size
 
@@ -180,7 +180,7 @@ def dump():
     """Where each rank has dumped its part of all kinds of tables."""
     import tf_keras
 
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     sok2, _, world_size = context()
     optimizer = sok2.OptimizerWrapper(tf_keras.optimizers.legacy.SGD(RATE, momentum=0.9))
@@ -206,7 +206,7 @@ def dump():
 
 def elsewhere():
     """Dumps to file systems in which ranks cannot write into one file together."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
     from sok_like.saving.format import durable
 
     sok2, _, world_size = context()

@@ -85,7 +85,7 @@ def session():
 
 def v1_saver():
     """What a v1 Saver says of a path that all ranks share, and what it brings back from others."""
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     with tempfile.TemporaryDirectory() as own:
         # The ranks of a test run on one machine. Their folders' names are of one length.

@@ -27,13 +27,13 @@ def checks(world_size):
 
 
 def _rank():
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     return comm.current().rank
 
 
 def _world_size():
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     return comm.current().world_size
 
@@ -231,7 +231,7 @@ def other_dense_tables():
 
 def notes_out_of_step():
     """Rank 0 looks up while the others agree on something else."""
-    from sok_like.runtime import agreement, comm
+    from sok_like.runtime.ranks import agreement, comm
 
     layer = _layer("alone", 1.0)
     if _rank() == 0:
@@ -247,7 +247,7 @@ def collectives_out_of_order():
     import sok_like as sok
     from sok_like.distribution import collectives
     from sok_like.lookup import replicas
-    from sok_like.runtime import agreement, comm
+    from sok_like.runtime.ranks import agreement, comm
 
     line, own = comm.current(), 1.0 + _rank()
     variables = [tf.Variable([own, own]) for _ in range(2)]

@@ -15,7 +15,7 @@ def checks(world_size):
 def train():
     """Keys and rows of this rank's shard of both tables, figures of the one on disk, file names."""
     import sok_like as sok
-    from sok_like.runtime import comm
+    from sok_like.runtime.ranks import comm
 
     with disk.folder() as folder:
         storage = sok.StorageOption("DRAM_SSDHASH", folder, [MEMORY])

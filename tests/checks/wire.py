@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 
 KEYS, COUNT, DIM, RATE = 40, 24, 5, 0.5
 # The door, its wire's dtype, and whether its steps are a function.

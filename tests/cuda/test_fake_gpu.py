@@ -14,7 +14,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from sok_like.lookup.hash_lookup import HashFeature, lookup
-from sok_like.runtime import devices, native, turns
+from sok_like.runtime.native import devices, libraries
+from sok_like.runtime.ranks import exchange_order
 from tests import fake_gpu
 
 pytestmark = pytest.mark.skipif(not fake_gpu.asked_for(), reason="tools/fake_gpu.sh runs these")
@@ -155,8 +156,8 @@ def test_a_message_is_stamped_beside_its_constant(sok):
     """TensorFlow keeps a function's constants from step to step, and joins equal ones."""
     with tf.device("/GPU:0"):
         message = tf.constant(np.zeros(8, np.int64))
-        stamped = native.ops().sok_stamp_call(
-            message=message, splits=[8], lookup="stamped", stage=turns._KEYS
+        stamped = libraries.ops().sok_stamp_call(
+            message=message, splits=[8], lookup="stamped", stage=exchange_order._KEYS
         )
     assert stamped.device.endswith("GPU:0")
     assert stamped.numpy().any() and not message.numpy().any()

@@ -43,7 +43,7 @@ OF_KERAS = ["test_fit", "weights_file", "uninterrupted"]  # the same kernels, un
 # Exits with 7 if TensorFlow or the op library cannot use a device.
 ASK = """
 import sys
-from sok_like.runtime import devices
+from sok_like.runtime.native import devices
 sys.exit(0 if devices.gpu_in_use() else 7)
 """
 

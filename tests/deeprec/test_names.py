@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.runtime import initialize
+from sok_like.runtime.ranks import initialize
 
 v1 = tf.compat.v1
 OPTIONS = (

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 
 # So many that each of four ranks has an input of one id a sample: in a graph it must have one.
 SIZES = [(7, 3), (5, 2), (9, 4), (4, 2), (6, 3), (3, 5), (8, 2)]

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 from tests.dist_model_parallel import cases
 from tests.dist_model_parallel.published_checks import old_optimizer, one_id_a_sample
 from tests.dist_model_parallel.user_guide import user_guide

@@ -9,7 +9,7 @@ import tensorflow as tf
 import sok_like
 import sok_like.dist_model_parallel as dmp
 from sok_like.lookup.local_variables import mark_local, unique_in_graph
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 
 pytestmark = pytest.mark.keras
 

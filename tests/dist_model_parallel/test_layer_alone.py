@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import sok_like
 import sok_like.dist_model_parallel as dmp
-from sok_like.runtime import comm, initialize
+from sok_like.runtime.ranks import comm, initialize
 
 pytestmark = pytest.mark.keras
 

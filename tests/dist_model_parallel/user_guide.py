@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like import dist_model_parallel as dmp
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 
 TABLE_SIZES = [(40, 4), (9, 4), (3, 4)]
 STEPS, LOCAL_BATCH, RATE = 3, 5, 0.5

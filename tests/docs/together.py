@@ -34,7 +34,7 @@ def _run(paths):
 def forget():
     from sok_like import distribution
     from sok_like.embeddings import get_embedding_op
-    from sok_like.runtime import initialize
+    from sok_like.runtime.ranks import initialize
 
     initialize.reset()
     distribution.set_distribution(None)

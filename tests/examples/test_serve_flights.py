@@ -141,7 +141,7 @@ def exported(tmp_path_factory):
     import tensorflow as tf
 
     import sok_like as sok
-    from sok_like.runtime import initialize
+    from sok_like.runtime.ranks import initialize
 
     sys.path.insert(0, str(PROGRAM.parent))
     import flights_data

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.runtime import initialize
+from sok_like.runtime.ranks import initialize
 from tests.feature_column import cases
 
 v1 = tf.compat.v1

@@ -124,7 +124,7 @@ def test_dense_lookup_refuses(sok):
 
 
 def test_group_of_variables_needs_no_init(sok):
-    from sok_like.runtime import initialize
+    from sok_like.runtime.ranks import initialize
 
     initialize.reset()
     found = sok.group_embedding_lookup_sparse(tf.Variable(tf.ones([4, 2])), [IDS], "sum")

@@ -71,7 +71,7 @@ def test_other_settings_are_an_error(sok, other):
 
 
 def test_init_forgets_the_tables_before_it(sok):
-    from sok_like.runtime import initialize
+    from sok_like.runtime.ranks import initialize
 
     table = sok.get_embedding_variable("users", 3)
     initialize.reset()

@@ -285,7 +285,7 @@ def test_weights_of_a_keras_layer(sok):
 
 def test_v1_graph_and_session(sok):
     """Placeholders without shapes, a partitioned variable of one part, Adagrad."""
-    from sok_like.runtime import initialize
+    from sok_like.runtime.ranks import initialize
 
     v1 = tf.compat.v1
     initialize.reset()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.runtime import comm, initialize
+from sok_like.runtime.ranks import comm, initialize
 
 v1 = tf.compat.v1
 

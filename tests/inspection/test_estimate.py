@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import workloads
-from sok_like.runtime import native
+from sok_like.runtime.native import libraries
 
 RULES = {
     "sgd": ("sgd", {}),
@@ -19,7 +19,7 @@ RULES = {
 
 def taken(keys, dim, rule, options=None, batch=65_536):
     """Bytes of a table with its slot rows, after one update of all keys."""
-    core = native.core()
+    core = libraries.core()
     table = core.Table("estimated", dim)
     for at in range(0, len(keys), batch):
         part = keys[at : at + batch]
@@ -65,7 +65,7 @@ def test_optimizers_of_deeprec(sok, rule):
 
 def test_slot_variables_of_all_rules(sok):
     """Derived ones included: a row that moves outside of the batch says which steps it owes."""
-    core = native.core()
+    core = libraries.core()
     assert core.slot_widths("sgd", 8) == {}
     assert core.slot_widths("sgd", 8, weight_decay=0.1) == {"last_step": 1}
     assert core.slot_widths("rowwise_adagrad", 8) == {"accumulator": 1}

@@ -120,14 +120,14 @@ def run(seconds):
 
 def main():
     import sok_like as sok
-    from sok_like.runtime import native
+    from sok_like.runtime.native import libraries
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ops", type=pathlib.Path, help="in the place of sok_like/_ops.so")
     parser.add_argument("--seconds", type=float, default=60)
     arguments = parser.parse_args()
     if arguments.ops:
-        native._ops_file = arguments.ops.resolve()
+        libraries._ops_file = arguments.ops.resolve()
     sok.Init(global_batch_size=BATCH, seed=7)
     print(f"{run(arguments.seconds)}: no difference", flush=True)
 

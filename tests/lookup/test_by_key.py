@@ -143,7 +143,7 @@ def test_weights_have_the_gradient_they_have_on_a_dense_variable(table):
 
 
 def test_lookups_in_a_session(sok):
-    from sok_like.runtime import initialize
+    from sok_like.runtime.ranks import initialize
 
     initialize.reset()
     with tf.Graph().as_default(), v1.Session() as session:
@@ -268,7 +268,7 @@ def test_methods_for_dense_values_raise(table, method):
 
 
 def test_a_session_does_not_fetch_a_table(sok):
-    from sok_like.runtime import initialize
+    from sok_like.runtime.ranks import initialize
 
     initialize.reset()
     with tf.Graph().as_default(), v1.Session() as session:

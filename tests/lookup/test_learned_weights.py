@@ -178,7 +178,7 @@ def test_other_doors(sok):
 
 
 def test_a_session(sok):
-    from sok_like.runtime import initialize
+    from sok_like.runtime.ranks import initialize
 
     v1 = tf.compat.v1
     initialize.reset()

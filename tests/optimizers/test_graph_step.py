@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.framework.keras_version import is_keras_3
 
 pytestmark = pytest.mark.keras
 v1 = tf.compat.v1
@@ -18,7 +18,7 @@ STEPS = 6
 @pytest.fixture
 def graph(sok):
     """A graph to build in; `sok.Init` has to be called in it again, as in a script of its own."""
-    from sok_like.runtime import initialize
+    from sok_like.runtime.ranks import initialize
 
     initialize.reset()
     with tf.Graph().as_default() as graph:

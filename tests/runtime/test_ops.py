@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.runtime import native, ops
+from sok_like.runtime import ops
+from sok_like.runtime.native import libraries
 
 pytestmark = pytest.mark.keras
 
@@ -18,13 +19,13 @@ def layer(sok):
 def told(monkeypatch):
     """`keys_are_unique` of each call of the optimizer's op."""
     calls = []
-    real = native.ops().sok_apply_gradients
+    real = libraries.ops().sok_apply_gradients
 
     def spy(**arguments):
         calls.append(arguments["keys_are_unique"])
         return real(**arguments)
 
-    monkeypatch.setattr(native.ops(), "sok_apply_gradients", spy)
+    monkeypatch.setattr(libraries.ops(), "sok_apply_gradients", spy)
     return calls
 
 

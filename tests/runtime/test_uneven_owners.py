@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.runtime import comm, native
+from sok_like.runtime.native import libraries
+from sok_like.runtime.ranks import comm
 
 RANDOM = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 40_000, np.int64)
 
@@ -18,7 +19,7 @@ def told(monkeypatch, batches, rank=0, world_size=2, **placement):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for keys in batches:
-            native.ops().sok_route(
+            libraries.ops().sok_route(
                 problems=[],
                 keys=[tf.constant(keys)],
                 row_splits=[tf.zeros([0], tf.int64)],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.framework.keras_version import is_keras_3
 from tests.checks import files
 
 pytestmark = pytest.mark.keras
@@ -73,7 +73,7 @@ _KILLED = """
 import os, sys
 import tensorflow as tf
 import sok_like as sok
-from sok_like.runtime.keras_version import is_keras_3
+from sok_like.runtime.framework.keras_version import is_keras_3
 from tests.checks import files
 
 sok.Init(global_batch_size=12, seed=7)

@@ -12,7 +12,7 @@ _PROGRAM = """
 import os
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 import sok_like as sok
-from sok_like.runtime import hooks
+from sok_like.runtime.framework import hooks
 assert hooks.listing() == [], "nothing is wrapped before"
 sok.Saver  # loads the modules of saving
 assert hooks.listing() == [], "nothing is wrapped before"

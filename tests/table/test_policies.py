@@ -98,7 +98,7 @@ def run_eager(sok, as_function):
 
 
 def run_session(sok):
-    from sok_like.runtime import initialize
+    from sok_like.runtime.ranks import initialize
 
     initialize.reset()
     run = Run()

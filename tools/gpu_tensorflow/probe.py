@@ -33,9 +33,9 @@ def devices():
 def library():
     """Whether the op library has kernels for the GPU, and a CUDA runtime of its own."""
     import sok_like as sok
-    from sok_like.runtime import devices, native
+    from sok_like.runtime.native import devices, libraries
 
-    native.ops()
+    libraries.ops()
     for op in ["SokTableHandle", "SokLookup", "SokApplyGradients", "SokRoute", "SokMergeGrads"]:
         print(op, sorted(devices.kernel_devices(op)))
     file = next(pathlib.Path(sok.__file__).parent.glob("_ops*.so"))

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_like.runtime import native
+from sok_like.runtime.native import libraries
 from sok_like.saving.format import durable
 from sok_like.saving.format.progress import Progress
 
@@ -36,7 +36,7 @@ class Pieces:
 
     def add(self, at: int, data: memoryview) -> None:
         """Notes the bytes from position `at` on."""
-        core, first = native.core(), BLOCK - at % BLOCK
+        core, first = libraries.core(), BLOCK - at % BLOCK
         begin, end = at, at + data.nbytes
         for crc in core.crc32_of_blocks(data, first, BLOCK).tolist() if end > begin else ():
             after = min(end, begin // BLOCK * BLOCK + BLOCK)
@@ -45,7 +45,7 @@ class Pieces:
 
     def crc(self, begin: int, end: int) -> int:
         """The CRC-32 of bytes that were noted; a piece began at `begin`."""
-        core, crc = native.core(), 0
+        core, crc = libraries.core(), 0
         while begin < end:
             after, more = self._found[begin]
             crc, begin = core.crc32_of_two(crc, more, after - begin), after
@@ -66,7 +66,7 @@ def of_file(path: str, progress: Progress | None = None) -> str:
             mine.buffer = memoryview(bytearray(min(_CHUNK, size)))
         data = mine.buffer[: min(_CHUNK, size - begin)]
         durable.read_into(path, begin, data)
-        return native.core().crc32_of_blocks(data, BLOCK, BLOCK).tolist(), len(data)
+        return libraries.core().crc32_of_blocks(data, BLOCK, BLOCK).tolist(), len(data)
 
     crcs: list[int] = []
     with concurrent.futures.ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_like.runtime import native
+from sok_like.runtime.native import libraries
 from sok_like.saving.format import durable, merged_keys
 from sok_like.saving.format.manifest import Dump
 from sok_like.saving.format.progress import Progress
@@ -290,7 +290,7 @@ def _bring_up(shard, number, logs, dim):
         segments = [shards[first[owners(key, len(shards))[0]]]
                     for shards, first in zip(logs, different, strict=True)]  # fmt: skip
         slots = shard.slot_names, shard.slot_widths
-        steps = native.core().ReplayedSteps(dim, *slots, _since_whole(segments))
+        steps = libraries.core().ReplayedSteps(dim, *slots, _since_whole(segments))
         rows, slot_rows = shard.rows[mine], shard.slot_rows[mine]
         steps.bring_up(number, rows, slot_rows)
         shard.rows[mine], shard.slot_rows[mine] = rows, slot_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from sok_like.runtime import comm
+from sok_like.runtime.ranks import comm
 
 _SECONDS = 2.0
 

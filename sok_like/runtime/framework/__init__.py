@@ -1,0 +1,1 @@
+"""TensorFlow and Keras: what is wrapped in them, which Keras runs, what their graphs say."""

@@ -1,0 +1,50 @@
+"""Notes that Keras is in a training step, a test step or a step of `predict`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.runtime.framework import hooks
+
+_withins: dict[str, hooks.Within] = {}  # not in `_Steps`, which programs copy
+compiled = hooks.Within()  # a step that XLA is to compile is being traced, or is running
+
+
+def note(kind: str, within: hooks.Within, why: str) -> None:
+    """Enters `within` in Keras' steps of a kind: "train", "test" or "predict".
+
+    Keras traces and runs steps, also those of an overridden `train_step`, within calls of
+    `self.train_function`; a program may call `train_step` itself.
+    """
+    attribute = f"{kind}_function"
+    _withins[kind] = within
+
+    def making(own, self, force=False):
+        returned = own(self, force)
+        if not isinstance(getattr(self, attribute), _Steps):
+            by_xla = bool(self.jit_compile and not self.run_eagerly)
+            setattr(self, attribute, _Steps(getattr(self, attribute), kind, by_xla))
+        # One of the two Kerases returns it.
+        return None if returned is None else getattr(self, attribute)
+
+    hooks.wrap(tf.keras.Model, f"make_{attribute}", making, why)
+    hooks.wrap(tf.keras.Model, f"{kind}_step", within, why)
+
+
+class _Steps:
+    """A function of Keras that makes steps, and notes when it is running."""
+
+    def __init__(self, own, kind, by_xla):
+        self._own, self._kind, self._by_xla = own, kind, by_xla
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with _withins[self._kind], compiled if self._by_xla else contextlib.nullcontext():
+            return self._own(*args, **kwargs)
+
+    def __getattr__(self, name):  # of a `tf.function`
+        if name in ("_own", "_kind", "_by_xla"):  # while it is being copied
+            raise AttributeError(name)
+        return getattr(self._own, name)

@@ -1,0 +1,1 @@
+"""The shared libraries, and their ops with gradients."""

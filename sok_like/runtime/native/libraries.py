@@ -1,0 +1,155 @@
+"""Finds and loads the shared libraries, at first use and never at import of the package.
+
+`ops()` is the TensorFlow op library, `mpi_ops()` that of exchanges by MPI, `core()` the NumPy
+module. Before loading, the build text in the file (`cpp/build_info.cc`) is compared with the
+running TensorFlow and processor: the wrong library would fail with a missing symbol or an illegal
+instruction.
+"""
+
+import importlib
+import mmap
+import pathlib
+import platform
+import re
+import sys
+import sysconfig
+import threading
+from types import ModuleType
+
+_REMEDY = "Rebuild it with `make venv`, or with `pip install .`"
+_BUILD_INFO = re.compile(rb"sok_build_info\{tensorflow=([^;}]*);cpu=([^}]*)\}")
+
+_folder = pathlib.Path(__file__).resolve().parents[2]
+_ops_file: pathlib.Path | None = None  # tests replace `_ops.so` by another library
+_loaded: dict[str, ModuleType] = {}
+# Re-entrant: importing TensorFlow under the lock may run code that asks for a library.
+_lock = threading.RLock()
+
+
+def ops() -> ModuleType:
+    """Returns the TensorFlow op library's Python module, loading it at the first call.
+
+    Raises:
+        ImportError: the library is missing, or was built for another TensorFlow or processor.
+    """
+    return _load_once("_ops", lambda: _load_ops(ops_path()))
+
+
+def ops_path() -> pathlib.Path:
+    """The path of the op library that `ops()` loads. Imports TensorFlow.
+
+    A clone may hold libraries for other TensorFlows beside `_ops.so`, as `_ops.2.21.0.so`.
+    """
+    return _ops_file or _path_of("_ops")
+
+
+def mpi_ops() -> ModuleType:
+    """The ops that exchange by MPI, as `ops()`."""
+    return _load_once("_mpi", lambda: _load_ops(mpi_path()))
+
+
+def mpi_path() -> pathlib.Path:
+    """The path of the library that `mpi_ops()` loads, as `ops_path()`."""
+    return _path_of("_mpi")
+
+
+def _path_of(name):
+    of_this_version = _folder / f"{name}.{_tensorflow_version()}.so"
+    return of_this_version if of_this_version.exists() else _folder / f"{name}.so"
+
+
+def _tensorflow_version():
+    import tensorflow as tf
+
+    return _as_version(tf.version.VERSION)
+
+
+def _as_version(text):
+    """A version as pip writes it: "2.18.0-rc1" is "2.18.0rc1", and "2.23.0-dev1" "2.23.0.dev1"."""
+    text = re.sub(r"[-_.]?(a|b|rc)(?=\d)", r"\1", text)
+    return re.sub(r"[-_.]?dev(?=\d)", ".dev", text)
+
+
+def core() -> ModuleType:
+    """Returns `sok_like._core`, the tables on NumPy arrays, loading it at the first call.
+
+    Raises:
+        ImportError: the module is missing, or was built for another Python or processor.
+    """
+    return _load_once("_core", _load_core)
+
+
+def _load_once(name, load):
+    # Reading without the lock is safe: an entry is complete when stored, and never replaced.
+    if name not in _loaded:
+        with _lock:
+            if name not in _loaded:
+                _loaded[name] = load()
+    return _loaded[name]
+
+
+def _load_ops(path):
+    import tensorflow as tf
+
+    built_for, instructions = _read_build_info(path)
+    running = _tensorflow_version()
+    if built_for != running:
+        raise ImportError(
+            f"The op library must be built for the running TensorFlow, {running}. "
+            f"Received: {path}, built for TensorFlow {built_for}. {_REMEDY}."
+        )
+    _check_instructions(path, instructions)
+    try:
+        library = tf.load_op_library(str(path))
+    except tf.errors.OpError as error:
+        raise ImportError(f"{path} could not be loaded: {error.message}. {_REMEDY}.") from error
+    return library
+
+
+def _load_core():
+    path = _folder / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+    _, instructions = _read_build_info(path)
+    _check_instructions(path, instructions)
+    return importlib.import_module("sok_like._core")
+
+
+def _read_build_info(path):
+    """Returns (TensorFlow version, instruction names) of the library file `path`."""
+    if not path.exists():
+        raise ImportError(
+            f"A compiled library is required at {path}, but is missing. {_where(path)}."
+        )
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as bytes_:
+        match = _BUILD_INFO.search(bytes_)
+        if match is None:
+            raise ImportError(f"{path} does not say what it was built for. {_REMEDY}.")
+        return _as_version(match[1].decode()), match[2].decode().split()
+
+
+def _where(path):
+    """What to do about a missing library, which another copy of the package may have."""
+    for folder in map(pathlib.Path, sys.path):
+        other = (folder / path.parent.name / path.name).resolve()
+        if other.exists() and other != path:
+            return (
+                f"Python found the package here before the installed one, {other.parent}, because "
+                "it was started in this folder or told so by PYTHONPATH. Start it in another folder"
+            )
+    return _REMEDY
+
+
+def _check_instructions(path, required):
+    missing = sorted(set(required) - _processor_flags()) if required else []
+    if missing:
+        raise ImportError(
+            f"{path} was compiled for a processor with {', '.join(missing)}, which this "
+            f"{platform.machine()} processor lacks. Rebuild it here with "
+            "`CMAKE_ARGS=-DSOK_MARCH=native pip install .`."
+        )
+
+
+def _processor_flags():
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return set(line.split(":", 1)[1].split())
+    return set()

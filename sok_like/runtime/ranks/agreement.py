@@ -1,0 +1,188 @@
+"""Agreement between ranks, and errors that every rank raises.
+
+`raise_on_all` also works in graphs, and `Steps` (steps.py) runs code that may fail inside one. The
+other functions work outside of graphs only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime.ranks import exchange_order
+from sok_like.runtime.ranks.comm import Communicator
+
+
+def name_of(communicator: Communicator) -> str:
+    """The name of exchanges outside of v1 graphs: one for all calls, so that unequal calls meet."""
+    return f"agreement_{communicator.world_size}"  # a subset of the ranks has a name of its own
+
+
+def send(
+    block: np.ndarray, communicator: Communicator, all_ranks: bool, name: str = "dmp_get_weights"
+) -> np.ndarray:
+    """Gathers flat blocks in rank order, on rank 0 or on all, in a turn called `name`."""
+    mine = tf.constant(block)
+
+    def collective():
+        if all_ranks:
+            return communicator.all_gather(mine, name)
+        splits = [block.size] + [0] * (communicator.world_size - 1)
+        return communicator.all_to_all(mine, tf.constant(splits, tf.int32), name)[0]
+
+    return exchange_order.exchange_in_turn(collective, name, communicator).numpy()
+
+
+def gather_text(text: str, communicator: Communicator) -> str:
+    """The texts of all ranks, concatenated in rank order."""
+    letters = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+    told, _ = exchange_order.exchange_notes(tf.constant(letters), [], communicator, "texts")
+    return told.numpy().astype(np.uint8).tobytes().decode()
+
+
+def raise_on_all(problems: Sequence[Any], communicator: Communicator, name: str) -> list[tf.Tensor]:
+    """Raises on all ranks if any rank has a problem: the first problem of the first such rank.
+
+    Args:
+        problems: Scalar strings; empty unless something went wrong on this rank.
+
+    Returns:
+        Tensors to depend on in a graph: they raise when they are evaluated.
+
+    Raises:
+        tf.errors.InvalidArgumentError: "rank r: problem".
+    """
+    nothing = tf.zeros([0], tf.int64)
+    return list(exchange_order.exchange_notes(nothing, problems, communicator, name))
+
+
+def agreed(
+    function: Callable[[], Any] | None,
+    communicator: Communicator,
+    call: str = "",
+    raises: type[Exception] = RuntimeError,
+) -> list:
+    """Calls `function`, unless it is None, on every rank. If one rank raises, all ranks do.
+
+    It also works without eager execution, in a graph and a session of its own.
+
+    Args:
+        function: Returns this rank's message: JSON, or None.
+        call: The call of the user; ranks in different calls raise.
+        raises: Type of the exception on several ranks.
+
+    Returns:
+        The messages of all ranks, by rank.
+
+    Raises:
+        RuntimeError: the ranks are in different calls.
+        `raises`: "rank r: problem". A single rank raises the exception itself.
+    """
+    message, error = {}, None
+    try:
+        message["said"] = None if function is None else function()
+    except Exception as raised:
+        if communicator.world_size == 1:
+            raise
+        error, message = raised, problem_of(raised)
+    if communicator.world_size == 1:
+        return [message["said"]]
+    messages = _told_by_all({**message, "call": call}, communicator)
+    raise_first(messages, raises, error)
+    return [each["said"] for each in messages]
+
+
+def all_or_none(function: Callable[[], Any] | None, communicator: Communicator) -> None:
+    """Calls `function` unless it is None. If it raises on one rank, all ranks raise ValueError."""
+    agreed(function, communicator, raises=ValueError)
+
+
+@contextlib.contextmanager
+def naming(call: str) -> Iterator[None]:
+    """Adds this rank's call to the error raised where the other ranks make no such call."""
+    try:
+        yield
+    except (tf.errors.FailedPreconditionError, tf.errors.DeadlineExceededError) as error:
+        text = f"{error.message}. This rank is in {call}, which all ranks must call"
+        raise type(error)(None, None, text if call else error.message) from error
+
+
+def _told_by_all(message, communicator):
+    def exchange():
+        with naming(message["call"]):
+            return exchange_order.exchange_notes(
+                encoded(message), [], communicator, name_of(communicator)
+            )
+
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return decoded(*(tensor.numpy() for tensor in exchange()))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        return decoded(*session.run(exchange()))
+
+
+def problem_of(error: Exception) -> dict[str, Any]:
+    """The message to other ranks about an exception."""
+    memory = isinstance(error, MemoryError) and bool(str(error))
+    named = memory or isinstance(error, tf.errors.OpError)
+    text = str(getattr(error, "message", error)) if named else f"{type(error).__name__}: {error}"
+    return {"error": text, "memory": memory or isinstance(error, tf.errors.ResourceExhaustedError)}
+
+
+def raise_first(
+    messages: Sequence[dict[str, Any]],
+    raises: type[Exception] = RuntimeError,
+    cause: Exception | None = None,
+    in_graph: bool = False,
+) -> None:
+    """Raises the problem of the first rank that reported one, or the calls that differ.
+
+    `in_graph`: whether an op of a graph raises it. TensorFlow translates only Python's own
+    exceptions there.
+    """
+    for rank, message in enumerate(messages):
+        if "error" not in message:
+            continue
+        text = f"rank {rank}: {message['error']}"
+        if not message["memory"]:
+            raise raises(text) from cause
+        raise (
+            MemoryError(text) if in_graph else tf.errors.ResourceExhaustedError(None, None, text)
+        ) from cause
+    calls = [message["call"] or "another call" for message in messages]
+    for rank, call in enumerate(calls):
+        if call != calls[0]:
+            raise RuntimeError(
+                "All ranks must make the same calls in the same order. Received: "
+                f"{calls[0]} on rank 0 and {call} on rank {rank}"
+            )
+
+
+def encoded(message: Any) -> np.ndarray:
+    """JSON as int64, eight bytes per word: the form of the ranks' messages."""
+    text = json.dumps(message).encode()
+    return np.frombuffer(text + b" " * (-len(text) % 8), np.int64)
+
+
+def decoded(words: Any, lengths: Any) -> list:
+    """The messages of all ranks, by rank; the inverse of `encoded`."""
+    ends = np.cumsum(lengths)
+    parts = (words[end - n : end] for end, n in zip(ends, lengths, strict=True))
+    return [json.loads(np.ascontiguousarray(part).tobytes()) for part in parts]
+
+
+def one_rank_at_a_time(
+    function: Callable[[], Any], communicator: Communicator, use_lock: bool
+) -> None:
+    """Calls `function`, one rank at a time if `use_lock`."""
+    if not use_lock:
+        function()
+        return
+    for rank in range(communicator.world_size):
+        # A rank that fails says so in its turn, so the others do not wait for it.
+        all_or_none(function if rank == communicator.rank else None, communicator)

@@ -1,0 +1,483 @@
+"""The processes of a job and the collectives between them.
+
+A `Communicator` is all that the rest of the package knows of other processes: this process's rank,
+the number of ranks, and seven collectives. One process needs none of them and gets `SingleProcess`.
+Several get `MpiCommunicator` (mpi.py) or `HorovodCommunicator`, a thin layer over Horovod;
+`engines.py` chooses. Tests pass their own.
+
+All ranks must call every collective, in graphs under the same name, by which they meet. `turns`
+keeps them in one order, and `stalls` names a rank that stays away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol, runtime_checkable
+
+import tensorflow as tf
+
+from sok_like.runtime.native.tensor_checks import checked
+from sok_like.runtime.ranks import launchers
+
+# Set for each process by the launchers of Horovod, Open MPI, MPICH and Slurm (srun).
+_WORLD_SIZE_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
+# "1": TF_CONFIG does not say with how many others this process trains.
+_IGNORE_TF_CONFIG = "SOK_IGNORE_TF_CONFIG"
+_TRAINING_TASKS = ("chief", "master", "worker")
+
+# Settings that Horovod and Open MPI read as they start. Values of the user are kept.
+# docs/install.md has the figures. An exchange waits for Horovod's thread, which looks for work once
+# per cycle (1 ms by default). A rank that waits in MPI polls, and so takes the core from the rank
+# it waits for.
+_TRANSPORT = {"HOROVOD_CYCLE_TIME": "0.1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+
+# An attribute of tensors: says of the indices of a sparse gradient that each is there once.
+UNIQUE = "_sok_keys_are_unique"
+
+# MPI counts elements in int32: those of one tensor, or of everything that ranks gather.
+_MOST_COUNTED = 2**31 - 1
+
+# The name of all-to-alls that every rank makes in the same order: each meets the others' next one.
+# Horovod gives this name to all-to-alls outside of graphs.
+IN_TURN = "HorovodAlltoall"
+
+
+@runtime_checkable
+class Communicator(Protocol):
+    """A process's place among `world_size` ranks, and the collectives between them."""
+
+    rank: int
+    world_size: int
+
+    @property
+    def local_rank(self) -> int:
+        """This process's number among those of its host."""
+
+    @property
+    def local_size(self) -> int:
+        """Number of processes of this host."""
+
+    def subset(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        """The communicator of this rank's group, which counts ranks within the group.
+
+        Args:
+            groups: Disjoint groups of ranks, the same on all ranks. Every rank must call this.
+
+        Raises:
+            ValueError: this rank is in no group.
+            RuntimeError: the transport cannot make groups any more.
+        """
+
+    def all_to_all(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sends the next `splits[r]` items of `tensor` to rank r, for every r.
+
+        Args:
+            tensor: `[sum(splits)]`; in a graph it must come from a stateful op, see `_not_folded`.
+            splits: int32 `[world_size]`.
+            name: The same on all ranks.
+
+        Returns:
+            The items received, in rank order, and int32 `[world_size]`: how many each rank sent.
+        """
+
+    def average(self, tensors: Sequence, name: str) -> list:
+        """The mean over ranks of each tensor or `tf.IndexedSlices`; None stays None."""
+
+    def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
+        """`tensor` as it is on `root_rank`."""
+
+    def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """The ranks' tensors joined along their first axis, whose length may differ."""
+
+    def sum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """The sum of the ranks' tensors, which have one shape."""
+
+    def reduce_scatter(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """This rank's part of the sum, cut along the first axis; the first parts may be longer."""
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it. Eager only."""
+
+    def end_waits(self, reason: str) -> bool:
+        """Ends what this process waits for, now and later, so that it raises the reason.
+
+        False if the transport can end waits only by shutting down.
+        """
+
+    def shut_down(self, seconds: float) -> bool:
+        """Ends the transport, once all ranks have called this; False if not within `seconds`."""
+
+
+class SingleProcess:
+    """A communicator for one process: every call is a no-op."""
+
+    rank = local_rank = 0
+    world_size = local_size = 1
+
+    def all_to_all(self, tensor, splits, name):
+        return tensor, splits
+
+    def average(self, tensors, name):
+        return list(tensors)
+
+    def broadcast(self, tensor, root_rank, name):
+        return tensor
+
+    def all_gather(self, tensor, name):
+        return tensor
+
+    def sum(self, tensor, name):
+        return tensor
+
+    def reduce_scatter(self, tensor, name):
+        return tensor
+
+    def subset(self, groups):
+        return self
+
+    def barrier(self):
+        pass
+
+    def end_waits(self, reason):
+        return True
+
+    def shut_down(self, seconds):
+        return True
+
+
+def _not_folded(tensor):
+    """`tensor`, with its value hidden from TensorFlow's graph optimizers.
+
+    They compute constants beforehand, on one rank alone, and Horovod's ops are not marked against
+    it. A rank whose input is constant, say empty, would run its collective without the others.
+    """
+    rank = tensor.shape.rank
+    if tf.executing_eagerly() or not rank:
+        return tensor
+    with tf.device("/CPU:0"):
+        # A value that depends on a random op is not constant. This op draws -1, the only integer in
+        # [-1, 0), and a slice of size -1 is the whole tensor, without a copy.
+        size = tf.raw_ops.RandomUniformInt(shape=[rank], minval=-1, maxval=0, seed=1, seed2=1)
+    return tf.slice(tensor, [0] * rank, size)
+
+
+def _counted(tensor, parts, what):
+    """`tensor`; raises if MPI could not count the elements of `parts` ranks in its int32."""
+    limit = _MOST_COUNTED // parts
+    text = f"`{what}` must have at most {limit} elements on each rank. Received: "
+    known = tensor.shape.num_elements()
+    if known is not None:
+        if known > limit:
+            raise tf.errors.InvalidArgumentError(None, None, f"{text}{known}")
+        return tensor
+    size = tf.size(tensor, tf.int64)
+    return checked(tensor, size <= limit, text, size)
+
+
+def _as_carried(tensor):
+    """The same bits in a dtype that Horovod can send, which bfloat16 is not."""
+    return tf.bitcast(tensor, tf.float16) if tensor.dtype == tf.bfloat16 else tensor
+
+
+def _bits_as(tensor, dtype):
+    return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
+
+
+def _as_summed(tensor):
+    """The same numbers in a dtype that Horovod can add."""
+    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
+
+
+def distinct(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """The same gradient with each index once, as what is not linear in it needs.
+
+    TensorFlow concatenates the gradients of several lookups of a table.
+    """
+    if getattr(slices.indices, UNIQUE, False):
+        return slices
+    indices, inverse = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, inverse, tf.size(indices))
+    setattr(indices, UNIQUE, True)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def summed_values(gradient: Any) -> tf.Tensor:
+    """The values of a gradient, dense or sparse, with those of equal indices summed."""
+    return distinct(gradient).values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def averaged(communicator: Communicator, mean: Callable, tensors: Sequence, name: str) -> list:
+    """`Communicator.average`; `mean(tensors, name)` averages dense tensors of one dtype."""
+    results = list(tensors)
+    by_dtype: dict[tf.DType, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        if isinstance(tensor, tf.IndexedSlices):
+            values = communicator.all_gather(tensor.values, f"{name}_values_{i}")
+            indices = communicator.all_gather(tensor.indices, f"{name}_indices_{i}")
+            values = values / tf.cast(communicator.world_size, values.dtype)
+            results[i] = distinct(tf.IndexedSlices(values, indices, tensor.dense_shape))
+        elif isinstance(tensor, tf.Tensor):
+            by_dtype.setdefault(tensor.dtype, []).append(i)
+    for dtype, places in by_dtype.items():  # one collective for all of them
+        means = mean([tensors[i] for i in places], f"{name}_{dtype.name}")
+        for i, tensor in zip(places, means, strict=True):
+            results[i] = tf.cast(tensor, dtype)
+    return results
+
+
+class HorovodCommunicator:
+    """Horovod's collectives, over MPI, Gloo or NCCL as Horovod was built and launched.
+
+    Args:
+        groups_later: Initialises Horovod so that `subset` can make groups later. Its ranks then
+            agree on groups in each cycle. No effect if the program has initialised Horovod.
+
+    Raises:
+        RuntimeError: Horovod did not find the other processes.
+    """
+
+    def __init__(self, groups_later: bool = False):
+        try:
+            import horovod.tensorflow as hvd
+        except ImportError as error:
+            if launchers.horovod_library() is None:
+                raise ImportError(
+                    f"This job was launched with {launched_world_size()} processes. "
+                    f"{launchers.NO_HOROVOD if launchers.mpi_library() else launchers.NO_MPI}"
+                ) from error
+            raise ImportError(
+                f"This job was launched with {launched_world_size()} processes, and Horovod, which "
+                f"they need, cannot be loaded: {error}. Was it compiled for another TensorFlow or "
+                "MPI? Type: python -m sok_like.install_horovod"
+            ) from error
+        if not hvd.is_initialized():
+            for variable, value in _TRANSPORT.items():
+                os.environ.setdefault(variable, value)
+            hvd.init(process_sets="dynamic" if groups_later else None)
+            check_connected(hvd.size(), "Horovod")
+        self._hvd = hvd
+        self._groups: dict[tuple[int, ...], HorovodCommunicator] = {}
+        self._set_process_set(hvd.global_process_set, tuple(range(hvd.size())))
+
+    def _set_process_set(self, process_set, ranks):
+        self._process_set, self._ranks = process_set, ranks
+        self.rank = ranks.index(self._hvd.rank())
+        self.world_size = len(ranks)
+
+    @property
+    def local_rank(self):
+        return self._hvd.local_rank()
+
+    @property
+    def local_size(self):
+        return self._hvd.local_size()
+
+    def subset(self, groups):
+        mine = None
+        for group in map(tuple, groups):
+            if len(group) in (1, self._hvd.size()):
+                made: Communicator = SingleProcess() if len(group) == 1 else self
+            else:
+                made = self._group(group)
+            if self._hvd.rank() in group:
+                mine = made
+        if mine is None:
+            raise ValueError(
+                f"Every rank must be in a group. Received: groups={groups} on rank "
+                f"{self._hvd.rank()}"
+            )
+        return mine
+
+    def _group(self, ranks):
+        """The communicator of `ranks`; None on the other ranks, which must register it, too."""
+        if ranks not in self._groups:
+            try:
+                process_set = self._hvd.add_process_set(ranks)
+            except ValueError as error:
+                raise RuntimeError(
+                    "Groups of ranks, which a mesh with two axes longer than 1 needs, must be "
+                    "announced when Horovod is initialised: call sok.distribution.initialize() "
+                    "before sok.Init, or set HOROVOD_DYNAMIC_PROCESS_SETS=1. "
+                    f"Received: Horovod without them, and a group of ranks {list(ranks)}"
+                ) from error
+            group = None
+            if self._hvd.rank() in ranks:
+                group = object.__new__(HorovodCommunicator)
+                group._hvd, group._groups = self._hvd, self._groups
+                group._set_process_set(process_set, ranks)
+            self._groups[ranks] = group
+        return self._groups[ranks]
+
+    def all_to_all(self, tensor, splits, name):
+        received, received_splits = self._hvd.alltoall(
+            _as_carried(tensor),
+            splits=splits,
+            name=name,
+            ignore_name_scope=name == IN_TURN,
+            process_set=self._process_set,
+        )
+        return _bits_as(received, tensor.dtype), received_splits
+
+    def average(self, tensors, name):
+        def mean(tensors, name):
+            return self._hvd.grouped_allreduce(
+                [_as_summed(_not_folded(_counted(tensor, 1, name))) for tensor in tensors],
+                op=self._hvd.Average,
+                name=name,
+                process_set=self._process_set,
+            )
+
+        return averaged(self, mean, tensors, name)
+
+    def broadcast(self, tensor, root_rank, name):
+        root, carried = self._ranks[root_rank], _as_carried(_counted(tensor, 1, name))
+        result = self._hvd.broadcast(carried, root, name=name, process_set=self._process_set)
+        return _bits_as(result, tensor.dtype)
+
+    def all_gather(self, tensor, name):
+        carried = _as_carried(_not_folded(_counted(tensor, self.world_size, name)))
+        result = self._hvd.allgather(carried, name=name, process_set=self._process_set)
+        return _bits_as(result, tensor.dtype)
+
+    def sum(self, tensor, name):
+        return self._added(self._hvd.allreduce, tensor, name)
+
+    def reduce_scatter(self, tensor, name):
+        return self._added(self._hvd.reducescatter, tensor, name)
+
+    def _added(self, reduce, tensor, name):
+        added = _as_summed(_not_folded(_counted(tensor, 1, name)))
+        options = {"op": self._hvd.Sum, "name": name, "process_set": self._process_set}
+        return tf.cast(reduce(added, **options), tensor.dtype)
+
+    def barrier(self):
+        self.all_gather(tf.zeros([1]), "sok_barrier")
+
+    def end_waits(self, reason):
+        return False
+
+    def shut_down(self, seconds):
+        self._hvd.shutdown()  # without a time limit
+        return True
+
+
+def launched_world_size() -> int:
+    """The number of ranks that were launched, as far as it is known without Horovod.
+
+    Raises:
+        RuntimeError: it is 1, and TF_CONFIG names several workers.
+        ValueError: it is 1, and TF_CONFIG cannot be read.
+    """
+    of_thread = _of_thread.get()
+    if of_thread is not None:
+        return of_thread.world_size
+    horovod = sys.modules.get("horovod.tensorflow")
+    launched = _said_by_launcher()[1]
+    if horovod is not None and horovod.is_initialized():
+        launched = horovod.size()
+    if launched == 1 and not is_initialized():
+        _check_tf_config()
+    return launched
+
+
+def _said_by_launcher():
+    """The environment variable with the number of processes, and the number; or "" and 1."""
+    for variable in _WORLD_SIZE_VARIABLES:
+        value = os.environ.get(variable, "")
+        if value.isdigit():
+            return variable, int(value)
+    return "", 1
+
+
+def _check_tf_config():
+    """Raises if this is a worker of several, or a parameter server: it would train alone.
+
+    An evaluator is a process by itself, also beside several workers.
+    """
+    text = os.environ.get("TF_CONFIG", "")
+    if not text or os.environ.get(_IGNORE_TF_CONFIG, "0") not in ("", "0"):
+        return
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    try:
+        tasks, task_type = resolver.cluster_spec().as_dict(), resolver.task_type
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"TF_CONFIG must be the JSON of a cluster and a task, or empty ({error}). "
+            f"{_IGNORE_TF_CONFIG}=1 ignores it. Received: TF_CONFIG={text!r}"
+        ) from error
+    workers = sum(len(tasks.get(kind, ())) for kind in _TRAINING_TASKS)
+    if task_type == "ps" or (workers > 1 and task_type != "evaluator"):
+        raise RuntimeError(
+            f"TF_CONFIG names {workers} worker(s) and this process as a task of type "
+            f"{task_type!r}, but no launcher has connected it with others: it would train a model "
+            "of its own. Processes are connected by mpirun or horovodrun, not by TF_CONFIG; "
+            "docs/guides/several_ranks.md shows how to start them, and parameter servers are not "
+            f"needed. If each process is to train a model of its own, set {_IGNORE_TF_CONFIG}=1. "
+            f"Received: TF_CONFIG={text!r}"
+        )
+
+
+def check_connected(size: int, engine: str) -> None:
+    """RuntimeError if the engine did not find the other processes: each would train alone."""
+    variable, launched = _said_by_launcher()
+    if size == 1 and launched > 1:
+        raise RuntimeError(
+            f"This job was launched with {launched} processes ({variable}={launched}), but "
+            f"{engine} found this one alone: it was built without MPI, or for another MPI than "
+            "that of the launcher. Start the job with: python -m sok_like.run. If each process is "
+            f"to train a model of its own, unset {variable}"
+        )
+
+
+_current: Communicator | None = None
+_process = os.getpid()  # of the communicator
+# Of a thread that is a rank of its own, as in tests; None elsewhere.
+_of_thread: ContextVar[Communicator | None] = ContextVar("communicator", default=None)
+
+
+def current() -> Communicator:
+    """The communicator of this process."""
+    communicator = _of_thread.get() or _current
+    if communicator is None:
+        raise RuntimeError(
+            "sok.Init must be called before any other call of sok_like. "
+            "Received: a call before it; add `sok.Init(global_batch_size=...)` at the start."
+        )
+    if communicator.world_size > 1 and os.getpid() != _process:
+        raise RuntimeError(
+            f"Process {_process} is rank {communicator.rank}. A process that it forks is not a "
+            f"rank and must not call sok_like. Received: a call in process {os.getpid()}"
+        )
+    return communicator
+
+
+def current_or_single() -> Communicator:
+    """The communicator of this process; before `sok.Init` that of a single one."""
+    return current() if is_initialized() else SingleProcess()
+
+
+def is_initialized() -> bool:
+    """Whether `sok.Init` (or a front door that calls it) has run in this process."""
+    return (_of_thread.get() or _current) is not None
+
+
+def line() -> int:
+    """Which exchanges follow each other: 0, or a number for each thread that is a rank."""
+    return getattr(_of_thread.get(), "line", 0)
+
+
+def set_current(communicator: Communicator | None) -> None:
+    """Replaces the communicator; None forgets it."""
+    global _current, _process
+    _current, _process = communicator, os.getpid()
+
+
+def set_of_thread(communicator: Communicator) -> None:
+    """Makes this thread a rank of its own, with a `line` that no other one has."""
+    _of_thread.set(communicator)

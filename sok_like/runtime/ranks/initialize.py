@@ -1,0 +1,166 @@
+"""`sok.Init`: once per process, before anything else."""
+
+import secrets
+import warnings
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.native import libraries
+from sok_like.runtime.ranks import comm, engines, exchange_order, stalls
+
+_arguments: dict | None = None
+_INT32_MAX = 2**31 - 1
+
+
+def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
+    """Initializes the package in this process.
+
+    One process needs nothing else. Several (`python -m sok_like.run -np 2 ...`) exchange by MPI, or
+    by Horovod if the program has imported it or the environment asks for it. This call initialises
+    either, unless the program has done so.
+
+    Args:
+        global_batch_size: Samples of a training step, summed over all ranks. At least one per rank;
+            nothing else depends on it. It need not be a multiple of the number of ranks, and
+            batches may differ between steps and ranks.
+        seed: Seed of initial rows. All ranks use rank 0's; a warning is printed where ranks
+            disagree. None: a random seed, drawn on rank 0.
+        **kwargs: Ignored, with a warning that names them.
+
+    Returns:
+        `'OK'` as a string tensor. In a `tf.compat.v1` graph, the op to run before any other:
+        `sess.run(sok_init)`.
+
+    Raises:
+        TypeError: `global_batch_size` is missing or not an integer; `seed` is not an integer.
+        ValueError: `global_batch_size` is smaller than the number of ranks; `seed` is outside
+            `[-2**63, 2**63)`; TF_CONFIG cannot be read.
+        ImportError: there are several processes, and neither MPI nor Horovod can be loaded; or the
+            running TensorFlow or Keras lacks a function that must be wrapped.
+        RuntimeError: called again with other arguments (the same ones are legal), within a
+            `tf.distribute` strategy of several replicas, or in one process of several that
+            TF_CONFIG names and no launcher has connected.
+    """
+    global _arguments
+    if kwargs:
+        warnings.warn(
+            "sok.Init knows `global_batch_size` and `seed`, and ignores other arguments. "
+            f"Received: {_format(kwargs)}",
+            stacklevel=2,
+        )
+    if as_integer(global_batch_size) is None:
+        raise wrong_argument("global_batch_size", "an integer", global_batch_size, error=TypeError)
+    seed = _checked_seed(seed)
+    arguments = {"global_batch_size": as_integer(global_batch_size), "seed": seed}
+    if _arguments is not None and _arguments != arguments:
+        raise RuntimeError(
+            f"sok.Init has been called before, with {_format(_arguments)}; it can be repeated only "
+            f"with the same arguments. Received: {_format(arguments)}"
+        )
+    check_replicas()
+    communicator = comm.current() if comm.is_initialized() else engines.choose()
+    hooks.install_all()
+    _check_batch(global_batch_size, communicator.world_size)
+    again = _arguments is not None
+    comm.set_current(communicator)
+    stalls.start(communicator)
+    _arguments = arguments
+    if again and tf.executing_eagerly():
+        return tf.constant("OK")
+    return _agree_on_seed(communicator, seed)
+
+
+def global_batch_size() -> int:
+    """The argument of `sok.Init`; 0 before it."""
+    return _arguments["global_batch_size"] if _arguments else 0
+
+
+def check_replicas() -> None:
+    """Raises RuntimeError within a `tf.distribute` strategy of more than one replica."""
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1:
+        raise RuntimeError(
+            "A process of sok_like is one replica: start one process for each device, by mpirun or "
+            "horovodrun, and leave the tf.distribute strategy out. "
+            f"Received: a strategy of {replicas} replicas"
+        )
+
+
+def ensure_initialized(seed: int | None = None, groups_later: bool = False) -> None:
+    """Stands for `Init` in front doors; acts at once, also while a graph is being built."""
+    if comm.is_initialized():
+        return
+    seed = _checked_seed(seed)
+    communicator = engines.choose(groups_later)
+    hooks.install_all()
+    comm.set_current(communicator)
+    stalls.start(comm.current())
+    if tf.executing_eagerly():
+        _agree_on_seed(comm.current(), seed)
+        return
+    # A session of its own, which leaves devices other than the CPU to the program's session.
+    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+        session.run(_agree_on_seed(comm.current(), seed))
+
+
+def reset() -> None:
+    """Forgets `Init`, for tests. Tables that exist keep their seed."""
+    global _arguments
+    _arguments = None
+    comm.set_current(None)
+
+
+def _checked_seed(seed):
+    if seed is None:
+        return None
+    integer = as_integer(seed)
+    if integer is None:
+        raise TypeError(f"`seed` must be an integer or None. Received: seed={seed!r}")
+    if not -(2**63) <= integer < 2**63:
+        raise ValueError(f"`seed` must be in [-2**63, 2**63). Received: seed={seed!r}")
+    return integer
+
+
+def _check_batch(global_batch_size, world_size):
+    if global_batch_size < world_size:
+        raise ValueError(
+            "`global_batch_size` is too small: it must be at least the number of ranks, "
+            f"{world_size}. Received: global_batch_size={global_batch_size}"
+        )
+
+
+def _agree_on_seed(communicator, seed):
+    """Broadcasts rank 0's seed and hands it to the op library; returns `'OK'` after that."""
+    ops = libraries.ops()
+    mine = secrets.randbelow(_INT32_MAX) if seed is None else seed
+    mine = tf.constant(mine, tf.int64, name="sok_seed")
+    agreed, warn = mine, None
+    if communicator.world_size > 1:
+        told, _ = exchange_order.exchange_notes(mine[tf.newaxis], [], communicator, "sok_init")
+        agreed = told[0]
+        if seed is not None:
+            warn = tf.cond(
+                tf.equal(mine, agreed),
+                tf.no_op,
+                lambda: tf.print(
+                    "sok.Init: `seed` must be the same on all ranks. Received:",
+                    mine,
+                    "on rank",
+                    communicator.rank,
+                    "and",
+                    agreed,
+                    "on rank 0; rank 0's is used.",
+                ),
+            )
+    set_seed = ops.sok_set_seed(seed=agreed)
+    dependencies = [op for op in (set_seed, warn) if isinstance(op, tf.Operation)]
+    with tf.control_dependencies(dependencies):
+        return tf.identity(tf.constant("OK"), name="sok_init")
+
+
+def _format(arguments):
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())

@@ -1,0 +1,199 @@
+"""`MpiCommunicator`: exchanges by MPI, which ops of the package call (cpp/mpi/).
+
+A thread of the library speaks MPI, and sleeps while there is nothing to do. Exchanges meet by name.
+The waits can be ended, so a rank that waits in vain raises and goes on.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import ctypes
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime.native import libraries
+from sok_like.runtime.ranks.comm import (
+    IN_TURN,
+    Communicator,
+    SingleProcess,
+    averaged,
+    check_connected,
+)
+
+_FOREVER = 1e9  # seconds
+_ENDS_WAIT = 1.0  # seconds that an op may take to end after SIGINT
+_PROBLEM = 4096  # bytes of an error's text
+# Dtypes that MPI adds; others are cast to one that holds their sums.
+_SUMMED = (tf.float32, tf.float64, tf.int32, tf.int64)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int)
+def _ctrl_c_ends_the_program():
+    """Whether SIGINT raises KeyboardInterrupt: then what the main thread waits for must end.
+
+    Python hears of the signal later: while TensorFlow turns an op's error into an exception, a
+    KeyboardInterrupt would become a RuntimeError of pybind11.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return 0
+    frame = sys._current_frames().get(threading.main_thread().ident)
+    place = (frame, frame.f_lasti if frame else 0)
+    threading.Thread(target=_interrupt_behind, args=place, daemon=True).start()
+    return 1
+
+
+def _interrupt_behind(frame, instruction):
+    """Interrupts the main thread when it has left `instruction` of `frame`, and waits no more."""
+    library = ctypes.CDLL(str(libraries.ops_path()))
+    what, number = ctypes.create_string_buffer(512), ctypes.c_int64()
+    interval, deadline = sys.getswitchinterval(), time.monotonic() + _ENDS_WAIT
+    sys.setswitchinterval(1e-5)  # the exception must not reach the end of the program first
+    try:
+        while time.monotonic() < deadline:
+            library.sok_longest_wait(what, ctypes.c_int64(len(what)), ctypes.byref(number))
+            if not what.value and frame.f_lasti != instruction:
+                break
+            time.sleep(1e-4)
+    finally:
+        sys.setswitchinterval(interval)
+    _thread.interrupt_main()
+
+
+def _size(tensor):
+    known = tensor.shape.num_elements()
+    return tf.size(tensor) if known is None else known
+
+
+class MpiCommunicator:
+    """MPI's collectives. The first one of a process initialises MPI, unless the program has.
+
+    Args:
+        library: The file of the MPI library to use.
+
+    Raises:
+        RuntimeError: MPI cannot be initialised, did not find the other processes, or was
+            initialised by the program for one thread only.
+    """
+
+    def __init__(self, library: str):
+        # A rank that waits in MPI_Init or MPI_Finalize polls, and takes the core from others.
+        os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+        self._ops = libraries.mpi_ops()
+        self._library = ctypes.CDLL(str(libraries.mpi_path()))
+        self._library.sok_mpi_close.argtypes = [ctypes.c_double]
+        self._library.sok_mpi_on_interrupt(_ctrl_c_ends_the_program)
+        self._call("start", library.encode())
+        place = (ctypes.c_int * 4)()
+        self._library.sok_mpi_place(place)
+        self.rank, self.world_size, self.local_rank, self.local_size = place
+        check_connected(self.world_size, "MPI")
+        self._group, self._ranks = 0, tuple(range(self.world_size))
+        self._world = self
+        self._divisions: dict[tuple, Communicator] = {}
+        self._ended = False  # what this process waits for
+        atexit.register(self._leave)
+
+    def _call(self, function, *arguments):
+        problem = ctypes.create_string_buffer(_PROBLEM)
+        size = ctypes.c_int64(_PROBLEM)
+        result = getattr(self._library, f"sok_mpi_{function}")(*arguments, problem, size)
+        if problem.value:
+            raise RuntimeError(f"MPI: {problem.value.decode(errors='replace')}")
+        return result
+
+    def subset(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        everyone = self._world._ranks
+        divided = tuple(tuple(map(int, group)) for group in groups)
+        mine = [group for group in divided if self._world.rank in group]
+        if not mine:
+            raise ValueError(
+                f"Every rank must be in a group. Received: groups={groups} on rank "
+                f"{self._world.rank}"
+            )
+        if divided not in self._divisions:
+            if all(len(group) == 1 or group == everyone for group in divided):
+                whole = mine[0] == everyone
+                self._divisions[divided] = self._world if whole else SingleProcess()
+            else:
+                self._divisions[divided] = self._divide(divided, mine[0])
+        return self._divisions[divided]
+
+    def _divide(self, groups, mine):
+        flat = np.array([rank for group in groups for rank in group], np.int32)
+        sizes = np.array([len(group) for group in groups], np.int32)
+        pointer = ctypes.POINTER(ctypes.c_int)
+        as_c = [array.ctypes.data_as(pointer) for array in (flat, sizes)]
+        number = self._call("divide", *as_c, len(groups))
+        if len(mine) == 1:
+            return SingleProcess()
+        group = object.__new__(MpiCommunicator)
+        group.__dict__.update(self.__dict__)
+        group._group, group._ranks = number, mine
+        group.rank, group.world_size = mine.index(self._world.rank), len(mine)
+        return group
+
+    def _named(self, name):
+        """The arguments of an op that say by which name it meets those of the other ranks."""
+        if tf.executing_eagerly() or name == IN_TURN:
+            return {"key": name, "group": self._group}
+        # In a graph, by the name of the op, which is unique there.
+        return {"name": re.sub(r"\W", "_", name), "group": self._group}
+
+    def all_to_all(self, tensor, splits, name):
+        return tuple(self._ops.sok_mpi_all_to_all(tensor, splits, **self._named(name)))
+
+    def all_gather(self, tensor, name):
+        return self._ops.sok_mpi_all_gather(tensor, **self._named(name))
+
+    def broadcast(self, tensor, root_rank, name):
+        return self._ops.sok_mpi_broadcast(tensor, root=root_rank, **self._named(name))
+
+    def sum(self, tensor, name):
+        return self._added(self._ops.sok_mpi_sum, tensor, name)
+
+    def reduce_scatter(self, tensor, name):
+        return self._added(self._ops.sok_mpi_reduce_scatter, tensor, name)
+
+    def _added(self, add, tensor, name):
+        dtype = tensor.dtype
+        if dtype not in _SUMMED:
+            tensor = tf.cast(tensor, tf.float32 if dtype.is_floating else tf.int64)
+        return tf.cast(add(tensor, **self._named(name)), dtype)
+
+    def average(self, tensors, name):
+        return averaged(self, self._mean, tensors, name)
+
+    def _mean(self, tensors, name):
+        flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+        mean = self.sum(flat, name) / tf.cast(self.world_size, flat.dtype)
+        parts = tf.split(mean, [_size(tensor) for tensor in tensors], num=len(tensors))
+        return [
+            tf.ensure_shape(tf.reshape(part, tf.shape(tensor)), tensor.shape)
+            for tensor, part in zip(tensors, parts, strict=True)
+        ]
+
+    def barrier(self):
+        self.all_gather(tf.zeros([1]), "sok_barrier")
+
+    def end_waits(self, reason: str) -> bool:
+        """Ends what this process waits for, now and later: it raises the reason."""
+        self._world._ended = True
+        self._library.sok_mpi_stop(reason.encode())
+        return True
+
+    def shut_down(self, seconds: float) -> bool:
+        """Ends MPI, once all ranks have called this; False if they have not after `seconds`."""
+        return bool(self._library.sok_mpi_close(seconds))
+
+    def _leave(self):
+        """At the end of the program MPI waits for all ranks, unless one cannot come."""
+        self.shut_down(0.0 if self._ended else _FOREVER)

@@ -1,0 +1,333 @@
+"""Names the rank that others wait for in vain, and ends their waiting.
+
+The transport does not know about lookups. So each process has a thread beside the program. It tells
+rank 0's thread, over a connection of its own, what the process waits for and for how long. Rank 0
+compares. If a rank has waited for `SOK_STALL_TIMEOUT` seconds, or waits for a rank that has ended,
+or all ranks wait for different things, rank 0 sends all of them the reason. They print it and raise
+it where they wait. Collectives are ended once all have done so: earlier, some would raise the
+transport's error.
+
+Horovod's can be ended only by shutting it down, and not while they wait for a frozen rank, or for
+one behind a cut network. Then the process prints this, and ends with the status `STALLED`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import secrets
+import selectors
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime.native import libraries
+from sok_like.runtime.ranks import hosts, stall_verdict
+from sok_like.runtime.ranks.comm import Communicator
+from sok_like.runtime.ranks.stall_connections import Door, Line, connect
+
+_PERIOD = 0.25  # seconds from one report to the next
+# A rank that ends stays for some seconds, so that the others know before a collective fails. Then
+# it says that it leaves, and no exchange begins anywhere. One that has begun gets its verdict
+# first.
+_STAYS = 4.0
+_LEAVES = 1.0
+_LONGEST = 25.0
+_LATE_TO_STOP = 5.0  # seconds that the others wait for a rank to stop, before they shut down
+_CONNECTS = 30.0  # seconds that a rank tries to reach rank 0
+_SHUTS_DOWN = 10.0  # seconds that the transport gets to shut down after a verdict
+# The exit status of a process that cannot leave a collective, as docs/semantics/ranks.md says: that
+# of a failure which may not happen again (EX_TEMPFAIL), so a scheduler may start the job again.
+STALLED = 75
+_THE_END = "the end of the program"  # what a rank waits for that shuts the transport down
+
+_watch: _Watch | None = None
+
+
+def timeout() -> float:
+    """Seconds that a rank may wait for others: `SOK_STALL_TIMEOUT`, by default 120; 0: forever."""
+    text = os.environ.get("SOK_STALL_TIMEOUT", "120")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(
+            "SOK_STALL_TIMEOUT must be seconds, or 0 to wait without end. "
+            f"Received: SOK_STALL_TIMEOUT={text!r}"
+        )
+    return seconds
+
+
+def start(communicator: Communicator) -> None:
+    """Starts this process's thread, once; every rank must call it. No effect on one rank."""
+    global _watch
+    if _watch is not None or communicator.world_size == 1:
+        return
+    limit, secret = timeout(), secrets.token_hex(32)
+    names = _gather(hosts.names(), communicator)
+    selector, door, mine = selectors.DefaultSelector(), None, ""
+    if communicator.rank == 0 and limit:
+        several_hosts = communicator.local_size != communicator.world_size
+        host = hosts.address(names) if several_hosts else hosts.LOOPBACK
+        door = Door(host, secret, communicator.world_size, selector)
+        mine = json.dumps([*door.address, secret])
+    told = _gather(mine, communicator)[0]
+    if limit == 0 or not told:
+        return
+    host, port, secret = json.loads(told)
+    _watch = _Watch(communicator, limit, door or (host, port), secret, selector)
+    _watch.start()
+    atexit.register(_watch.say_goodbye)
+
+
+def raise_reason(error: Exception) -> None:
+    """If waiting was ended, raises the reason in the place of the transport's `error`."""
+    if _watch is not None:
+        _watch.told.wait(2 * _PERIOD)
+        if _watch.reason:
+            raise tf.errors.DeadlineExceededError(None, None, _watch.reason) from error
+
+
+class _Watch(threading.Thread):
+    """The thread of one process; rank 0's has a connection to each of the others.
+
+    Args:
+        rank_0: On rank 0 its door, elsewhere its address.
+        selector: Waits for messages; has rank 0's door.
+    """
+
+    def __init__(self, communicator, limit, rank_0, secret, selector):
+        super().__init__(name="sok_stalls", daemon=True)
+        self.reason = ""
+        self.told = threading.Event()  # set when waiting was ended, or all ranks have ended
+        self._communicator, self._rank = communicator, communicator.rank
+        libraries.ops()  # loads the library
+        self._library = ctypes.CDLL(str(libraries.ops_path()))
+        self._library.sok_longest_wait.restype = ctypes.c_double
+        self._limit, self._selector = limit, selector
+        self._ended = ""  # how this rank ended, if it has
+        self._leaves = False  # it has stopped staying for the others
+        # When its program had ended, and it shuts the transport down.
+        self._closes_at = float("inf")
+        self._closed = threading.Event()  # the transport is shut down
+        self._closing = threading.Lock()  # held meanwhile: it bears one call at a time
+        self._waited_for = False  # some rank is in an exchange
+        self._left = ""  # which ranks have left
+        self._stop_time = 0.0
+        self._give_up = float("inf")  # when this process ends if the transport is not shut down
+        self._last_word = time.monotonic()  # from rank 0
+        self._slept, self._slept_in = 0.0, 0  # seconds that this process was stopped, in which wait
+        self._server: Line | None = None
+        self._door = rank_0 if isinstance(rank_0, Door) else None
+        if self._door is None:
+            try:
+                self._server = connect(rank_0, secret, self._rank, _CONNECTS)
+                selector.register(self._server, selectors.EVENT_READ, self._server)
+            except OSError as error:
+                warnings.warn(
+                    f"sok_like: rank {self._rank} cannot reach rank 0 at {rank_0[0]}:{rank_0[1]} "
+                    f"({error}); if ranks stop waiting for another rank, the reason is unknown.",
+                    stacklevel=2,
+                )
+                self._limit = 0
+        else:
+            self._judge = stall_verdict.Judge(communicator.world_size, limit)
+            self._lines: dict[int, Line] = {}
+
+    def run(self):
+        due, turn = 0.0, time.monotonic()
+        while self._limit and not self._closed.is_set():
+            ready = self._selector.select(max(0.0, min(_PERIOD, due - time.monotonic())))
+            if time.monotonic() - turn > stall_verdict.SILENT:
+                self._forgive(time.monotonic() - turn)
+            turn = time.monotonic()
+            for key, _ in ready:
+                self._receive(key.data)
+            if time.monotonic() >= due:
+                due = time.monotonic() + _PERIOD
+                self._report()
+            if time.monotonic() > self._give_up:
+                self._end_process()
+
+    def _forgive(self, seconds):
+        """After this process was stopped, as by Ctrl-Z, perhaps with all others: they may go on."""
+        _, _, number = self._longest_wait()
+        self._slept = seconds + (self._slept if self._slept_in == number else 0.0)
+        self._slept_in = number
+        if self._door is None:
+            self._last_word += seconds
+        else:
+            self._judge.forgive(seconds)
+
+    def say_goodbye(self):
+        """Tells the others that this process ends, and how; shuts the transport down."""
+        if not self.is_alive():
+            return
+        failure = getattr(sys, "last_type", None)
+        how = "has finished its steps"
+        self._ended = how if failure is None else f"has ended with {failure.__name__}"
+        self.told.wait(_STAYS)
+        self._leaves = True
+        self.told.wait(_LEAVES)
+        due = time.monotonic() + _LONGEST
+        while self._waited_for and time.monotonic() < due and not self.told.wait(_PERIOD):
+            pass
+        self._closes_at = time.monotonic()
+        self._close()
+        self.join(1.0)
+
+    def _longest_wait(self):
+        """What this rank waits for ("" if nothing), for how many seconds, and the wait's number."""
+        what = ctypes.create_string_buffer(512)
+        number = ctypes.c_int64()
+        seconds = self._library.sok_longest_wait(
+            what, ctypes.c_int64(len(what)), ctypes.byref(number)
+        )
+        slept = self._slept if number.value == self._slept_in else 0.0
+        return what.value.decode(errors="replace"), max(0.0, seconds - slept), number.value
+
+    def _report(self):
+        what, seconds, number = self._longest_wait()
+        report = {"what": what, "seconds": seconds, "number": number, "ended": self._ended}
+        report |= {"leaves": self._leaves, "stopped": bool(self.reason)}
+        if self._door is None:
+            self._server.send(report)
+            silence = time.monotonic() - self._last_word
+            waits = max(seconds if what else 0.0, time.monotonic() - self._closes_at)
+            if silence > stall_verdict.SILENT and waits > self._limit:
+                where = stall_verdict.where(what) if what else _THE_END
+                self._end_waits(f"{where}: rank 0 has not answered for {silence:.0f} s")
+            return
+        self._door.dismiss_slow()
+        self._judge.hear(self._rank, report)
+        self._stop_waits(self._judge.verdict())
+        late = self._stop_time and time.monotonic() - self._stop_time > _LATE_TO_STOP
+        word = {
+            "waited_for": self._judge.any_waits(),
+            "left": self._judge.left(),
+            "stop": self.reason,
+            "shut": bool(self.reason and (late or self._judge.all_stopped())),
+            "over": self._judge.all_ended(),
+            "silent": self._judge.silent(),
+        }
+        if not self._lines and time.monotonic() - self._closes_at > self._limit:
+            word["silent"] = "all other ranks have ended"
+        for line in self._lines.values():
+            line.send(word)
+        self._obey(word)
+
+    def _receive(self, source):
+        if not isinstance(source, Line):
+            line = self._door.answer(source)
+            if line is not None:
+                self._lines[line.rank] = line
+            return
+        for message in source.messages():
+            if source is self._server:
+                self._last_word = time.monotonic()
+                self._obey(message)
+            else:
+                self._judge.hear(source.rank, message)
+        if not source.open:
+            self._selector.unregister(source)
+            if source is self._server:
+                self._miss_rank_0()
+            else:
+                self._lines.pop(source.rank, None)
+                if source.heard:  # else the rank gave up before it knew that it was let in
+                    self._judge.lose(source.rank)
+
+    def _miss_rank_0(self):
+        what, _, _ = self._longest_wait()
+        if self._closes_at < float("inf"):
+            return  # it does not answer any more, so the limit holds
+        if self._left.startswith("rank 0 ") and not what:
+            self.told.set()  # it announced that, and nothing here waits for it
+        else:
+            here = f"in {stall_verdict.where(what)}" if what else "in no exchange"
+            self._end_waits(f"rank 0 has ended without a message; rank {self._rank} was {here}")
+
+    def _obey(self, word):
+        self._waited_for = bool(word.get("waited_for"))
+        left = str(word.get("left") or "")
+        if left != self._left:
+            self._left = left
+            self._library.sok_refuse_waits(left.encode())
+        self._stop_waits(str(word.get("stop") or ""))
+        if word.get("silent") and self._closes_at < float("inf"):
+            self._end_waits(f"{_THE_END}: {word['silent']}")
+        elif word.get("shut"):
+            self._shut_down()
+        elif word.get("over"):
+            self.told.set()
+
+    def _end_waits(self, reason):
+        """Ends waiting without rank 0, which would say when all ranks have stopped."""
+        if self._give_up == float("inf"):
+            self._stop_waits(reason)
+            time.sleep(_PERIOD)
+            self._shut_down()
+
+    def _stop_waits(self, reason):
+        """Raises the reason where this process waits."""
+        if self.reason or not reason:
+            return
+        self.reason, self._stop_time = reason, time.monotonic()
+        self._library.sok_stop_waits(reason.encode())
+        if not self._ended or self._closes_at < float("inf"):
+            self._say(reason)
+
+    def _shut_down(self):
+        """Ends the collectives: by itself, or by shutting down, or soon with the process."""
+        self.told.set()
+        if self._communicator.end_waits(self.reason):
+            return
+        if self._give_up == float("inf"):
+            self._give_up = time.monotonic() + _SHUTS_DOWN
+            threading.Thread(target=self._close, daemon=True).start()
+
+    def _close(self):
+        with self._closing:
+            give_up = float("inf")
+            while not self._communicator.shut_down(_PERIOD) and time.monotonic() < give_up:
+                if self.reason:
+                    give_up = min(give_up, time.monotonic() + _SHUTS_DOWN)
+        self._closed.set()
+
+    def _end_process(self):
+        self._say(
+            f"Horovod cannot be shut down, so this process ends with status {STALLED}. "
+            f"The reason: {self.reason}"
+        )
+        _in_time(sys.stdout.flush)
+        os._exit(STALLED)
+
+    def _say(self, text):
+        _in_time(lambda: print(f"sok_like, rank {self._rank}: {text}", file=sys.stderr, flush=True))
+
+
+def _in_time(act: Callable[[], None]) -> None:
+    """Acts, for a second at most: a launcher that is stopped may read no output."""
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(1.0)
+
+
+def _gather(text, communicator):
+    """The texts of all ranks; uses a session of its own while a v1 graph is being built."""
+    data = np.frombuffer(json.dumps(text).encode() + b"\n", np.uint8)
+    if tf.executing_eagerly():
+        told = communicator.all_gather(tf.constant(data), "sok_stalls").numpy()
+    else:
+        config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+        with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+            told = session.run(communicator.all_gather(tf.constant(data), "sok_stalls"))
+    return [json.loads(line) for line in told.tobytes().decode().splitlines()]

@@ -1,0 +1,75 @@
+"""Statistics of this process's own steps: keys of a batch, their owners, and time in exchanges.
+
+The C++ library counts. It keeps batches only while they are observed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import warnings
+from typing import NamedTuple
+
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.native import libraries
+from sok_like.runtime.ranks import comm
+
+
+class ObservedBatch(NamedTuple):
+    """Keys of a table in one batch of this rank, duplicates included."""
+
+    keys: int
+    unique: int  # different keys
+    hottest: int  # occurrences of the most frequent 1% of the different keys
+
+
+@functools.cache
+def _library():
+    libraries.ops()  # loads it
+    library = ctypes.CDLL(str(libraries.ops_path()))
+    library.sok_waited_seconds.restype = ctypes.c_double
+    library.sok_observed_batch.restype = ctypes.c_int64
+    return library
+
+
+def observe_batches(on: bool) -> None:
+    """If `on`, forgets earlier batches and keeps those to come; if not, keeps no more."""
+    _library().sok_observe_batches(int(on))
+
+
+def observed_batch(table_name: str) -> ObservedBatch:
+    """The batch kept of a table; zeros without one."""
+    unique, hottest = ctypes.c_int64(0), ctypes.c_int64(0)
+    keys = _library().sok_observed_batch(
+        table_name.encode(), ctypes.byref(unique), ctypes.byref(hottest)
+    )
+    return ObservedBatch(keys, unique.value, hottest.value)
+
+
+def exchange_seconds() -> float:
+    """Seconds that this process has spent in exchanges with other ranks."""
+    return _library().sok_waited_seconds()
+
+
+_told: set[str] = set()  # tables
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_double)
+def _warn_of_uneven_owners(table, owner, times_its_share):
+    """Called by lookups on several ranks (`cpp/tf/owner_watch.h`). Rank 0 warns, once."""
+    table = table.decode()
+    if comm.current_or_single().rank > 0 or table in _told:
+        return
+    _told.add(table)
+    warnings.warn(
+        f"Table '{table}': rank {owner} owns {times_its_share:.2f} times the mean number of keys. "
+        "A key's owner is key % number of ranks, so keys with a common factor meet on few ranks. "
+        "Mix ids before they become keys: docs/semantics/keys_and_rows.md, 'Keys with a common "
+        "factor'.",
+        stacklevel=2,
+    )
+
+
+@hooks.at_init
+def _install():
+    _library().sok_on_uneven_owners(_warn_of_uneven_owners)

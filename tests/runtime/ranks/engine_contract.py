@@ -1,0 +1,368 @@
+"""What ranks do with a communicator of any engine, beside NumPy; each returns what was wrong.
+
+A rank can compute what all ranks send, because a generator's seed is the round and the rank.
+"""
+
+import threading
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime.ranks import comm, engines
+
+ANY = (tf.bool, tf.uint8, tf.int8, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32)
+ANY = (*ANY, tf.float64)
+MPI_ALONE = (tf.int16, tf.uint16, tf.uint32, tf.uint64, tf.complex64)
+SUMMED = (tf.float32, tf.float64, tf.int32, tf.int64, tf.float16, tf.bfloat16)
+MODES = ("eager", "function", "session")
+
+
+def run(engine, rounds):
+    """Every promise that needs no rank to fail; by name, a list of faults."""
+    in_memory = engine == "memory"
+    communicator = comm.current() if in_memory else engines.choose(groups_later=True)
+    assert type(communicator).__name__.lower().startswith(engine)
+    checks = [exchanges, gathers, sums, averages, order, concurrency, late, groups]
+    checks += {"mpi": [large, disagreement, forked], "horovod": [counted], "memory": []}[engine]
+    results = {}
+    for check in checks:
+        results[check.__name__] = check(communicator, rounds)
+        communicator.barrier()
+    results["losses"] = None if in_memory else losses()
+    return results
+
+
+def losses():
+    """Of a group of tables and a dense layer, in a function."""
+    import sok_like as sok
+
+    sok.Init(global_batch_size=16, seed=7)
+    tf.keras.utils.set_random_seed(7)
+    group = sok.GroupEmbedding([4, 4, 8], gradient_scale="mean", name="contract")
+    head = tf.keras.layers.Dense(1)
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.05))
+
+    @tf.function
+    def step(keys, targets):
+        with tf.GradientTape() as tape:
+            rows = tf.concat(group(keys), -1)
+            loss = tf.reduce_mean((head(rows) - targets) ** 2)
+        variables = [*group.trainable_variables, *head.trainable_variables]
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    found = []
+    for number in range(6):
+        rng = np.random.default_rng([number, sok.rank()])
+        keys = [tf.constant(rng.integers(0, 30, 8)) for _ in range(3)]
+        targets = tf.constant(rng.normal(size=[8, 1]).astype(np.float32))
+        found.append(float(step(keys, targets)))
+    return found
+
+
+def _numbers(round_, rank, shape):
+    return np.random.default_rng([round_, rank]).integers(-9, 10, shape)
+
+
+def _call(mode, function, arrays, dtypes, name):
+    """`function(*tensors, name)` eagerly, in a function or in a session, as NumPy arrays."""
+    name = f"{name}_{mode}"
+    if mode == "session":
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            tensors = [tf.cast(tf.constant(a), d) for a, d in zip(arrays, dtypes, strict=True)]
+            return session.run(function(*tensors, name))
+    tensors = [tf.cast(tf.constant(a), d) for a, d in zip(arrays, dtypes, strict=True)]
+    call = tf.function(function) if mode == "function" else function
+    return tf.nest.map_structure(lambda t: t.numpy(), call(*tensors, name))
+
+
+def _compare(got, want, dtype, what):
+    want = tf.cast(tf.constant(want), dtype).numpy()
+    same = got.shape == want.shape and np.array_equal(got, want)
+    return [] if same else [f"{what}: {got!r}, not {want!r}"]
+
+
+def _rounds(rounds):
+    for number in range(rounds):
+        yield number, MODES[number % 3], number // 3
+
+
+def _splits(number, rank, world_size):
+    generator = np.random.default_rng([number, rank, 1])
+    most = (1, 5, 300, 4000)[generator.integers(4)]
+    empty = generator.random() < 0.2
+    return np.zeros(world_size, int) if empty else generator.integers(0, most, world_size)
+
+
+def exchanges(communicator, rounds):
+    """Random sizes, some of them 0; all dtypes."""
+    faults, me, world_size = [], communicator.rank, communicator.world_size
+    dtypes = ANY + (MPI_ALONE if hasattr(communicator, "_library") else ())
+    for number, mode, step in _rounds(rounds):
+        dtype = dtypes[step % len(dtypes)]
+        splits = [_splits(number, rank, world_size) for rank in range(world_size)]
+        data = [_numbers(number, rank, splits[rank].sum()) for rank in range(world_size)]
+        received, lengths = _call(
+            mode,
+            communicator.all_to_all,
+            [data[me], splits[me]],
+            [dtype, tf.int32],
+            f"exchange_{dtype.name}",
+        )
+        begin = [split[:me].sum() for split in splits]
+        parts = zip(data, begin, splits, strict=True)
+        want = np.concatenate([d[b : b + s[me]] for d, b, s in parts])
+        faults += _compare(received, want, dtype, f"round {number}, {mode}")
+        faults += _compare(lengths, [s[me] for s in splits], tf.int32, f"lengths {number}")
+    return faults
+
+
+def gathers(communicator, rounds):
+    """Rows of one and two axes, of unlike numbers; broadcasts from each rank."""
+    faults, world_size = [], communicator.world_size
+    for number, mode, step in _rounds(rounds):
+        dtype, tail = ANY[step % len(ANY)], ((), (3,), (2, 5))[step % 3]
+        lengths = [_splits(number, rank, 1)[0] for rank in range(world_size)]
+        data = [_numbers(number, rank, (n, *tail)) for rank, n in enumerate(lengths)]
+        got = _call(
+            mode, communicator.all_gather, [data[communicator.rank]], [dtype], f"g{len(tail)}"
+        )
+        faults += _compare(got, np.concatenate(data), dtype, f"gather {number}, {mode}")
+        root = number % world_size
+        shape = ((), (7,), (50, 60))[step % 3]
+        data = [_numbers(number, rank, shape) for rank in range(world_size)]
+
+        def broadcast(tensor, name, root=root):
+            return communicator.broadcast(tensor, root, f"{name}_{root}")
+
+        got = _call(mode, broadcast, [data[communicator.rank]], [dtype], f"b{len(shape)}")
+        faults += _compare(got, data[root], dtype, f"broadcast {number}, {mode}")
+    return faults
+
+
+def sums(communicator, rounds):
+    """Sums and their parts, of whole numbers, so that no order of addition matters."""
+    faults, me, world_size = [], communicator.rank, communicator.world_size
+    for number, mode, step in _rounds(rounds):
+        dtype, shape = SUMMED[step % len(SUMMED)], ((), (7, 2), (3000,), (0,))[step % 4]
+        data = [_numbers(number, rank, shape) for rank in range(world_size)]
+        got = _call(mode, communicator.sum, [data[me]], [dtype], f"s{dtype.name}")
+        faults += _compare(got, sum(data), dtype, f"sum {number}, {mode}")
+        data = [_numbers(number, rank, (7, 2)) for rank in range(world_size)]
+        got = _call(mode, communicator.reduce_scatter, [data[me]], [dtype], f"rs{dtype.name}")
+        part = np.array_split(sum(data), world_size)[me]
+        faults += _compare(got, part, dtype, f"part {number}, {mode}")
+    return faults
+
+
+def averages(communicator, rounds):
+    """Tensors of two dtypes, one of them sparse, and one that is missing."""
+    faults, me, world_size = [], communicator.rank, communicator.world_size
+    for number, mode, _ in _rounds(rounds):
+        data = [
+            [_numbers(number, rank, shape) for shape in ((3, 2), (4,), (2, 2))]
+            for rank in range(world_size)
+        ]
+
+        def average(a, b, c, name):
+            rows = tf.IndexedSlices(c, tf.constant([1, me + 2]), [world_size + 2, 2])
+            a, b, rows, none = communicator.average([a, b, rows, None], name)
+            assert none is None
+            return a, b, tf.math.unsorted_segment_sum(rows.values, rows.indices, world_size + 2)
+
+        a, b, c = _call(mode, average, data[me], [tf.float32, tf.float64, tf.float32], "avg")
+        dense = np.zeros([world_size + 2, 2])
+        for rank in range(world_size):
+            np.add.at(dense, [1, rank + 2], data[rank][2] / world_size)
+        want = [sum(d[i] for d in data) / world_size for i in range(2)]
+        for got, right in zip((a, b, c), (*want, dense), strict=True):
+            if not np.allclose(got, right, atol=1e-6):
+                faults.append(f"average {number}, {mode}: {got!r}, not {right!r}")
+    return faults
+
+
+def order(communicator, rounds):
+    """Exchanges of one name meet one after the other."""
+    faults, world_size = [], communicator.world_size
+    splits = tf.ones([world_size], tf.int32)
+
+    @tf.function
+    def twice(value):
+        first, _ = communicator.all_to_all(tf.fill([world_size], value), splits, "HorovodAlltoall")
+        with tf.control_dependencies([first]):
+            second = tf.fill([world_size], value + 1)
+            return first, communicator.all_to_all(second, splits, "HorovodAlltoall")[0]
+
+    for number in range(rounds):
+        if number % 3 == communicator.rank:
+            time.sleep(0.001)
+        first, second = twice(tf.constant(2 * number))
+        if set(first.numpy()) != {2 * number} or set(second.numpy()) != {2 * number + 1}:
+            faults.append(f"{number}: {first}, {second}")
+    return faults
+
+
+def concurrency(communicator, rounds):
+    """Two threads each; rank 1 begins with what the others end with."""
+    faults, me, world_size = [], communicator.rank, communicator.world_size
+
+    def work(name, size):
+        @tf.function(autograph=False)
+        def total(tensor):
+            return communicator.sum(tensor, f"{name}_sum")
+
+        @tf.function(autograph=False)
+        def gather(tensor):
+            return communicator.all_gather(tensor, f"{name}_gather")
+
+        for number in range(rounds):
+            value = tf.fill([size], float(me + number))
+            if total(value)[0] != sum(range(world_size)) + number * world_size:
+                faults.append(f"{name} sum {number}")
+            if gather(value).shape[0] != size * world_size:
+                faults.append(f"{name} gather {number}")
+
+    threads = [threading.Thread(target=work, args=task) for task in (("a", 3), ("b", 5000))]
+    for thread in reversed(threads) if me == 1 else threads:
+        thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join()
+    return faults
+
+
+def late(communicator, rounds):
+    """One rank comes seconds later; ranks that wait take next to no time of the processor."""
+    seconds = 20 if rounds > 100 else 2
+    is_late = communicator.rank == communicator.world_size - 1
+    communicator.barrier()
+    before = time.process_time()
+    if is_late:
+        time.sleep(seconds)
+    total = float(communicator.sum(tf.constant(1.0), "late"))
+    used = (time.process_time() - before) / seconds
+    faults = [] if total == communicator.world_size else [f"sum {total}"]
+    # Many times what a quiet machine shows: a rank that polled would use a whole core.
+    mpi_sleeps = not hasattr(communicator, "_library") or used < 0.05
+    return faults if mpi_sleeps else [*faults, f"waiting used {used:.3f} of a core"]
+
+
+def groups(communicator, rounds):
+    """Ranks of a group count within it; both kinds of groups may be in use."""
+    me, world_size = communicator.rank, communicator.world_size
+    whole = communicator.subset([list(range(world_size))])
+    assert (whole.rank, whole.world_size) == (me, world_size)
+    assert communicator.subset([[rank] for rank in range(world_size)]).world_size == 1
+    rest = list(range(1, world_size))
+    group = communicator.subset([[0], rest])
+    if me == 0:
+        return [] if group.world_size == 1 else ["rank 0 is not alone"]
+    faults = []
+    for number in range(rounds):
+        total = float(group.sum(tf.constant(float(me + number)), "of_group"))
+        faults += [] if total == sum(rest) + number * len(rest) else [f"sum {number}: {total}"]
+        got = group.all_gather(tf.constant([me]), "of_group").numpy().tolist()
+        faults += [] if got == rest else [f"gather {number}: {got}"]
+        root = int(group.broadcast(tf.constant(me), len(rest) - 1, "of_group"))
+        faults += [] if root == rest[-1] else [f"broadcast {number}: {root}"]
+    return faults
+
+
+def large(communicator, rounds):
+    """MPI counts in int32; 2 GiB and more travel in pieces. The short form is below a piece."""
+    me, world_size = communicator.rank, communicator.world_size
+    size = (2**28 if rounds > 100 and world_size == 2 else 2**20) + 5
+    mine = tf.fill([size], tf.constant(me + 1, tf.int64))
+    splits = [size if rank == (me + 1) % world_size else 0 for rank in range(world_size)]
+    received, lengths = communicator.all_to_all(mine, splits, "large")
+    sender = (me - 1) % world_size
+    same = bool(tf.reduce_all(received == sender + 1))
+    return [] if same and int(lengths[sender]) == size else ["not what was sent"]
+
+
+def counted(communicator, rounds):
+    """More elements than Horovod's MPI counts raise: 16 in all, here."""
+    faults, each = [], 16 // communicator.world_size
+    gather = tf.function(
+        lambda part: communicator.all_gather(part, "gathered"),
+        input_signature=[tf.TensorSpec([None])],
+    )
+    calls = {
+        "gathered": (each, lambda n: communicator.all_gather(tf.ones([n]), "gathered")),
+        "in a function": (each, lambda n: gather(tf.ones([n]))),
+        "summed": (16, lambda n: communicator.sum(tf.ones([n]), "summed")),
+        "averaged": (16, lambda n: communicator.average([tf.ones([n])], "averaged")[0]),
+        "broadcast": (16, lambda n: communicator.broadcast(tf.ones([n]), 0, "broadcast")),
+    }
+    own, comm._MOST_COUNTED = comm._MOST_COUNTED, 16
+    try:
+        for name, (most, call) in calls.items():
+            call(most)
+            try:
+                call(most + 1)
+                faults.append(f"{name}: nothing was raised")
+            except tf.errors.InvalidArgumentError as error:
+                if f"at most {most} elements on each rank. Received: " not in error.message:
+                    faults.append(f"{name}: {error.message}")
+    finally:
+        comm._MOST_COUNTED = own
+    return faults
+
+
+def disagreement(communicator, rounds):
+    """Ranks that disagree all raise, and go on."""
+    faults, me = [], communicator.rank
+    calls = {
+        "rows": lambda: communicator.all_gather(tf.zeros([2, 3 + (me == 0)]), "unlike"),
+        "dtype": lambda: communicator.all_gather(
+            tf.zeros([9000], tf.int32 if me == 0 else tf.float32), "unlike"
+        ),
+        "shape": lambda: communicator.sum(tf.zeros([3 + (me == 0)]), "unlike"),
+        "root": lambda: communicator.broadcast(tf.zeros([3]), int(me == 0), "unlike"),
+    }
+    for name, call in calls.items():
+        try:
+            call()
+            faults.append(f"{name}: nothing was raised")
+        except tf.errors.InvalidArgumentError as error:
+            if "must give" not in error.message or "rank 0 has" not in error.message:
+                faults.append(f"{name}: {error.message}")
+    total = float(communicator.sum(tf.constant(1.0), "unlike"))
+    return faults if total == communicator.world_size else [*faults, f"afterwards {total}"]
+
+
+def forked(communicator, rounds):
+    """A forked process may not speak for the rank, and ends without MPI."""
+    import os
+
+    child = os.fork()
+    if child == 0:
+        closed = communicator.shut_down(1.0)
+        communicator._library.sok_mpi_stop(b"a child's reason")
+        os._exit(0 if closed else 1)
+    _, status = os.waitpid(child, 0)
+    total = float(communicator.sum(tf.constant(1.0), "after_fork"))
+    fine = status == 0 and total == communicator.world_size
+    return [] if fine else [f"status {status}, sum {total}"]
+
+
+def initialised_before(level):
+    """The program has initialised MPI, for threads of a level, and ends it by itself."""
+    import ctypes
+
+    from sok_like.runtime.ranks import launchers
+
+    mpi = ctypes.CDLL(launchers.mpi_library(), mode=ctypes.RTLD_GLOBAL)
+    mpi.MPI_Init_thread(None, None, level, ctypes.byref(ctypes.c_int()))
+    try:
+        communicator = engines.choose()
+        result = float(communicator.sum(tf.constant(1.0), "total"))
+        communicator.shut_down(10.0)
+    except RuntimeError as error:
+        result = str(error)
+    ended = ctypes.c_int()
+    mpi.MPI_Finalized(ctypes.byref(ended))
+    mpi.MPI_Finalize()
+    return result, ended.value

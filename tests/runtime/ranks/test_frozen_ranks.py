@@ -1,0 +1,231 @@
+"""A rank that is frozen, or behind a cut network, is named, and the job ends.
+
+By MPI the others raise. Horovod's collectives cannot be ended, so there a status says it.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+
+from sok_like.runtime.ranks.launchers import find_program
+from tests.ranks import RanksFailed, run_ranks
+
+pytestmark = [pytest.mark.ranks, pytest.mark.beside]
+ON_HOST = """exec ip netns exec "$1" unshare --uts sh -c 'hostname "$1"; shift; "$@"' sh "$@" """
+HOSTS = ("10.213.7.1", "10.213.7.2")
+# A cut network also keeps mpirun from ending its part on the other host. So when both ranks have
+# ended by themselves, the network is mended. (mpirun alone gives up after 15 minutes.)
+MENDS_THE_NETWORK = """link=$1; shift
+"$@"
+status=$?
+echo $status >"$0.$OMPI_COMM_WORLD_RANK"
+if [ "$OMPI_COMM_WORLD_RANK" = 0 ]; then
+  for _ in $(seq 600); do [ -s "$0.1" ] && break; sleep 0.1; done
+  ip link set "$link" up
+fi
+exit $status"""
+
+
+def _call(how):
+    """A function without arguments that looks up: eagerly, in a function or in a session.
+
+    It has been called; ranks wait for each other for 2 s from now on.
+    """
+    from sok_like.runtime.ranks import comm, stalls
+
+    call = _first_call(how)
+    call()
+    call()
+    comm.current().barrier()
+    stalls._SHUTS_DOWN = 2.0  # enough, because what is frozen never answers
+    stalls._watch._limit = 2.0
+    if comm.current().rank == 0:
+        stalls._watch._judge._limit = 2.0
+    return call
+
+
+def _first_call(how):
+    import sok_like as sok
+
+    sok.Init(global_batch_size=8)
+
+    def layer():
+        return sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True, name="cold")
+
+    if how == "session":
+        with tf.Graph().as_default():
+            rows = layer()(tf.constant([1], tf.int64))
+            session = tf.compat.v1.Session()
+            session.run(tf.compat.v1.global_variables_initializer())
+        return lambda: session.run(rows)
+    keys = tf.constant([1], tf.int64)
+    call = tf.function(layer()) if how == "function" else layer()
+    return lambda: call(keys)
+
+
+def freezes(rank, how, inside, wakes):
+    """`rank` stops inside an exchange, or before it; the others look up."""
+    from sok_like.runtime.ranks import comm, stalls
+
+    call = _call(how)
+    if comm.current().rank == rank:
+        me = os.getpid()
+        if wakes:  # when others have ended, while the launcher cannot end it, for it is stopped
+            launcher = os.getppid()
+            wake = f"sleep 11; kill -CONT {me}; sleep 15; kill -CONT {launcher}"
+            subprocess.Popen(["sh", "-c", wake], start_new_session=True)
+            os.kill(launcher, signal.SIGSTOP)
+        if inside:
+
+            def freeze():
+                while not stalls._watch._longest_wait()[0]:
+                    time.sleep(0.05)
+                time.sleep(0.6)  # two reports
+                os.kill(me, signal.SIGSTOP)
+
+            threading.Thread(target=freeze).start()
+        else:
+            time.sleep(0.6)  # two reports
+            os.kill(me, signal.SIGSTOP)
+    elif inside:
+        time.sleep(2)
+    call()
+
+
+def ends_beside_a_frozen_rank():
+    """Rank 1 stops, and no other rank waits for it in an exchange: rank 0 has finished."""
+    from sok_like.runtime.ranks import comm, stalls
+
+    stalls._STAYS = stalls._LEAVES = 0.0
+    _call("eager")
+    if comm.current().rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def cuts(link):
+    """Rank 0 cuts the network between the hosts, then all look up."""
+    from sok_like.runtime.ranks import comm, stalls
+
+    call = _call("function")
+    assert stalls._watch.is_alive()
+    if comm.current().rank == 0:
+        assert stalls._watch._door.address[0] == HOSTS[0]  # not another interface, nor all of them
+        subprocess.run(["ip", "link", "set", link, "down"], check=True)
+    call()
+
+
+def said(function, num_ranks, launcher="mpirun", engine="horovod", **args):
+    """What each rank printed before the job ended: by Horovod with the status of a stall."""
+    status = {"horovod": 75, "mpi": 1}[engine]
+    with pytest.raises(RanksFailed, match=f"ended with {status}, without") as raised:
+        run_ranks(
+            f"tests.runtime.ranks.test_frozen_ranks:{function}",
+            num_ranks,
+            launcher=launcher,
+            args=args,
+            env={"SOK_ENGINE": engine},
+            alone=False,
+        )
+    return re.split(r"--- .*\n", str(raised.value))[1 : num_ranks + 1]
+
+
+@pytest.mark.parametrize(
+    "engine, num_ranks, rank, how, inside",
+    [
+        ("horovod", 2, 1, "eager", True),
+        ("mpi", 2, 1, "function", True),
+        pytest.param("horovod", 3, 2, "session", False, marks=pytest.mark.slow),
+        pytest.param("mpi", 3, 2, "session", False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_frozen_rank_is_named_and_the_job_ends(engine, num_ranks, rank, how, inside):
+    how = {"rank": rank, "how": how, "inside": inside, "wakes": False}
+    outputs = said("freezes", num_ranks, engine=engine, **how)
+    came = "rank 0" if num_ranks == 2 else "ranks 0, 1"
+    before = "in the exchange 'cold_keys'" if inside else "in no exchange"
+    # By MPI, what the rank sent before has arrived.
+    where = "cold_rows" if engine == "mpi" and inside else "cold_keys"
+    assert re.search(rf"'{where}.*: {came} reached it and waited for \d+ s", outputs[0])
+    assert re.search(
+        rf"; rank {rank} has not answered for \d+ s; its last report: {before}", outputs[0]
+    )
+    assert "all ranks are in it" not in "".join(outputs)
+    assert ("DeadlineExceededError" in outputs[0]) == (engine == "mpi")
+
+
+def test_a_frozen_rank_0_is_named_and_ends_when_it_wakes():
+    rank_0, rank_1 = said("freezes", 2, rank=0, how="function", inside=False, wakes=True)
+    assert re.search(r"'cold_keys': rank 0 has not answered for \d+ s", rank_1)
+    assert "rank 1 has ended without a message" in rank_0
+    assert all("this process ends with status 75" in output for output in (rank_0, rank_1))
+
+
+def test_a_frozen_rank_0_is_named_by_mpi():
+    how = {"rank": 0, "how": "eager", "inside": False, "wakes": False}
+    _, rank_1 = said("freezes", 2, engine="mpi", **how)
+    assert "DeadlineExceededError" in rank_1
+    assert re.search(r"'cold_keys': rank 0 has not answered for \d+ s", rank_1)
+
+
+@pytest.mark.slow
+def test_a_rank_that_has_finished_does_not_wait_for_a_frozen_one_for_ever():
+    rank_0, _ = said("ends_beside_a_frozen_rank", 2)
+    assert re.search(r"the end of the program: rank 1 has not answered for \d+ s", rank_0)
+
+
+@pytest.fixture
+def two_hosts():
+    """Two network namespaces and the link between them; skipped where they are not permitted."""
+    names = [f"sok-host-{side}-{os.getpid()}" for side in "ab"]
+    links = [f"sok{os.getpid()}{side}" for side in "ab"]
+
+    def ip(*words):
+        return subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
+
+    def remove(name):
+        for pid in ip("netns", "pids", name).split():
+            os.kill(int(pid), signal.SIGKILL)
+        ip("netns", "del", name)
+
+    with contextlib.ExitStack() as stack:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+                stack.callback(remove, name)
+            ip("link", "add", links[0], "type", "veth", "peer", "name", links[1])
+            for name, link, host in zip(names, links, HOSTS, strict=True):
+                ip("link", "set", link, "netns", name)
+                ip("-n", name, "addr", "add", f"{host}/24", "dev", link)
+                ip("-n", name, "link", "set", link, "up")
+                ip("-n", name, "link", "set", "lo", "up")
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"network namespaces are not permitted here: {error}")
+        yield names, links[0]
+
+
+def test_a_cut_network_ends_the_ranks_of_both_hosts(two_hosts, tmp_path):
+    if find_program("mpirun") is None:
+        pytest.skip("needs mpirun")
+    names, link = two_hosts
+    scripts = {
+        "on": ON_HOST,
+        "agent": f'shift; exec {tmp_path}/on {names[1]} sh -c "$*"',  # in place of ssh
+        "program": MENDS_THE_NETWORK,
+    }
+    for name, script in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    mpirun = [find_program("mpirun"), "--allow-run-as-root", "--bind-to", "none", "-np", "2"]
+    mpirun += ["-H", ",".join(f"{host}:1" for host in HOSTS)]
+    mpirun += ["--prtemca", "plm_ssh_agent", f"{tmp_path}/agent", f"{tmp_path}/program", link]
+    rank_0, rank_1 = said("cuts", 2, [f"{tmp_path}/on", names[0], *mpirun], link=link)
+    assert re.search(r"rank 1 has not answered for \d+ s; its last report: in", rank_0)
+    assert re.search(r"'cold_keys': rank 0 has not answered for \d+ s", rank_1)
+    assert [(tmp_path / f"program.{rank}").read_text() for rank in range(2)] == ["75\n", "75\n"]

@@ -1,0 +1,243 @@
+"""`sok.Init`: its arguments, seed, second call and v1 form."""
+
+import importlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_like.runtime.ranks import comm, initialize, stalls
+from tests.checks import shards
+from tests.ranks import RanksFailed, run_ranks
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+class Ranks(comm.SingleProcess):
+    def __init__(self, world_size):
+        self.world_size = world_size
+
+
+@pytest.fixture
+def fresh(sok):
+    initialize.reset()
+    return sok
+
+
+def test_returns_ok(fresh):
+    assert fresh.Init(global_batch_size=8, seed=1).numpy() == b"OK"
+    assert comm.is_initialized()
+
+
+def test_global_batch_size_is_required_by_name(fresh):
+    with pytest.raises(TypeError, match="global_batch_size"):
+        fresh.Init()
+    with pytest.raises(TypeError):
+        fresh.Init(8)
+
+
+def test_other_arguments_are_ignored_with_a_warning(fresh):
+    with pytest.warns(UserWarning, match="ignores other arguments.*Received: nccl='x', sed=1"):
+        fresh.Init(global_batch_size=np.int64(8), seed=np.int32(5), nccl="x", sed=1)
+    fresh.Init(global_batch_size=8, seed=5)  # the same arguments
+
+
+@pytest.mark.parametrize("value", [8.0, "8", None, True])
+def test_global_batch_size_must_be_an_integer(fresh, value):
+    with pytest.raises(
+        TypeError, match=r"`global_batch_size` must be an integer. Received: global_batch_size="
+    ):
+        fresh.Init(global_batch_size=value)
+
+
+@pytest.mark.parametrize("seed", [1.5, "1", False])
+def test_seed_must_be_an_integer(fresh, seed):
+    with pytest.raises(TypeError, match=r"`seed` must be an integer or None. Received: seed="):
+        fresh.Init(global_batch_size=8, seed=seed)
+
+
+@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**63, 2**70])
+def test_seeds_that_would_be_others(fresh, seed):
+    with pytest.raises(ValueError, match=r"`seed` must be in \[-2\*\*63, 2\*\*63\)"):
+        fresh.Init(global_batch_size=8, seed=seed)
+    with pytest.raises(ValueError, match="`seed` must be"):
+        initialize.ensure_initialized(seed)
+    assert not comm.is_initialized()
+
+
+def test_integers_of_numpy(fresh):
+    fresh.Init(global_batch_size=np.int64(8), seed=np.int32(1))
+    assert fresh.Init(global_batch_size=8, seed=1).numpy() == b"OK"
+
+
+@pytest.mark.parametrize("world_size, batch", [(1, 0), (1, -4), (4, 3)])
+def test_batch_smaller_than_the_number_of_ranks(fresh, world_size, batch):
+    comm.set_current(Ranks(world_size))
+    with pytest.raises(
+        ValueError, match=rf"too small.*ranks, {world_size}. Received: global_batch_size={batch}"
+    ):
+        fresh.Init(global_batch_size=batch)
+
+
+def test_batch_that_is_no_multiple_of_the_number_of_ranks(fresh, monkeypatch):
+    monkeypatch.setattr(comm.SingleProcess, "broadcast", lambda self, tensor, *_: tensor)
+    monkeypatch.setattr(stalls, "start", lambda communicator: None)
+    comm.set_current(Ranks(3))
+    assert fresh.Init(global_batch_size=512).numpy() == b"OK"
+
+
+def test_a_refused_call_leaves_nothing_behind(fresh):
+    with pytest.raises(ValueError):
+        fresh.Init(global_batch_size=0)
+    assert not comm.is_initialized()
+    fresh.Init(global_batch_size=8)
+
+
+def test_second_call(fresh):
+    fresh.Init(global_batch_size=8, seed=3)
+    assert fresh.Init(global_batch_size=8, seed=3).numpy() == b"OK"
+    with pytest.raises(
+        RuntimeError,
+        match="has been called before, with global_batch_size=8, seed=3.*Received: "
+        "global_batch_size=16, seed=3",
+    ):
+        fresh.Init(global_batch_size=16, seed=3)
+
+
+def initial_row(sok):
+    return sok.EmbeddingVariable(6, name="t").find([5])[0].numpy()
+
+
+def test_seed_decides_initial_rows(fresh):
+    rows = []
+    for seed in (1, 2, 1, None, None):
+        initialize.reset()
+        fresh.Init(global_batch_size=8, seed=seed)
+        rows.append(initial_row(fresh).tobytes())
+    assert rows[0] == rows[2]
+    assert len(set(rows)) == 4
+
+
+def test_every_seed_is_one_of_its_own(fresh):
+    rows = []
+    for seed in (-(2**63), -1, 0, 2**63 - 1):
+        initialize.reset()
+        fresh.Init(global_batch_size=8, seed=seed)
+        rows.append(initial_row(fresh).tobytes())
+    assert len(set(rows)) == 4
+
+
+def test_repeating_init_keeps_a_random_seed(fresh):
+    fresh.Init(global_batch_size=8)
+    before = initial_row(fresh)
+    fresh.Init(global_batch_size=8)
+    assert (initial_row(fresh) == before).all()
+
+
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.ranks)])
+def test_rank_0_decides_the_seed(rank_results, fresh, world_size):
+    ranks = rank_results(world_size, "shards.seeds")
+    initialize.reset()
+    fresh.Init(global_batch_size=12, seed=100)
+    expected = fresh.EmbeddingVariable(5, name="seeded").find(shards.KEYS)[0].numpy()
+    for rows in ranks:
+        assert (rows[0] == expected).all()
+        assert (rows[1] == ranks[0][1]).all()
+        assert (rows[2] == ranks[0][2]).all()
+    assert (ranks[0][1] != ranks[0][2]).any()
+
+
+def batch_of_one():
+    import sok_like as sok
+
+    sok.Init(global_batch_size=1)
+
+
+@pytest.mark.ranks
+def test_real_ranks_check_the_batch():
+    with pytest.raises(RanksFailed, match="at least the number of ranks, 2"):
+        run_ranks("tests.runtime.ranks.test_initialize:batch_of_one", 2, alone=False)
+
+
+def test_in_a_graph_the_op_comes_first(fresh):
+    with tf.Graph().as_default():
+        init = fresh.Init(global_batch_size=8, seed=1)
+        variable = fresh.EmbeddingVariable(3, name="t")
+        rows, _ = variable.find([1])
+        with tf.compat.v1.Session() as session:
+            assert session.run(init) == b"OK"
+            session.run(tf.compat.v1.global_variables_initializer())
+            in_graph = session.run(rows)
+    eager = fresh.EmbeddingVariable(3, name="t").find([1])[0].numpy()
+    assert (in_graph == eager).all()
+
+
+def test_a_table_before_the_op_has_run_says_so():
+    program = (
+        "import sok_like as sok, tensorflow as tf\n"
+        "with tf.Graph().as_default():\n"
+        "    init = sok.Init(global_batch_size=8)\n"
+        "    size = sok.EmbeddingVariable(3).size()\n"
+        "    with tf.compat.v1.Session() as session:\n"
+        "        try: session.run(size)\n"
+        "        except tf.errors.FailedPreconditionError as error: print(error.message)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "before sok.Init has run" in done.stdout, done.stderr[-2000:]
+    assert "in a graph, run the op it returns before any other" in done.stdout
+
+
+def test_a_strategy_of_several_replicas_is_refused(fresh):
+    # A strategy over one CPU counts one replica, so the count is what is made up here.
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    type(strategy.extended)._num_replicas_in_sync, before = (
+        property(lambda self: 2),
+        type(strategy.extended).__dict__["_num_replicas_in_sync"],
+    )
+    try:
+        with strategy.scope(), pytest.raises(RuntimeError, match="strategy of 2 replicas"):
+            fresh.Init(global_batch_size=8)
+        assert not comm.is_initialized()
+        fresh.Init(global_batch_size=8)
+        with strategy.scope(), pytest.raises(RuntimeError, match="strategy of 2 replicas"):
+            fresh.EmbeddingVariable(4)
+    finally:
+        type(strategy.extended)._num_replicas_in_sync = before
+
+
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE"])
+def test_the_launchers_are_recognised(monkeypatch, variable):
+    for name in comm._WORLD_SIZE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
+    assert comm.launched_world_size() == 1
+    monkeypatch.setenv(variable, "3")
+    assert comm.launched_world_size() == 3
+
+
+DOORS = {
+    "Init": lambda sok: sok.Init(global_batch_size=8),
+    "group_embedding": lambda sok: sok.enable_distributed_strategy("collective"),
+    "localized": lambda sok: sok.enable_distributed_strategy("localized"),
+    "deeprec": lambda sok: sok.deeprec.CollectiveStrategy(),
+    "sok2": lambda sok: importlib.import_module("sok_like.sok2").init(),
+    "dmp": lambda sok: sok.dist_model_parallel.DistributedEmbedding(
+        [tf.keras.layers.Embedding(9, 4)]
+    ),
+    "mesh": lambda sok: sok.distribution.DeviceMesh((1, 2), ("batch", "model")),
+    "data_parallel": lambda sok: sok.distribution.DataParallel(),
+    "distribution": lambda sok: sok.distribution.initialize(),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_no_door_lets_a_worker_of_tf_config_train_alone(fresh, monkeypatch, door):
+    for name in comm._WORLD_SIZE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}}')
+    with pytest.raises(RuntimeError, match="TF_CONFIG names 2 worker.*docs/guides/several_ranks"):
+        DOORS[door](fresh)
+    assert not comm.is_initialized()

@@ -1,0 +1,271 @@
+"""Ranks of the job talk to each other; strangers cannot join, replay, or keep them from it."""
+
+import contextlib
+import os
+import resource
+import selectors
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+
+from sok_like.runtime.ranks import stall_connections
+from sok_like.runtime.ranks.stall_connections import Door, Line, connect
+from tests.ranks import run_ranks
+
+SECRET = "secret"
+NOISE = [b'{"secret":"\xc3\xa9"}\n', b"[" * 4000, b"", b"\x00" * 20, b"\xff" * 52, b"GET / HTTP"]
+
+
+class Server(threading.Thread):
+    """Rank 0's side, as the watch thread serves it."""
+
+    def __init__(self, world_size):
+        super().__init__(daemon=True)
+        self.selector = selectors.DefaultSelector()
+        self.door = Door("127.0.0.1", SECRET, world_size, self.selector)
+        self.lines, self.heard, self.over, self.most = {}, [], False, 0
+        self.start()
+
+    def run(self):
+        while not self.over:
+            for key, _ in self.selector.select(0.05):
+                if not isinstance(key.data, Line):
+                    line = self.door.answer(key.data)
+                    if line is not None:
+                        self.lines[line.rank] = line
+                    continue
+                self.heard += [(key.data.rank, message) for message in key.data.messages()]
+                if not key.data.open:
+                    self.selector.unregister(key.data)
+            self.most = max(self.most, len(self.door._strangers))
+            self.door.dismiss_slow()
+
+
+@pytest.fixture
+def server():
+    made = Server(3)
+    yield made
+    made.over = True
+    made.join()
+    made.door.close()
+
+
+def until(true):
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def talks(server, rank=1):
+    """A rank comes in and is heard."""
+    line = connect(server.door.address, SECRET, rank, 10)
+    line.send({"what": "é", "rank": rank})
+    until(lambda: (rank, {"what": "é", "rank": rank}) in server.heard)
+    server.lines[rank].send({"left": ""})
+    until(line.messages)
+    return line
+
+
+def closed(connection):
+    """Whether the other side closes the connection, after its nonce."""
+    connection.settimeout(60)
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(1000):
+            pass
+    return True
+
+
+def noise(address, sent):
+    """A stranger's connection that says `sent`, as far as it is taken."""
+    connection = socket.create_connection(address)
+    with contextlib.suppress(OSError):
+        connection.sendall(sent)
+    return connection
+
+
+@pytest.mark.parametrize("sent", NOISE)
+def test_noise_is_ignored(server, sent, monkeypatch):
+    monkeypatch.setattr(stall_connections, "_PATIENCE", 0.3)
+    with noise(server.door.address, sent) as stranger:
+        assert closed(stranger)  # the shorter ones when they took too long
+        talks(server)
+    assert server.is_alive()
+
+
+def test_a_line_of_100_megabytes_is_not_stored(server):
+    with socket.create_connection(server.door.address) as stranger, pytest.raises(OSError):
+        for _ in range(100):
+            stranger.sendall(b"x" * (1 << 20))
+    talks(server)
+
+
+def test_strangers_who_only_wait_keep_nobody_out(server):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(1000):
+                stack.enter_context(socket.create_connection(server.door.address))
+            talks(server)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert server.most <= server.door._most == 3 + stall_connections._MOST_STRANGERS
+
+
+def test_nobody_gets_in_when_all_ranks_are_in(server):
+    waits = socket.create_connection(server.door.address)
+    lines = [talks(server, rank) for rank in (1, 2)]
+    assert closed(waits) and all(line.open for line in lines)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(server.door.address)
+
+
+@pytest.mark.parametrize("secret, rank", [("other", 1), (SECRET, 0), (SECRET, 3), (SECRET, 2)])
+def test_who_does_not_belong_to_the_job_is_refused(server, secret, rank):
+    first = talks(server, 2)
+    with pytest.raises(OSError):
+        connect(server.door.address, secret, rank, 0.5)
+    first.send({"still": "here"})
+    until(lambda: (2, {"still": "here"}) in server.heard)
+
+
+class Tap(socket.socket):
+    """Keeps what was sent."""
+
+    sent: bytes
+
+    def send(self, data):
+        self.sent = getattr(self, "sent", b"") + data
+        return super().send(data)
+
+
+@pytest.mark.parametrize("what", ["twice", "altered", "reflected", "of another line", "too long"])
+def test_a_message_is_heard_once_and_only_as_it_was_sent(server, what):
+    line = talks(server)
+    line._connection = Tap(fileno=line._connection.detach())
+    line.send({"count": 1})
+    until(lambda: (1, {"count": 1}) in server.heard)
+    message = line._connection.sent
+    if what == "altered":
+        message = message.replace(b"1", b"2")
+    elif what == "of another line":
+        other = talks(server, 2)
+        other._sent = line._sent - 1
+        other._connection = Tap(fileno=other._connection.detach())
+        other.send({"count": 1})
+        message = other._connection.sent
+    elif what == "too long":
+        message = b"\x7f" + message[1:]
+    elif what == "reflected":
+        server.lines[1]._connection = Tap(fileno=server.lines[1]._connection.detach())
+        server.lines[1]._sent = line._sent
+        server.lines[1].send({"count": 1})
+        message = server.lines[1]._connection.sent
+    line._connection.sendall(message)
+    until(lambda: not server.lines[1].open)
+    assert [message for rank, message in server.heard if rank == 1][1:] == [{"count": 1}]
+
+
+def test_a_recorded_introduction_is_refused(server):
+    with socket.create_connection(server.door.address) as first:
+        nonce = stall_connections._receive(first, 16)
+        key = stall_connections._key(SECRET, nonce, b"n" * 16, 1)
+        hello = stall_connections._HELLO.pack(
+            b"n" * 16, 1, stall_connections._proof(key, b"client")
+        )
+        with socket.create_connection(server.door.address) as second:
+            second.sendall(hello)
+            assert closed(second) and 1 not in server.lines
+        first.sendall(hello)  # where it belongs
+        until(lambda: 1 in server.lines)
+
+
+def test_a_false_rank_0_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as false:
+
+        def pretend():
+            connection, _ = false.accept()
+            connection.sendall(b"n" * 16 + b"t" * 32)
+            connection.recv(100)
+
+        threading.Thread(target=pretend, daemon=True).start()
+        with pytest.raises(ConnectionError, match="does not know the job's secret"):
+            connect(false.getsockname(), SECRET, 1, 0.5)
+
+
+def test_a_rank_that_does_not_read_delays_nobody_and_later_reads_whole_messages(server):
+    line = talks(server)
+    sender, text = server.lines[1], "x" * 10_000
+    for number in range(1000):  # 10 MB, more than sockets hold
+        sender.send({"number": number, "text": text})
+    found = []
+    for number in range(1000, 100_000):
+        if found and found[-1]["number"] >= 1000:
+            break
+        found += line.messages()
+        sender.send({"number": number, "text": text})
+    numbers = [message["number"] for message in found]
+    assert line.open and numbers == sorted(set(numbers)) and 1 < len(numbers)
+    assert numbers[-1] - numbers[0] >= len(numbers)  # some were dropped
+
+
+# ---- a job on two ranks ----
+
+
+def goes_on():
+    """Strangers besiege rank 0's port while rank 1 has not come; later all ranks are stopped."""
+    import tensorflow as tf
+
+    import sok_like as sok
+    from sok_like.runtime.ranks import comm, stalls
+
+    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    besieged = []
+
+    class Besieged(Door):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            siege = threading.Thread(target=self.siege)
+            siege.start()
+            besieged.append(siege)
+
+        def siege(self):
+            with contextlib.ExitStack() as stack:
+                for sent in [*NOISE, b"x" * (100 << 20), *[b""] * 900]:
+                    stack.enter_context(noise(self.address, sent))
+                time.sleep(1)
+
+    def late(*arguments):
+        time.sleep(2)
+        return connect(*arguments)
+
+    stalls.Door, stalls.connect = Besieged, late
+    sok.Init(global_batch_size=2)
+    layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True, name="calm")
+    call, keys = tf.function(layer), tf.constant([1], tf.int64)
+    call(keys)
+    call(keys)
+    for siege in besieged:
+        siege.join()
+    pids = comm.current().all_gather(tf.constant([os.getpid()]), "pids").numpy()
+    if rank == 1:
+        pids = " ".join(map(str, pids))
+        stop = f"sleep 1; kill -STOP {pids}; sleep 9; kill -CONT {pids}"
+        stopper = subprocess.Popen(["sh", "-c", stop], start_new_session=True)
+        stopper.wait()
+    else:
+        stalls._watch._judge._limit = 6.0
+    call(keys)
+    door = getattr(stalls._watch._door, "address", ("",))[0]
+    return stalls._watch.is_alive(), len(getattr(stalls._watch, "_lines", [])), door
+
+
+@pytest.mark.ranks
+@pytest.mark.beside
+def test_a_job_goes_on_under_noise_and_after_it_was_suspended():
+    found = run_ranks("tests.runtime.ranks.test_stall_connections:goes_on", 2, alone=False)
+    assert found == [(True, 1, "127.0.0.1"), (True, 0, "")]
