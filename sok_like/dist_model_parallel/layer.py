@@ -285,7 +285,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         """Writes tables into Keras' file, or on several ranks the name of files beside it."""
         if self.dense_in_files.shapes():
             dense_in_keras.save(self.dense_in_files, store)
-        keras_layers.save_tables(self, store)
+        keras_layers.save(_nothing, self, store)
 
     def load_own_variables(self, store):
         """The inverse of `save_own_variables`, at any number of ranks."""
@@ -293,7 +293,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             dense_in_keras.load(self.dense_in_files, store)
             if dense_in_keras.is_earlier(store):
                 store = {}
-        keras_layers.load_tables(self, store)
+        keras_layers.load(_nothing, self, store)
 
     # Lookup.
 
@@ -473,3 +473,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
 
 def _as_list(inputs):
     return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+
+
+def _nothing(layer, store):
+    """The layer has no arrays in a file but its tables."""

@@ -420,10 +420,11 @@ def _prepared(path, found, own):
         read, names = _dense(path)
         for read_as, holder in holders.items():
             parts = dense_pieces.parts_of(holder)
-            file = f"Checkpoint {path!r}"
-            numbers, problem = dense_pieces.match(holder, names.get(read_as), file)
+            keys, problem = dense_pieces.match(
+                holder, names.get(read_as), read.tables(read_as), f"Checkpoint {path!r}"
+            )
             vars(_now).get("problems", []).append(problem)
-            stored = read.renumbered(read_as, numbers)
+            stored = read.renumbered(read_as, keys)
             stored.check_tables(holder, read_as, parts)
             stored.check_slots(holder, read_as, parts)
             yield stored.prepare(read_as, parts)

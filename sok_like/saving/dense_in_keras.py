@@ -101,17 +101,17 @@ def load(holder: Holder, store: Any) -> None:
         keys = [key.removeprefix(_PREFIX) for key in store.keys() if key.startswith(_PREFIX)]
         store = keras_layers.Arrays(store, _PREFIX, set(keys))
     names = json.loads(np.asarray(store[_NAMES]).tobytes()) if _NAMES in store else None
-    numbers, problem = dense_pieces.match(holder, names, "The file")
-    keras_layers.check(problem, bool(numbers))
     if _REFERENCE in store:
         reference = np.asarray(store[_REFERENCE]).tobytes().decode()
         ranks, *listed = np.asarray(store[_RANKS]).tolist()
         folder = transaction.folder_read(reference)
         stored = Stored.of_folder(folder, ranks, listed == [_LISTED])
+        keys = _matched(holder, names, stored.tables(_ID))
+        stored = stored.renumbered(_ID, keys)
     else:
         sealed.check(store, set(store.keys()), "", f"the tables of layer '{holder.name}'")
-        stored = Stored.of_slices(_slices_in(store, parts, numbers))
-    stored = stored.renumbered(_ID, numbers)
+        keys = _matched(holder, names, [key for key in store.keys() if key.isdigit()])
+        stored = Stored.of_slices(_slices_in(store, parts, keys))
     stored.check_tables(holder, _ID, parts)
     if getattr(_state, "found", None) is None:
         transaction.prepare(stored.prepare(_ID, parts))
@@ -119,17 +119,25 @@ def load(holder: Holder, store: Any) -> None:
         _state.found.append((holder, stored))
 
 
-def _slices_in(store, parts, numbers):
+def _matched(holder, names, tables):
+    keys, problem = dense_pieces.match(holder, names, tables, "The file")
+    keras_layers.check(problem, bool(keys))
+    return keys
+
+
+def _slices_in(store, parts, keys):
     """This rank's slices of whole tables and slot variables, which are copied at once."""
     found, mine = {}, {part.key: (part.rows, part.columns) for part in parts}
     for key in store.keys():
-        if key in (sealed.CHECKSUM, _NAMES):
+        table, dot, slot = key.partition(".")
+        if table not in keys:
             continue
-        whole, number = np.asarray(store[key]), key.split(".")[0]
-        number = number if numbers is None else numbers.get(number)
-        rows, columns = mine.get(number, ((0, 0), (0, 0)))
+        whole, table = np.asarray(store[key]), keys[table]
+        rows, columns = mine.get(table, ((0, 0), (0, 0)))
         value = np.array(whole[slice(*rows), slice(*columns)])
-        found[_ID, key] = Slice(whole.shape, rows, columns, functools.partial(np.asarray, value))
+        found[_ID, f"{table}{dot}{slot}"] = Slice(
+            whole.shape, rows, columns, functools.partial(np.asarray, value)
+        )
     return found
 
 

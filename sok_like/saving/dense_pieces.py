@@ -118,24 +118,21 @@ def blocks_of(part: Part) -> Iterator[tuple[int, int]]:
 
 
 def match(
-    holder: Holder, names: Mapping[str, str] | None, file: str
-) -> tuple[dict[str, str] | None, str]:
+    holder: Holder, names: Mapping[str, str] | None, tables: Sequence[str], file: str
+) -> tuple[dict[str, str], str]:
     """The holder's key of each table in a file, by the key that it has there.
 
     Args:
-        names: As `Holder.names`, of the file; None: of an earlier version. Then keys are equal.
+        names: As `Holder.names`, of the file; None: of an earlier version.
+        tables: The keys in the file.
 
     Returns:
-        The keys, None if they are equal; and the problem if tables are missing on one side.
+        The keys, and the problem if tables are missing on one side.
     """
     mine = holder.names()
-    if names is None:
-        table_names.warn_of_places(holder.name, list(mine.values()))
-        return None, ""
-    places, problem = table_names.matched(holder.name, [*mine.values()], [*names.values()], file)
-    there = list(names)
-    pairs = zip(mine, places, strict=True)
-    return {there[place]: key for key, place in pairs if place is not None}, problem
+    there = dict.fromkeys(sorted(tables, key=int)) if names is None else names
+    pairs, problem = table_names.matched(holder.name, [*mine.values()], [*there.values()], file)
+    return {[*there][place]: [*mine][i] for i, place in pairs}, problem
 
 
 class Block(NamedTuple):
@@ -162,7 +159,6 @@ class Stored:
     Args:
         found: By holder's id and part's key: the shape of the whole, and its blocks.
         arrays: Yields, for blocks that it is given, each with its value.
-        by_name: Whether the tables were matched by name: one that is missing was told.
     """
 
     def __init__(
@@ -170,10 +166,8 @@ class Stored:
         found: Mapping[tuple[str, str], tuple[tuple[int, int], list[Block]]],
         arrays: Callable[[Iterable[Block]], Iterator[tuple[Block, np.ndarray]]],
         identity: str = "",
-        by_name: bool = False,
     ):
         self._found, self._arrays, self.identity = found, arrays, identity
-        self._by_name = by_name
 
     @classmethod
     def of_folder(cls, path: str, world_size: int, listed: bool) -> Stored:
@@ -222,18 +216,18 @@ class Stored:
 
         return cls(found, arrays)
 
-    def renumbered(self, read_as: str, keys: Mapping[str, str] | None) -> Stored:
-        """The same with a holder's own keys of its tables; those without one are left out."""
-        if keys is None:
-            return self
+    def tables(self, read_as: str) -> list[str]:
+        """The keys of a holder's tables; `read_as` is its id in the save."""
+        return [key for name, key in self._found if name == read_as and "." not in key]
+
+    def renumbered(self, read_as: str, keys: Mapping[str, str]) -> Stored:
+        """The same with new keys of a holder's tables; those without one are left out."""
         found = {}
         for (name, key), value in self._found.items():
-            table, *slot = key.split(".", 1)
-            if name != read_as:
-                found[name, key] = value
-            elif table in keys:
-                found[name, ".".join([keys[table], *slot])] = value
-        return Stored(found, self._arrays, self.identity, by_name=True)
+            table, dot, slot = key.partition(".")
+            if name != read_as or table in keys:
+                found[name, f"{keys[table]}{dot}{slot}" if name == read_as else key] = value
+        return Stored(found, self._arrays, self.identity)
 
     def slot_names(self, read_as: str) -> set[str]:
         """The names of the holder's slot variables in the save."""
@@ -241,39 +235,25 @@ class Stored:
         return {key.partition(".")[2] for key in keys if "." in key}
 
     def check_tables(self, holder: Holder, read_as: str, parts: Sequence[Part]) -> None:
-        """Raises ValueError unless a holder's tables are the same and its parts are complete.
+        """Raises ValueError unless a holder's tables have their shapes, and its parts all rows.
 
         Args:
             read_as: The holder's id in the save.
         """
-        received = {
-            key: tuple(shape)
-            for (name, key), (shape, _) in self._found.items()
-            if name == read_as and "." not in key
-        }
         expected = holder.shapes()
-        if self._by_name:
-            expected = {key: shape for key, shape in expected.items() if key in received}
-        if received.keys() != expected.keys():
-            missing, more = (sorted(a.keys() - b.keys(), key=int) for a, b in
-                             ((expected, received), (received, expected)))  # fmt: skip
-            raise ValueError(
-                f"A checkpoint must have the tables of layer '{holder.name}'. Received: one "
-                f"without tables {missing} and with extra tables {more} (numbers in `embeddings`)"
-            )
-        for key, shape in expected.items():  # checks all tables, so that ranks agree
-            if received[key] != shape:
+        for key in self.tables(read_as):  # checks all tables, so that ranks agree
+            received = tuple(self._found[read_as, key][0])
+            if received != expected[key]:
                 raise ValueError(
                     f"A checkpoint must have the tables of layer '{holder.name}' in their shapes. "
-                    f"Received: '{key}' of shape {received[key]} for a table of shape {shape}"
+                    f"Received: '{key}' of shape {received} for a table of shape {expected[key]}"
                 )
         self._check_parts(holder, read_as, [part for part in parts if "." not in part.key])
 
     def check_slots(self, holder: Holder, read_as: str, parts: Sequence[Part]) -> None:
         """Raises ValueError if the save has slot variables, but not all of those of the parts."""
         slots = [part for part in parts if "." in part.key]
-        tables = {key for name, key in self._found if name == read_as and "." not in key}
-        slots = [part for part in slots if part.key.partition(".")[0] in tables]
+        slots = [part for part in slots if part.key.partition(".")[0] in self.tables(read_as)]
         missing = sorted({part.key for part in slots if (read_as, part.key) not in self._found})
         names = self.slot_names(read_as)
         if missing and names:
@@ -285,7 +265,7 @@ class Stored:
 
     def _check_parts(self, holder, read_as, parts):
         for part in parts:
-            if self._by_name and (read_as, part.key) not in self._found:
+            if (read_as, part.key) not in self._found:  # of a table that the file lacks
                 continue
             held = sum(_common(block.rows, part.rows) * _common(block.columns, part.columns)
                        for block in self._found[read_as, part.key][1])  # fmt: skip

@@ -18,6 +18,7 @@ Earlier versions stored no names. Layers over features had a layer for each tabl
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import threading
 import warnings
@@ -40,7 +41,7 @@ from sok_like.table.variable import EmbeddingVariable, is_embedding_variable
 _BESIDE, _NAME = "beside", "name"
 _NAMES = "|".join((*FIELDS, sealed.CHECKSUM, _BESIDE, _NAME))
 _KEY = re.compile(rf"(?:([1-9]\d*)\.)?({_NAMES})")
-# The first table's layer in files of earlier versions, and the others'.
+# In earlier files: the layer of the first table, and those of others.
 _EARLIER = (
     ("_table_0", "_table_{}"),
     ("hash_layers/hash_embedding", "hash_layers/hash_embedding_{}"),
@@ -72,15 +73,10 @@ def track(own: Callable, self: Any, attr: Any) -> Any:
 
 def save(own: Callable, self: Any, store: Any) -> None:
     """`Layer.save_own_variables`."""
-    with _without_tables(self, tables_of(self)):
+    tables = tables_of(self)
+    with _without_tables(self, tables):
         own(self, store)
-    save_tables(self, store)
-
-
-def save_tables(layer: Any, store: Any) -> None:
-    """Writes a layer's tables."""
-    tables = tables_of(layer)
-    names = table_names.within(layer.name, [table.table_name for table in tables])
+    names = table_names.within(self.name, [table.table_name for table in tables])
     for number, (table, name) in enumerate(zip(tables, names, strict=True)):
         _save_table(table, store, f"{number}." if number else "", name)
 
@@ -97,25 +93,16 @@ def load(own: Callable, self: Any, store: Any) -> None:
     if not tables:
         own(self, store)
         return
-
-    def rest(ordinary):
-        with _without_tables(self, tables):
-            own(self, ordinary)
-
-    load_tables(self, store, rest)
-
-
-def load_tables(layer: Any, store: Any, rest: Callable = lambda ordinary: None) -> None:
-    """Reads a layer's tables; `rest` takes the other arrays."""
     ordinary, stored = _sorted(store)
     prepared: list[Prepared] = []
     try:
-        for table, found in _matched(layer, tables_of(layer), stored or _of_earlier()):
+        for table, found in _matched(self, tables, stored or _of_earlier()):
             try:
                 prepared.append(_prepared(table, found))
             except ValueError as error:
                 check(str(error), some_match=True)
-        rest(ordinary)
+        with _without_tables(self, tables):
+            own(self, ordinary)
     except BaseException:
         for each in prepared:
             each.drop()
@@ -224,37 +211,22 @@ class Arrays(Mapping):
 
 def _of_earlier():
     """The tables of a layer in a file of an earlier version, in which each has a layer."""
-    if "get" not in vars(_now):
-        return []
-    series = []
-    for first, another in _EARLIER:
-        found, number = [_now.get(first)], 1
-        while found[-1] or number == 1:
-            found.append(_now.get(another.format(number)))
-            number += 1
-        series += [each for each in found if each]
-    return series
+    found: list[Any] = []
+    for first, others in _EARLIER if "get" in vars(_now) else ():
+        names = itertools.chain([first], map(others.format, itertools.count(1)))
+        found += itertools.takewhile(bool, map(_now.get, names))
+    return found
 
 
 def _matched(layer, tables, stored):
     """Each table with what the file has of it."""
     expected = table_names.within(layer.name, [table.table_name for table in tables])
     received = [_name_of(each) for each in stored]
-    if None in received:  # of one rank, of an earlier version
-        names = [table.table_name for table in tables]
-        if len(stored) != len(tables):
-            raise ValueError(
-                f"The file must hold the tables {names} of layer '{layer.name}'. Received: a file "
-                f"of an earlier version, with {len(stored)} tables without their names"
-            )
-        table_names.warn_of_places(layer.name, expected)
-        return list(zip(tables, stored, strict=True))
-    if not any(_NAME in each for each in stored):
+    if None not in received and not any(_NAME in each for each in stored):  # dumps, whole names
         received = table_names.within(layer.name, received, other_number=True)
-    places, problem = table_names.matched(layer.name, expected, received, "The file")
-    check(problem, any(place is not None for place in places))
-    pairs = zip(tables, places, strict=True)
-    return [(table, stored[place]) for table, place in pairs if place is not None]
+    pairs, problem = table_names.matched(layer.name, expected, received, "The file")
+    check(problem, bool(pairs))
+    return [(tables[i], stored[place]) for i, place in pairs]
 
 
 def check(problem: str, some_match: bool) -> None:

@@ -14,9 +14,8 @@ A failure on one rank raises on all of them, before anything was replaced.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from sok_like.runtime.ranks.graph_collectives import Steps, text_of
 from sok_like.saving import delta_saver, dump_owners, hash_pieces, streams
 from sok_like.saving import sok1_files as files_of_sok1
 from sok_like.saving.dump_owners import check_arguments, checked, same_dump
-from sok_like.saving.table_names import name_in_files, renamed_tables
+from sok_like.saving.table_names import name_in_files
 from sok_like.table.export_assign import assign
 from sok_like.table.keys import as_rows
 
@@ -85,31 +84,21 @@ class Saver(delta_saver.DeltaSaver):
         return work.steps.end("OK")
 
     def restore(
-        self,
-        embedding_variable: Any,
-        filepath: str | os.PathLike,
-        *,
-        rows_only: bool = False,
-        rename: Mapping[str, str] | None = None,
+        self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
     ) -> tf.Tensor:
         """Replaces the table's content by the dump in folder `filepath`, with its deltas.
 
         Afterwards `dump(since="last")` may follow at once. Otherwise this is `restore_from_file`,
         which reads deltas, too; arguments and errors are the same.
         """
-        return self.restore_from_file(
-            embedding_variable, filepath, rows_only=rows_only, rename=rename
-        )
+        return self.restore_from_file(embedding_variable, filepath, rows_only=rows_only)
 
     def restore_from_file(
-        self,
-        embedding_variable: Any,
-        filepath: str | os.PathLike,
-        *,
-        rows_only: bool = False,
-        rename: Mapping[str, str] | None = None,
+        self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
     ) -> tf.Tensor:
         """Replaces the table's content by the dump in folder `filepath`, with its deltas.
+
+        In the scope of `sok.renamed_tables` the dump may be that of a table of another name.
 
         The optimizer continues from the dump's step, whatever it has counted itself: see
         docs/semantics.md.
@@ -120,24 +109,19 @@ class Saver(delta_saver.DeltaSaver):
                 `sok_like/saving/sok1_files.py`.
             rows_only: Ignores the optimizer's state: slot rows get their initial values, and steps
                 count from 1.
-            rename: `{"old": "new"}`: the table 'new' reads the dump of a table 'old'.
 
         Returns:
             `'OK'`.
 
         Raises:
             TypeError: `embedding_variable` is not an EmbeddingVariable.
-            ValueError: `rename` names no table that is restored.
             RuntimeError: there is no dump, a file is damaged, `embedding_dim` differs, the table
                 cannot have some of the keys, or ranks restore different tables or dumps. It raises
                 on all ranks and names the rank and the file (in a graph `tf.errors.UnknownError`).
             tf.errors.ResourceExhaustedError: a rank cannot hold its keys; on all ranks.
                 After either error the table is unchanged on every rank.
         """
-        renames = contextlib.nullcontext() if rename is None else renamed_tables(rename)
-        with renames:
-            reading = Reading(checked(embedding_variable), filepath, rows_only)
-        return restored(reading)
+        return restored(Reading(checked(embedding_variable), filepath, rows_only))
 
     def load_embedding_values(self, embedding_variable: Any, tensors: Sequence[Any]) -> Any:
         """Writes rows of a dense table: row i becomes the row of key i.
@@ -217,8 +201,8 @@ class Reading:
             self.aside = tf.identity(aside)
 
     def _read(self, _, handed):
-        options = int(handed), self._name, self._rows_only
-        found = hash_pieces.make_aside(self.variable, os.fspath(self._filepath), *options)
+        folder, name = os.fspath(self._filepath), self._name
+        found = hash_pieces.make_aside(self.variable, folder, int(handed), name, self._rows_only)
         self._made, self._last = found.made, found.last
         return {"dump": found.identity}, np.int64(found.made), np.bool_(found.may_grow)
 

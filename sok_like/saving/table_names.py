@@ -17,7 +17,6 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from sok_like.runtime.framework.scoped_attributes import attributes
 
@@ -46,38 +45,37 @@ def within(layer: str, tables: Sequence[str], other_number: bool = False) -> lis
     return [name if found.count(name) == 1 else "" for name in found]
 
 
-class Matched(NamedTuple):
-    """Which of the tables of a file a layer's tables take."""
+def matched(
+    layer: str, expected: Sequence[str], received: Sequence[str | None], file: str
+) -> tuple[list[tuple[int, int]], str]:
+    """Matches a layer's tables with those in a file, within the scope of renames.
 
-    places: list[int | None]  # for each table of the layer, that of its table in the file
-    problem: str  # "" if each has one, and the file has no others
+    Args:
+        expected: Names of the layer's tables within it.
+        received: Those in the file; None: a file of an earlier version, of which only the order
+            and the number of tables are known.
 
-
-def matched(layer: str, expected: Sequence[str], received: Sequence[str], file: str) -> Matched:
-    """Matches the names of a layer's tables and of those in a file, within the scope of renames."""
-    received = renamed(layer, received)
-    unnamed = [i for i, name in enumerate(received) if not name]
-    if len(unnamed) != expected.count(""):
-        unnamed = []
-    rest = iter(unnamed)
-    places = [
-        next(rest, None) if not name else received.index(name) if name in received else None
-        for name in expected
-    ]
-    if None not in places and len(places) == len(received):
-        return Matched(places, "")
-    mine, there = ([name or "(unnamed)" for name in names] for names in (expected, received))
-    return Matched(
-        places,
-        f"{file} must hold the tables {mine} of layer '{layer}'. Received: {there}; "
-        "sok.renamed_tables gives tables of a file other names",
-    )
-
-
-def warn_of_places(layer: str, expected: Sequence[str]) -> None:
-    """Warns that tables with names are matched by their order."""
-    if len(expected) > 1 and any(expected):
+    Returns:
+        The positions of each table that both have, in the layer and in the file; and what the one
+        has that the other lacks, "" for nothing.
+    """
+    names = ["" if name is None else name for name in received]
+    if None not in received:
+        names = renamed(layer, names)
+    elif len(names) == len(expected) > 1 and any(expected):
         warnings.warn(_BY_PLACE.format(layer=layer, names=list(expected)), stacklevel=3)
+    by_order = [i for i, name in enumerate(expected) if None in received or not name]
+    unnamed = [i for i, name in enumerate(names) if not name]
+    pairs = list(zip(by_order, unnamed, strict=True)) if len(by_order) == len(unnamed) else []
+    pairs += [(i, names.index(name)) for i, name in enumerate(expected) if name and name in names]
+    if len(pairs) == len(expected) == len(names):
+        return sorted(pairs), ""
+    mine, there = ([name or "(unnamed)" for name in each] for each in (expected, names))
+    problem = (
+        f"{file} must hold the tables {mine} of layer '{layer}'. Received: {there}; "
+        "sok.renamed_tables gives tables of a file other names"
+    )
+    return sorted(pairs), problem
 
 
 # ---- renames ----
@@ -87,8 +85,8 @@ def warn_of_places(layer: str, expected: Sequence[str]) -> None:
 def renamed_tables(names: Mapping[str, str]) -> Iterator[None]:
     """A scope in which files are read as if their tables had other names.
 
-    It applies to Keras' files, `tf.train.Checkpoint` and `sok.Saver`. To a
-    `tf.compat.v1.train.Saver` give a dictionary as `var_list`, as for other variables.
+    It applies to Keras' files, `tf.train.Checkpoint` and `sok.Saver`. A
+    `tf.compat.v1.train.Saver` raises: it takes a dictionary as `var_list`, as for other variables.
 
     Args:
         names: From names in the file to names in the program: of tables within their layer, or
@@ -108,10 +106,15 @@ def renamed_tables(names: Mapping[str, str]) -> Iterator[None]:
         )
 
 
+def renames() -> dict[str, str]:
+    """The names of the scope."""
+    return vars(_state).get("renames", {})
+
+
 def renamed(layer: str, received: Sequence[str]) -> list[str]:
     """The names within a layer that a file's tables have in this program."""
     found = list(received)
-    for old, new in vars(_state).get("renames", {}).items():
+    for old, new in renames().items():
         (old_within, new_within) = (within(layer, [each])[0] for each in (old, new))
         for place, name in enumerate(received):
             if name and name in (old, old_within):
@@ -128,7 +131,7 @@ def renamed(layer: str, received: Sequence[str]) -> list[str]:
 
 def name_in_files(table: str) -> str:
     """The name in files of a table with this whole name."""
-    for old, new in vars(_state).get("renames", {}).items():
+    for old, new in renames().items():
         if new == table:
             _state.unread.discard(old)
             return old

@@ -79,19 +79,13 @@ def look_up(own: Callable, self: Any, name: str, cached_dependencies: Any = None
         return found
     # The attribute, by which earlier versions stored a table.
     found = own(self, name)
-    if not is_embedding_variable(found) or not _NUMBERED.fullmatch(name):
-        return found if is_embedding_variable(found) else None
-    return _LayerOfEarlier(found)
-
-
-class _LayerOfEarlier(tf.__internal__.tracking.Trackable):
-    """The layer of one table, in checkpoints of earlier versions."""
-
-    def __init__(self, table):
-        self._table = table
-
-    def _trackable_children(self, save_type="checkpoint", **kwargs):
-        return {"_weight": self._table}
+    if not is_embedding_variable(found):
+        return None
+    if not _NUMBERED.fullmatch(name):
+        return found
+    holder: Any = tf.__internal__.tracking.AutoTrackable()  # the layer of one table
+    holder._weight = found
+    return holder
 
 
 def check_place(key: str, folder: str, table: str) -> None:
@@ -132,37 +126,29 @@ def check(objects: Sequence[Any], status: Any, path: str, problems: list[str]) -
         path: The checkpoint's.
         problems: Those of dense tables.
     """
-    checkpoint = status._checkpoint
+    checkpoint, file = status._checkpoint, f"Checkpoint {path!r}"
     known: dict[int, list[str]] = {}  # by object: the names of its children in the checkpoint
     for number, thing in checkpoint.object_by_proto_id.items():
         nodes = checkpoint.object_graph_proto.nodes[number].children
-        known.setdefault(id(thing), []).extend(child.local_name for child in nodes)
-    lost = {}
-    for table in filter(is_embedding_variable, objects):
-        if not {id(table), id(unwrap(table))} & known.keys():
-            lost[id(unwrap(table))] = table.table_name
+        known.setdefault(id(unwrap(thing)), []).extend(child.local_name for child in nodes)
+    tables = [unwrap(each) for each in objects if is_embedding_variable(each)]
+    lost = {id(table): table.table_name for table in tables if id(table) not in known}
     for layer in [each for each in objects if isinstance(each, tf.keras.layers.Layer)]:
         named, names = _named(layer), known.get(id(layer), [])
         received = [name.removeprefix(_UNDER) for name in names if name.startswith(_UNDER)]
-        earlier = [name for name in names if _NUMBERED.fullmatch(name)]
+        if named and not received:  # of an earlier version
+            received = [None for name in names if _NUMBERED.fullmatch(name)]
         missing = [lost.pop(id(unwrap(table)), None) for table in named.values()]
-        if earlier and len(earlier) == len(named):
-            table_names.warn_of_places(layer.name, [*named])
-        elif received or any(missing):
-            what = f"Checkpoint {path!r}"
-            problems.append(table_names.matched(layer.name, [*named], received or earlier, what)[1])
+        if received or any(missing):
+            problems.append(table_names.matched(layer.name, [*named], received, file)[1])
     if lost:
-        names = list(lost.values())
-        problems.append(f"Checkpoint {path!r} must hold the tables {names}. Received: none of them")
-    problems = [problem for problem in problems if problem]
+        problems.append(f"{file} must hold the tables {[*lost.values()]}. Received: none of them")
+    problems = [table_names.PARTIAL.format(problem=each) for each in problems if each]
     for problem in problems:
-        warnings.warn(table_names.PARTIAL.format(problem=problem), stacklevel=4)
-    if problems:
-        status.assert_consumed = status.assert_existing_objects_matched = _raiser(problems)
+        warnings.warn(problem, stacklevel=4)
 
-
-def _raiser(problems):
     def raise_():
         raise AssertionError("; ".join(problems))
 
-    return raise_
+    if problems:
+        status.assert_consumed = status.assert_existing_objects_matched = raise_

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
-from sok_like.saving import hash_pieces, transaction
+from sok_like.saving import hash_pieces, table_names, transaction
 from sok_like.saving.hash_pieces import HashPiece
 from sok_like.saving.pieces import NotSameOnRanks, Prepared
 from sok_like.saving.shared_timer import SharedTimer
@@ -169,6 +169,11 @@ def restore(own: Callable, self: Any, sess: Any, save_path: Any) -> Any:
     tables = [] if tf.executing_eagerly() or save_path is None else _tables_of(self)
     if not tables:
         return own(self, sess, save_path)
+    if table_names.renames():
+        raise ValueError(
+            "tf.compat.v1.train.Saver must be made with names in files as keys, Saver({'old': "
+            f"table}}), to rename tables. Received: sok.renamed_tables({table_names.renames()})"
+        )
     path, known = os.fspath(save_path), {table._shared_name: table for table in tables}
 
     def read():

@@ -136,12 +136,11 @@ def test_a_dump_is_restored_under_another_name(sok, tmp_path):
     saver.dump(old, tmp_path)
     with pytest.raises(RuntimeError, match="new"):
         saver.restore(new, tmp_path)
-    saver.restore(new, tmp_path, rename={"old": "new"})
-    assert sok.export(new)[0].numpy().tolist() == [1, 2]
     with sok.renamed_tables({"old": "new"}):
         saver.restore(new, tmp_path)
-    with pytest.raises(ValueError, match="'older'"):
-        saver.restore(old, tmp_path, rename={"older": "elder"})
+    assert sok.export(new)[0].numpy().tolist() == [1, 2]
+    with pytest.raises(ValueError, match="'older'"), sok.renamed_tables({"older": "elder"}):
+        saver.restore(old, tmp_path)
     with pytest.raises(RuntimeError):  # the chain is that of `old`
         saver.dump(new, tmp_path, since="last")
 
