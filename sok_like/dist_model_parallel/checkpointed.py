@@ -42,6 +42,7 @@ class DenseTables(tf.__internal__.tracking.Trackable):
         layer.build()
         parts = []
         plan, here = layer._held()
+        keys = {table.table_id: key for key, table in self.tables().items()}
         for table_id, (weight, first_row) in here.items():
             if plan.kinds[table_id] == HASHED:
                 continue
@@ -51,28 +52,25 @@ class DenseTables(tf.__internal__.tracking.Trackable):
             columns = shard.column_start, shard.column_stop
             # All ranks have the whole of a replicated table.
             written = layer.rank == 0 or plan.kinds[table_id] != DATA_PARALLEL
-            found = {f"{table_id}": as_tf_table(weight)}
-            found |= {f"{table_id}.{k}": v for k, v in _slots(weight, optimizers).items()}
+            found = {keys[table_id]: as_tf_table(weight)}
+            slots = _slots(weight, optimizers)
+            found |= {f"{keys[table_id]}.{name}": slot for name, slot in slots.items()}
             for key, variable in found.items():
                 parts.append(Part(key, shape, rows, columns, variable, first_row, written))
         return parts
 
-    def shapes(self) -> dict[str, tuple[int, int]]:
-        """The shapes of the dense tables, by id."""
+    def tables(self) -> dict[str, Any]:
+        """The dense tables of the plan, by key."""
         layer: Any = self._layer()
         plan = layer.strategy.plan
-        return {
-            f"{table.table_id}": (table.input_dim, table.output_dim)
-            for table in plan.tables
-            if plan.kinds[table.table_id] != HASHED
-        }
+        found = [table for table in plan.tables if plan.kinds[table.table_id] != HASHED]
+        names = table_names.within(layer.name, [_name(table.config) for table in found])
+        named = zip(names, found, strict=True)
+        return {table_names.key_of(name, table.table_id): table for name, table in named}
 
-    def names(self) -> dict[str, str]:
-        """The names of the dense tables within the layer, by id."""
-        layer: Any = self._layer()
-        tables = [layer.strategy.plan.tables[int(table_id)] for table_id in self.shapes()]
-        names = table_names.within(layer.name, [_name(table.config) for table in tables])
-        return dict(zip(self.shapes(), names, strict=True))
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """The shapes of the dense tables, by key."""
+        return {key: (table.input_dim, table.output_dim) for key, table in self.tables().items()}
 
     def own_variables(self) -> list[Any]:
         """This rank's variables."""

@@ -29,13 +29,12 @@ def refuse_shards(layer: Any) -> None:
 def spread_tables(layer: Any) -> dict[str, Spread]:
     """The sharded dense tables, as `table_<id>`."""
     dense, kinds = layer.dense_in_files, layer.strategy.plan.kinds
-    shapes = {
-        key: shape for key, shape in dense.shapes().items() if kinds[int(key)] != DATA_PARALLEL
-    }
-    found = {_key(key): Spread(shape) for key, shape in shapes.items()}
+    ids = {key: table.table_id for key, table in dense.tables().items()}
+    ids = {key: table_id for key, table_id in ids.items() if kinds[table_id] != DATA_PARALLEL}
+    found = {_key(table_id): Spread(dense.shapes()[key]) for key, table_id in ids.items()}
     for part in dense.dense_parts(()):
-        if part.key in shapes:
-            found[_key(part.key)] = _spread(part)
+        if part.key in ids:
+            found[_key(ids[part.key])] = _spread(part)
     return found
 
 

@@ -298,7 +298,6 @@ def _refer(saver, kinds, piece, reference):
     elif isinstance(piece, DensePiece):
         parts = [part for holder in kinds.holders for part in dense_pieces.parts_of(holder)]
         note["slots"] = any("." in part.key for part in parts)
-        note["names"] = {holder.id: holder.names() for holder in kinds.holders}
         _put(saver, _DENSE, json.dumps(note))
     else:
         names = snapshots.referring(piece.table, reference)["slot_names"]
@@ -316,8 +315,7 @@ def _put_inside(saver, holders):
             slots = slots or "." in key
             _put(saver, f"{_DENSE}/{holder.id}/{key}", value)
     if holders:
-        names = {holder.id: holder.names() for holder in holders}
-        _put(saver, _DENSE, json.dumps({"folder": None, "slots": slots, "names": names}))
+        _put(saver, _DENSE, json.dumps({"folder": None, "slots": slots}))
 
 
 def _put(saver, key, value):
@@ -417,12 +415,10 @@ def _prepared(path, found, own):
         else:
             yield _OfOthers(each.restore, tensors)
     if holders:
-        read, names = _dense(path)
+        read, file = _dense(path), f"Checkpoint {path!r}"
         for read_as, holder in holders.items():
             parts = dense_pieces.parts_of(holder)
-            keys, problem = dense_pieces.match(
-                holder, names.get(read_as), read.tables(read_as), f"Checkpoint {path!r}"
-            )
+            keys, problem = dense_pieces.match(holder, read.tables(read_as), file)
             vars(_now).get("problems", []).append(problem)
             stored = read.renumbered(read_as, keys)
             stored.check_tables(holder, read_as, parts)
@@ -478,16 +474,15 @@ def _own_values(path):
 
 
 def _dense(path):
-    """The dense tables of a checkpoint, and their names by the id of their holder."""
+    """The dense tables of a checkpoint."""
     note = _note(path, _DENSE) or {}
-    names = note.get("names", {})
     if note.get("folder") is not None:
         folder = transaction.folder_read(note["folder"])
-        return Stored.of_folder(folder, note["world_size"], note.get("listed", False)), names
+        return Stored.of_folder(folder, note["world_size"], note.get("listed", False))
     reader, slices = tf.train.load_checkpoint(path), {}
     for name, shape in reader.get_variable_to_shape_map().items():
         if name.startswith(f"{_DENSE}/"):
             holder, key = name.removeprefix(f"{_DENSE}/").split("/")
             read, (rows, columns) = functools.partial(reader.get_tensor, name), shape
             slices[holder, key] = Slice((rows, columns), (0, rows), (0, columns), read)
-    return Stored.of_slices(slices), names
+    return Stored.of_slices(slices)

@@ -1,7 +1,7 @@
 """Dense tables that are spread over ranks, in Keras' files: whole, or sliced beside the file.
 
-    m.keras                                     on one rank: whole tables, "dense.0",
-                                                "dense.0.momentum", "dense.1", "dense.names"
+    m.keras                                     on one rank: whole tables, "dense.=user",
+                                                "dense.=user.momentum", "dense.=item"
     m.keras.tables/dense_rows.3f2a/0-of-2.npz   on several: the slices of rank 0
 
 Keras visits layers and optimizers in any order, and a slot variable is sliced like its table. So
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-import json
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,7 +28,6 @@ from sok_like.saving.dense_pieces import DensePiece, Holder, Slice, Stored
 
 _ID = "tables"  # the id of the only holder in a folder
 _PREFIX = "dense."  # of its arrays in a file; earlier versions had none
-_NAMES = "names"
 _REFERENCE, _RANKS = "beside", "ranks"
 _LISTED = 1  # second number of `_RANKS`: the folder has a list of files; version 0.1 had none
 _state = threading.local()
@@ -63,11 +60,9 @@ def optimizers_of(model: Any) -> list[Any]:
 def save(holder: Holder, store: Any) -> None:
     """Writes the part of a holder that Keras' file contains."""
     reference, ranks = transaction.reference_of(holder), comm.current().world_size
-    names = np.frombuffer(json.dumps(holder.names()).encode(), np.uint8)
     if reference is not None:
         store[_PREFIX + _REFERENCE] = np.frombuffer(reference.encode(), np.uint8)
         store[_PREFIX + _RANKS] = np.array([ranks, _LISTED])
-        store[_PREFIX + _NAMES] = names
         return
     if ranks > 1:
         raise NotImplementedError(
@@ -78,7 +73,7 @@ def save(holder: Holder, store: Any) -> None:
         (key, (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy())
         for key, value in dense_pieces.wholes_of(holder)
     )
-    sealed.write(store, itertools.chain([(_NAMES, names)], wholes), _PREFIX)
+    sealed.write(store, wholes, _PREFIX)
 
 
 # ---- reading ----
@@ -100,17 +95,16 @@ def load(holder: Holder, store: Any) -> None:
     if not is_earlier(store):
         keys = [key.removeprefix(_PREFIX) for key in store.keys() if key.startswith(_PREFIX)]
         store = keras_layers.Arrays(store, _PREFIX, set(keys))
-    names = json.loads(np.asarray(store[_NAMES]).tobytes()) if _NAMES in store else None
     if _REFERENCE in store:
         reference = np.asarray(store[_REFERENCE]).tobytes().decode()
         ranks, *listed = np.asarray(store[_RANKS]).tolist()
         folder = transaction.folder_read(reference)
         stored = Stored.of_folder(folder, ranks, listed == [_LISTED])
-        keys = _matched(holder, names, stored.tables(_ID))
-        stored = stored.renumbered(_ID, keys)
+        stored = stored.renumbered(_ID, _matched(holder, stored.tables(_ID)))
     else:
-        sealed.check(store, set(store.keys()), "", f"the tables of layer '{holder.name}'")
-        keys = _matched(holder, names, [key for key in store.keys() if key.isdigit()])
+        sealed.check(store, f"the tables of layer '{holder.name}'")
+        keys = [key for key in store.keys() if "." not in key and key != sealed.CHECKSUM]
+        keys = _matched(holder, keys)
         stored = Stored.of_slices(_slices_in(store, parts, keys))
     stored.check_tables(holder, _ID, parts)
     if getattr(_state, "found", None) is None:
@@ -119,8 +113,8 @@ def load(holder: Holder, store: Any) -> None:
         _state.found.append((holder, stored))
 
 
-def _matched(holder, names, tables):
-    keys, problem = dense_pieces.match(holder, names, tables, "The file")
+def _matched(holder, tables):
+    keys, problem = dense_pieces.match(holder, tables, "The file")
     keras_layers.check(problem, bool(keys))
     return keys
 

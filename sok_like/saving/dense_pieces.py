@@ -27,7 +27,7 @@ BLOCK_BYTES = 8 * 2**20
 class Part(NamedTuple):
     """A slice of a whole table, or of one of its slot variables."""
 
-    key: str  # "<table>" or "<table>.<slot variable>"
+    key: str  # "<table>" or "<table>.<slot variable>", by `table_names.key_of`
     shape: tuple[int, int]  # of the whole table
     rows: tuple[int, int]  # of this rank: from, to
     columns: tuple[int, int]
@@ -48,9 +48,6 @@ class Holder(Protocol):
 
     def shapes(self) -> dict[str, tuple[int, int]]:
         """Shapes of the whole tables by key, including those of which this rank has no part."""
-
-    def names(self) -> dict[str, str]:
-        """Names of the whole tables within the layer, by key; empty without a name."""
 
     def own_variables(self) -> list[Any]:
         """This rank's variables."""
@@ -117,22 +114,16 @@ def blocks_of(part: Part) -> Iterator[tuple[int, int]]:
 # ---- reading ----
 
 
-def match(
-    holder: Holder, names: Mapping[str, str] | None, tables: Sequence[str], file: str
-) -> tuple[dict[str, str], str]:
-    """The holder's key of each table in a file, by the key that it has there.
+def match(holder: Holder, tables: Sequence[str], file: str) -> tuple[dict[str, str], str]:
+    """The holder's key of each table, by that in a file; and what one side lacks, "" for nothing.
 
     Args:
-        names: As `Holder.names`, of the file; None: of an earlier version.
         tables: The keys in the file.
-
-    Returns:
-        The keys, and the problem if tables are missing on one side.
     """
-    mine = holder.names()
-    there = dict.fromkeys(sorted(tables, key=int)) if names is None else names
-    pairs, problem = table_names.matched(holder.name, [*mine.values()], [*there.values()], file)
-    return {[*there][place]: [*mine][i] for i, place in pairs}, problem
+    mine, there = list(holder.shapes()), sorted(tables, key=table_names.order)
+    names = ([table_names.name_of(key) for key in keys] for keys in (mine, there))
+    pairs, problem = table_names.matched(holder.name, *names, file)
+    return {there[place]: mine[i] for i, place in pairs}, problem
 
 
 class Block(NamedTuple):

@@ -1,18 +1,17 @@
 """Hash tables among the weights of a Keras layer: any layer, of this package or not.
 
     class Own(tf.keras.layers.Layer):                 in the layer's part of a file
-        self.user = variable.as_weight()              name, keys, ..., sha256     or  name, beside
-        self.item = another.as_weight()               1.name, 1.keys, ...         or  1.name, ...
+        self.user = variable.as_weight()              =user.keys, ..., =user.sha256
+        self.item = another.as_weight()               =item.beside
         self.scale = self.add_weight(...)             0
 
 Keras stores a layer's variables by number, as arrays. A table is no array. So the methods that
-`install.py` wraps leave tables out of the numbered list, and store each with its name within the
-layer, by which it is found again (`table_names.py`). On one rank that is its content, with a
-checksum. On several it is the name of its dump beside the file.
+`install.py` wraps leave tables out of the numbered list, and store each under its key, by which it
+is found again (`table_names.py`). On one rank that is its content, with a checksum. On several it
+is the name of its dump beside the file.
 
-Earlier versions stored no names. Layers over features had a layer for each table then:
-
-    feat/_table_1/vars/keys, ...     feat/_table_2/vars/beside
+Number 0 is not written: `keys`, `1.keys`. So earlier versions stored all tables, and layers over
+features had a layer for each: `feat/_table_1/vars/keys`.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ from sok_like.table.content import FIELDS, REQUIRED
 from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable
 
-_BESIDE, _NAME = "beside", "name"
-_NAMES = "|".join((*FIELDS, sealed.CHECKSUM, _BESIDE, _NAME))
-_KEY = re.compile(rf"(?:([1-9]\d*)\.)?({_NAMES})")
-# In earlier files: the layer of the first table, and those of others.
+_BESIDE = "beside"
+_ARRAYS = "|".join((*FIELDS, sealed.CHECKSUM, _BESIDE))
+_KEY = re.compile(rf"(?:([1-9]\d*|=[^.]+)\.)?({_ARRAYS})")
+# In earlier files: the layer of the first table, if there is one of this number, and the others'.
 _EARLIER = (
     ("_table_0", "_table_{}"),
     ("hash_layers/hash_embedding", "hash_layers/hash_embedding_{}"),
@@ -78,7 +77,8 @@ def save(own: Callable, self: Any, store: Any) -> None:
         own(self, store)
     names = table_names.within(self.name, [table.table_name for table in tables])
     for number, (table, name) in enumerate(zip(tables, names, strict=True)):
-        _save_table(table, store, f"{number}." if number else "", name)
+        key = table_names.key_of(name, number)
+        _save_table(table, store, "" if key == "0" else f"{key}.")
 
 
 def load(own: Callable, self: Any, store: Any) -> None:
@@ -155,11 +155,9 @@ def _without_tables(layer: Any, tables: list[Any]) -> Iterator[None]:
 # ---- writing ----
 
 
-def _save_table(table, store, prefix, name):
+def _save_table(table, store, prefix):
     reference, ranks = transaction.reference_of(table), comm.current().world_size
-    name = np.frombuffer(name.encode(), np.uint8)
     if reference is not None:
-        store[prefix + _NAME] = name
         store[prefix + _BESIDE] = np.frombuffer(reference.encode(), np.uint8)
         return
     if ranks > 1:
@@ -170,14 +168,14 @@ def _save_table(table, store, prefix, name):
     content = table.snapshot().fields()
     arrays = {name: np.asarray(value) for name, value in content.items()}
     arrays["slot_names"] = _bytes_of_names(arrays["slot_names"])
-    sealed.write(store, [(_NAME, name), *arrays.items()], prefix)
+    sealed.write(store, arrays.items(), prefix)
 
 
 # ---- reading ----
 
 
 def _sorted(store):
-    """The ordinary arrays of a layer, and those of each table."""
+    """The ordinary arrays of a layer, and each table's name with its arrays."""
     tables: dict[str, set[str]] = {}
     ordinary = set()
     for key in store.keys():
@@ -186,9 +184,10 @@ def _sorted(store):
             ordinary.add(key)
         else:
             tables.setdefault(key.removesuffix(found[2]), set()).add(found[2])
-    prefixes = sorted(tables, key=lambda prefix: int(prefix[:-1] or 0))
+    prefixes = sorted(tables, key=table_names.order)
     stored = [Arrays(store, prefix, tables[prefix]) for prefix in prefixes]
-    return Arrays(store, "", ordinary), stored
+    names = [table_names.name_of(prefix.removesuffix(".")) for prefix in prefixes]
+    return Arrays(store, "", ordinary), list(zip(names, stored, strict=True))
 
 
 class Arrays(Mapping):
@@ -213,20 +212,22 @@ def _of_earlier():
     """The tables of a layer in a file of an earlier version, in which each has a layer."""
     found: list[Any] = []
     for first, others in _EARLIER if "get" in vars(_now) else ():
-        names = itertools.chain([first], map(others.format, itertools.count(1)))
-        found += itertools.takewhile(bool, map(_now.get, names))
-    return found
+        rest = map(_now.get, map(others.format, itertools.count(1)))
+        found += filter(bool, [_now.get(first), *itertools.takewhile(bool, rest)])
+    return [("", arrays) for arrays in found]
 
 
 def _matched(layer, tables, stored):
     """Each table with what the file has of it."""
     expected = table_names.within(layer.name, [table.table_name for table in tables])
-    received = [_name_of(each) for each in stored]
-    if None not in received and not any(_NAME in each for each in stored):  # dumps, whole names
+    received = [name for name, _ in stored]
+    if any(expected) and not any(received):  # dumps know the whole names
+        folders = [_folder_of(arrays) if _BESIDE in arrays else None for _, arrays in stored]
+        received = [(folder and manifest.only_table(folder)) or "" for folder in folders]
         received = table_names.within(layer.name, received, other_number=True)
     pairs, problem = table_names.matched(layer.name, expected, received, "The file")
     check(problem, bool(pairs))
-    return [(tables[i], stored[place]) for i, place in pairs]
+    return [(tables[i], stored[place][1]) for i, place in pairs]
 
 
 def check(problem: str, some_match: bool) -> None:
@@ -235,13 +236,6 @@ def check(problem: str, some_match: bool) -> None:
         raise ValueError(problem)
     if problem:
         warnings.warn(table_names.PARTIAL.format(problem=problem), stacklevel=2)
-
-
-def _name_of(stored):
-    """A table's name within its layer; the whole name in an earlier file; None if it has none."""
-    if _NAME in stored:
-        return stored[_NAME].tobytes().decode()
-    return manifest.only_table(_folder_of(stored)) if _BESIDE in stored else None
 
 
 def _folder_of(stored):
@@ -259,7 +253,7 @@ def _prepared(table, stored):
             f"The file must hold all of table '{name}'. Received: a file without its "
             f"{sorted(missing)}"
         )
-    sealed.check(stored, stored.keys(), "", f"table '{name}'")
+    sealed.check(stored, f"table '{name}'")
     fields = {field: stored[field] for field in FIELDS if field in stored}
     keys, rows = fields["keys"], fields["rows"]
     if keys.ndim != 1 or rows.shape != (len(keys), table.dim):

@@ -9,7 +9,7 @@ so arrays without one are read, too.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -26,18 +26,17 @@ def write(store: Any, arrays: Iterable[tuple[str, np.ndarray]], prefix: str = ""
     store[prefix + CHECKSUM] = np.frombuffer(_together(digests), np.uint8)
 
 
-def check(store: Any, names: Collection[str], prefix: str, what: str) -> None:
-    """Reads the arrays of these names, and raises ValueError if they do not have their checksum.
+def check(store: Any, what: str) -> None:
+    """Reads all arrays, and raises ValueError if they do not have their checksum.
 
     Args:
-        names: All names with this prefix, without it; if CHECKSUM is not among them, there is
-            nothing to compare.
+        store: By name, without a prefix; without CHECKSUM there is nothing to compare.
         what: Whose arrays they are, for the error.
     """
-    if CHECKSUM not in names:
+    if CHECKSUM not in store.keys():
         return
-    found = {name: _digest(store[prefix + name]) for name in names if name != CHECKSUM}
-    if np.asarray(store[prefix + CHECKSUM]).tobytes() != _together(found):
+    found = {name: _digest(store[name]) for name in store.keys() if name != CHECKSUM}
+    if np.asarray(store[CHECKSUM]).tobytes() != _together(found):
         raise ValueError(
             f"The file must hold {what} as it was written. Received: bytes with a different "
             "SHA-256; the file is damaged"

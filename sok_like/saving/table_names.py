@@ -1,13 +1,14 @@
 """Which table of a file belongs to which table of a layer: that of the same name within the layer.
 
-    layer           table            name within the layer
-    feat            feat/user        user          sok.GroupEmbedding and other layers of features
-    one             one_a            a             a table of a user's own
-    items           items            none          the only table of a layer, called as it is
-    one             embedding_3      none          a table that was given no name
+    layer    table          name within it    key in files
+    feat     feat/user      user              =user    sok.GroupEmbedding and its like
+    one      one_a          a                 =a       a table of a user's own
+    items    items          none              0        the only table of a layer, called as it is
+    one      embedding_3    none              1        the second of a layer, without a name
 
 Keras numbers layers anew, so the layer's own name is no part of it. Tables without a name are
-matched by their order, and only if there are as many in the file.
+matched by their order, and only if there are as many in the file. If the file has no names at all,
+as earlier versions wrote it, this goes for all tables.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import quote, unquote
 
 from sok_like.runtime.framework.scoped_attributes import attributes
 
@@ -25,8 +27,8 @@ _UNNAMED = re.compile(r"(hash_)?embedding(_\d+)?")
 _state = threading.local()
 
 _BY_PLACE = (
-    "The file is of an earlier version, which stored no names of tables. The tables of layer "
-    "'{layer}' are read in their order, as {names}: they must have been written in the same order"
+    "The file has no names of tables; earlier versions stored none. The tables of layer '{layer}' "
+    "are read in their order, as {names}: they must have been written in the same order"
 )
 PARTIAL = "{problem}. The tables that the file lacks stay as they are; a new one is empty"
 
@@ -45,28 +47,36 @@ def within(layer: str, tables: Sequence[str], other_number: bool = False) -> lis
     return [name if found.count(name) == 1 else "" for name in found]
 
 
-def matched(
-    layer: str, expected: Sequence[str], received: Sequence[str | None], file: str
-) -> tuple[list[tuple[int, int]], str]:
-    """Matches a layer's tables with those in a file, within the scope of renames.
+def key_of(name: str, number: int) -> str:
+    """The key in files of a table with this name; without one, with this number in its layer."""
+    return f"={quote(name, safe='').replace('.', '%2E')}" if name else str(number)
 
-    Args:
-        expected: Names of the layer's tables within it.
-        received: Those in the file; None: a file of an earlier version, of which only the order
-            and the number of tables are known.
+
+def name_of(key: str) -> str:
+    """The name of a table with this key, empty for none."""
+    return unquote(key[1:]) if key.startswith("=") else ""
+
+
+def order(key: str) -> tuple[int, str]:
+    """Sorts keys by their numbers."""
+    return len(key), key
+
+
+def matched(
+    layer: str, expected: Sequence[str], received: Sequence[str], file: str
+) -> tuple[list[tuple[int, int]], str]:
+    """Matches the names of a layer's tables and of those in a file, within the scope of renames.
 
     Returns:
         The positions of each table that both have, in the layer and in the file; and what the one
         has that the other lacks, "" for nothing.
     """
-    names = ["" if name is None else name for name in received]
-    if None not in received:
-        names = renamed(layer, names)
-    elif len(names) == len(expected) > 1 and any(expected):
-        warnings.warn(_BY_PLACE.format(layer=layer, names=list(expected)), stacklevel=3)
-    by_order = [i for i, name in enumerate(expected) if None in received or not name]
+    names = renamed(layer, received)
+    by_order = [i for i, name in enumerate(expected) if not name or not any(names)]
     unnamed = [i for i, name in enumerate(names) if not name]
     pairs = list(zip(by_order, unnamed, strict=True)) if len(by_order) == len(unnamed) else []
+    if len(pairs) > 1 and any(expected) and not any(names):
+        warnings.warn(_BY_PLACE.format(layer=layer, names=list(expected)), stacklevel=3)
     pairs += [(i, names.index(name)) for i, name in enumerate(expected) if name and name in names]
     if len(pairs) == len(expected) == len(names):
         return sorted(pairs), ""

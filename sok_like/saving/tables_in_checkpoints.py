@@ -137,7 +137,7 @@ def check(objects: Sequence[Any], status: Any, path: str, problems: list[str]) -
         named, names = _named(layer), known.get(id(layer), [])
         received = [name.removeprefix(_UNDER) for name in names if name.startswith(_UNDER)]
         if named and not received:  # of an earlier version
-            received = [None for name in names if _NUMBERED.fullmatch(name)]
+            received = ["" for name in names if _NUMBERED.fullmatch(name)]
         missing = [lost.pop(id(unwrap(table)), None) for table in named.values()]
         if received or any(missing):
             problems.append(table_names.matched(layer.name, [*named], received, file)[1])

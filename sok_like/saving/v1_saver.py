@@ -171,7 +171,7 @@ def restore(own: Callable, self: Any, sess: Any, save_path: Any) -> Any:
         return own(self, sess, save_path)
     if table_names.renames():
         raise ValueError(
-            "tf.compat.v1.train.Saver must be made with names in files as keys, Saver({'old': "
+            "tf.compat.v1.train.Saver must be made with names in files as keys, Saver({'old/dump': "
             f"table}}), to rename tables. Received: sok.renamed_tables({table_names.renames()})"
         )
     path, known = os.fspath(save_path), {table._shared_name: table for table in tables}

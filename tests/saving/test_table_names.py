@@ -1,5 +1,7 @@
 """A file's tables go to the tables of their names, whatever the order."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -143,6 +145,44 @@ def test_a_dump_is_restored_under_another_name(sok, tmp_path):
         saver.restore(old, tmp_path)
     with pytest.raises(RuntimeError):  # the chain is that of `old`
         saver.dump(new, tmp_path, since="last")
+
+
+def test_tables_of_a_session_are_found_by_name_or_by_the_savers_keys(sok, tmp_path):
+    v1 = tf.compat.v1
+
+    def rows_after(features, variables, scope=contextlib.nullcontext):
+        with tf.Graph().as_default(), v1.Session() as session:
+            tables = {name: sok.EmbeddingVariable(2, name=name) for name in features}
+            ids = tf.SparseTensor([[0, 0]], tf.constant([1], tf.int64), [1, 1])
+            group = sok.group_embedding_lookup_sparse([*tables.values()], [ids] * 2, ["sum"] * 2)
+            session.run(v1.global_variables_initializer())
+            saver = v1.train.Saver(variables and variables(tables))
+            if not (tmp_path / "c.index").exists():
+                for number, table in enumerate(tables.values()):
+                    session.run(sok.assign(table, [1], [[number, number]]))
+                saver.save(session, str(tmp_path / "c"))
+            else:
+                with scope():
+                    saver.restore(session, str(tmp_path / "c"))
+            return dict(zip(features, [rows[0, 0] for rows in session.run(group)], strict=True))
+
+    assert rows_after(["user", "item"], None) == {"user": 0, "item": 1}
+    assert rows_after(["item", "user"], None) == {"user": 0, "item": 1}
+    with pytest.raises(ValueError, match="tf.compat.v1.train.Saver must be made with names"):
+        rows_after(["item", "user"], None, lambda: sok.renamed_tables({"user": "item"}))
+    keys = {"user/dump": "who", "item/dump": "item"}
+    renamed = rows_after(["item", "who"], lambda tables: {k: tables[n] for k, n in keys.items()})
+    assert renamed == {"who": 0, "item": 1}
+
+
+@pytest.mark.parametrize("kind", made.KINDS)
+@pytest.mark.parametrize("layer", ["group", "dense"])
+def test_names_of_any_characters(sok, tmp_path, layer, kind):
+    names = ["a.b", "7"]
+    before = made.written(layer, names, tmp_path)
+    model = made.model(layer, names[::-1])
+    made.load(kind, model, tmp_path)
+    assert made.contents(model) == before
 
 
 def test_a_table_that_is_made_after_the_restore(sok, tmp_path):
