@@ -263,8 +263,8 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         # Only what ranks have in common; of dense tables each rank has its own part.
         named = tables_in_checkpoints.by_name(children)
         tables = [unwrap(table) for table in named.values()]
-        unnamed = {f"hash_layer-{i}": layer for i, layer in enumerate(self.hash_layers)
-                   if layer.table not in tables}  # fmt: skip
+        layers = {f"hash_layer-{i}": layer for i, layer in enumerate(self.hash_layers)}
+        unnamed = {name: layer for name, layer in layers.items() if layer.table not in tables}
         return {"dense_tables": self.dense_in_files, **named, **unnamed}
 
     def _lookup_dependency(self, name, cached_dependencies=None):
@@ -285,15 +285,13 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         """Writes tables into Keras' file, or on several ranks the name of files beside it."""
         if self.dense_in_files.shapes():
             dense_in_keras.save(self.dense_in_files, store)
-        keras_layers.save(_nothing, self, store)
+        keras_layers.save(lambda *_: None, self, store)
 
     def load_own_variables(self, store):
         """The inverse of `save_own_variables`, at any number of ranks."""
         if self.dense_in_files.shapes():
-            dense_in_keras.load(self.dense_in_files, store)
-            if dense_in_keras.is_earlier(store):
-                store = {}
-        keras_layers.load(_nothing, self, store)
+            store = dense_in_keras.load(self.dense_in_files, store)
+        keras_layers.load(lambda *_: None, self, store)
 
     # Lookup.
 
@@ -473,7 +471,3 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
 
 def _as_list(inputs):
     return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
-
-
-def _nothing(layer, store):
-    """The layer has no arrays in a file but its tables."""

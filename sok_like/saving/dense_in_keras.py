@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -79,23 +80,19 @@ def save(holder: Holder, store: Any) -> None:
 # ---- reading ----
 
 
-def is_earlier(store: Any) -> bool:
-    """Whether a layer's arrays in a file are of a version without names."""
-    return not any(key.startswith(_PREFIX) for key in store.keys())
-
-
-def load(holder: Holder, store: Any) -> None:
-    """Reads what `save` wrote, at the end of `loading`.
+def load(holder: Holder, store: Any) -> Any:
+    """Reads what `save` wrote, at the end of `loading`; returns what the file has besides.
 
     Raises:
         ValueError: the file has other tables, or none.
     """
     with optimizer_variables.of_root(()):
         parts = dense_pieces.parts_of(holder)
-    if not is_earlier(store):
-        keys = [key.removeprefix(_PREFIX) for key in store.keys() if key.startswith(_PREFIX)]
-        store = keras_layers.Arrays(store, _PREFIX, set(keys))
-    if _REFERENCE in store:
+    names = [key.removeprefix(_PREFIX) for key in store.keys() if key.startswith(_PREFIX)]
+    rest: Any = {}
+    if names:
+        store, rest = keras_layers.Arrays(store, _PREFIX, names), store
+    if _RANKS in store:
         reference = np.asarray(store[_REFERENCE]).tobytes().decode()
         ranks, *listed = np.asarray(store[_RANKS]).tolist()
         folder = transaction.folder_read(reference)
@@ -103,14 +100,14 @@ def load(holder: Holder, store: Any) -> None:
         stored = stored.renumbered(_ID, _matched(holder, stored.tables(_ID)))
     else:
         sealed.check(store, f"the tables of layer '{holder.name}'")
-        keys = [key for key in store.keys() if "." not in key and key != sealed.CHECKSUM]
-        keys = _matched(holder, keys)
-        stored = Stored.of_slices(_slices_in(store, parts, keys))
+        keys = [key for key in store.keys() if re.fullmatch(r"\d+|=[^.]+", key)]
+        stored = Stored.of_slices(_slices_in(store, parts, _matched(holder, keys)))
     stored.check_tables(holder, _ID, parts)
     if getattr(_state, "found", None) is None:
         transaction.prepare(stored.prepare(_ID, parts))
     else:
         _state.found.append((holder, stored))
+    return rest
 
 
 def _matched(holder, tables):

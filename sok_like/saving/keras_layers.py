@@ -194,18 +194,16 @@ class Arrays(Mapping):
     """Arrays with a prefix in a store of Keras; each is read where it is used."""
 
     def __init__(self, store, prefix, names):
-        self._store, self._prefix, self._names = store, prefix, names
+        self._store, self._keys = store, {name: prefix + name for name in names}
 
     def __getitem__(self, name):
-        if name not in self._names:
-            raise KeyError(name)
-        return np.asarray(self._store[self._prefix + name])
+        return np.asarray(self._store[self._keys[name]])
 
     def __iter__(self):
-        return iter(self._names)
+        return iter(self._keys)
 
     def __len__(self):
-        return len(self._names)
+        return len(self._keys)
 
 
 def _of_earlier():
