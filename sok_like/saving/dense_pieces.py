@@ -121,8 +121,8 @@ def match(holder: Holder, tables: Sequence[str], file: str) -> tuple[dict[str, s
         tables: The keys in the file.
     """
     mine, there = list(holder.shapes()), sorted(tables, key=table_names.order)
-    names = ([table_names.name_of(key) for key in keys] for keys in (mine, there))
-    pairs, problem = table_names.matched(holder.name, *names, file)
+    expected, received = ([*map(table_names.name_of, keys)] for keys in (mine, there))
+    pairs, problem = table_names.matched(holder.name, expected, received, file)
     return {there[place]: mine[i] for i, place in pairs}, problem
 
 
