@@ -99,7 +99,7 @@ def load(holder: Holder, store: Any) -> Any:
         stored = Stored.of_folder(folder, ranks, listed == [_LISTED])
         stored = stored.renumbered(_ID, _matched(holder, stored.tables(_ID)))
     else:
-        sealed.check(store, f"the tables of layer '{holder.name}'")
+        sealed.check(store, f"the tables of layer '{holder.name}'", required=bool(names))
         keys = [key for key in store.keys() if re.fullmatch(r"\d+|=[^.]+", key)]
         stored = Stored.of_slices(_slices_in(store, parts, _matched(holder, keys)))
     stored.check_tables(holder, _ID, parts)

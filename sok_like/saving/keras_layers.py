@@ -96,9 +96,9 @@ def load(own: Callable, self: Any, store: Any) -> None:
     ordinary, stored = _sorted(store)
     prepared: list[Prepared] = []
     try:
-        for table, found in _matched(self, tables, stored or _of_earlier()):
+        for table, name, arrays in _matched(self, tables, stored or _of_earlier()):
             try:
-                prepared.append(_prepared(table, found))
+                prepared.append(_prepared(table, arrays, has_checksum=bool(name)))
             except ValueError as error:
                 check(str(error), some_match=True)
         with _without_tables(self, tables):
@@ -216,7 +216,7 @@ def _of_earlier():
 
 
 def _matched(layer, tables, stored):
-    """Each table with what the file has of it."""
+    """Each table with its name in the file, and what the file has of it."""
     expected = table_names.within(layer.name, [table.table_name for table in tables])
     received = [name for name, _ in stored]
     if any(expected) and not any(received):  # dumps know the whole names
@@ -225,7 +225,7 @@ def _matched(layer, tables, stored):
         received = table_names.within(layer.name, received, other_number=True)
     pairs, problem = table_names.matched(layer.name, expected, received, "The file")
     check(problem, bool(pairs))
-    return [(tables[i], stored[place][1]) for i, place in pairs]
+    return [(tables[i], *stored[place]) for i, place in pairs]
 
 
 def check(problem: str, some_match: bool) -> None:
@@ -240,7 +240,7 @@ def _folder_of(stored):
     return transaction.folder_read(stored[_BESIDE].tobytes().decode())
 
 
-def _prepared(table, stored):
+def _prepared(table, stored, has_checksum):
     """The table's new content, which it takes when all of the file is read."""
     if _BESIDE in stored:
         return HashPiece(table).prepare(_folder_of(stored))
@@ -251,7 +251,7 @@ def _prepared(table, stored):
             f"The file must hold all of table '{name}'. Received: a file without its "
             f"{sorted(missing)}"
         )
-    sealed.check(stored, f"table '{name}'")
+    sealed.check(stored, f"table '{name}'", has_checksum)
     fields = {field: stored[field] for field in FIELDS if field in stored}
     keys, rows = fields["keys"], fields["rows"]
     if keys.ndim != 1 or rows.shape != (len(keys), table.dim):

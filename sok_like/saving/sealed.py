@@ -26,14 +26,17 @@ def write(store: Any, arrays: Iterable[tuple[str, np.ndarray]], prefix: str = ""
     store[prefix + CHECKSUM] = np.frombuffer(_together(digests), np.uint8)
 
 
-def check(store: Any, what: str) -> None:
+def check(store: Any, what: str, required: bool) -> None:
     """Reads all arrays, and raises ValueError if they do not have their checksum.
 
     Args:
-        store: By name, without a prefix; without CHECKSUM there is nothing to compare.
+        store: By name, without a prefix.
         what: Whose arrays they are, for the error.
+        required: Whether there must be a checksum. Else arrays without one are as they are.
     """
     if CHECKSUM not in store.keys():
+        if required:
+            raise ValueError(f"The file must hold the checksum of {what}. Received: none")
         return
     found = {name: _digest(store[name]) for name in store.keys() if name != CHECKSUM}
     if np.asarray(store[CHECKSUM]).tobytes() != _together(found):
