@@ -11,7 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup import norms
 from sok_like.lookup.local_variables import is_local, mark_local, unique_in_graph
 from sok_like.runtime.framework.keras_version import optimizer_family
 from sok_like.runtime.framework.scoped_attributes import view
@@ -50,19 +49,6 @@ def check_horovod_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
             )
 
 
-def _check_clipping(optimizer):
-    """Refuses norms that an optimizer would compute from this rank's part of a gradient."""
-    for name in ("clipnorm", "global_clipnorm"):
-        value = getattr(optimizer, name, None)
-        if value is not None and comm.current().world_size > 1:
-            raise ValueError(
-                f"`{name}` must be None on several ranks: each rank has only a part of the tables "
-                "and would clip by a different norm. `clipvalue` works, and so does "
-                "`tf.clip_by_global_norm` of what a DistributedGradientTape returns. "
-                f"Received: {name}={value!r} ({type(optimizer).__name__})"
-            )
-
-
 def _horovod():
     import horovod.tensorflow as hvd
 
@@ -76,18 +62,17 @@ def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str)
     several times in a step is trained as with a dense gradient.
     """
     communicator = comm.current()
-    gradients = [comm.distinct(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    gradients = list(map(comm.distinct, gradients))
     if communicator.world_size == 1:
         return gradients
     shared = [i for i, variable in enumerate(variables) if not is_local(variable)]
     mine = [gradients[i] for i in shared]
     if sparse_as_dense:
         mine = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in mine]
-    result = list(gradients)
     means = exchange_order.collective_in_turn(communicator, "average", mine, unique_in_graph(name))
     for i, gradient in zip(shared, means, strict=True):
-        result[i] = gradient
-    return [g if i in shared else norms.marked_part(g) for i, g in enumerate(result)]
+        gradients[i] = gradient
+    return gradients
 
 
 class _AveragingTape:
@@ -221,7 +206,6 @@ class _Averaging(Serialized):
         return mark_local(slot) if is_local(slot_reference(args, kwargs)) else slot
 
     def _dmp_averaged(self, gradients, variables):
-        _check_clipping(self)  # it may have been set since
         return averaged(gradients, variables, self._dmp_sparse_as_dense, "dmp_optimizer")
 
     def _dmp_averaged_pairs(self, pairs):
@@ -376,7 +360,7 @@ def DistributedOptimizer(
     Raises:
         TypeError: `optimizer` is not such an optimizer, or is a DistributedOptimizer already,
             this one or Horovod's; Horovod's wrapper does not have an argument.
-        ValueError: a value is not supported; on several ranks, `clipnorm` or `global_clipnorm`.
+        ValueError: a value is not supported.
     """
     check_horovod_arguments("DistributedOptimizer", horovod_arguments)
     is_horovods = type(optimizer).__module__.startswith("horovod")
@@ -391,7 +375,6 @@ def DistributedOptimizer(
     cls = _averaging_class(type(optimizer))  # type: ignore[arg-type]
     with tf.init_scope():
         ensure_initialized()
-    _check_clipping(optimizer)
     made = view(cls, optimizer)
     made.__dict__["_dmp_sparse_as_dense"] = sparse_as_dense
     return made

@@ -213,14 +213,20 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         # Initial rows of a hash table depend on the key, so all ranks use the same seed.
         self.hash_layers = [build_layer(config) for config in strategy.hash_configs]
         if self.world_size > 1:
-            for layer in (*self.local_embedding_layers, *self.row_layers, *self.hash_layers):
-                for weight in layer.weights:
-                    mark_local(weight)
+            # Otherwise ranks have other numbers of variables, and variables of other tables.
+            rows = [
+                config["input_dim"] for configs in strategy.row_sliced_configs for config in configs
+            ]
+            by_rows = not strategy.table_groups[COLUMN_WISE] and all(rows)
+            for layer in (*self.local_embedding_layers, *self.row_layers):
+                mark_local(layer.weights[0], by_rows)
+            for layer in self.hash_layers:
+                mark_local(layer.weights[0])
             if self._needs_anchor():
                 self._anchor = self.add_weight(
                     name="anchor", shape=(0, 1), dtype="float32", initializer="zeros"
                 )
-                mark_local(self._anchor)
+                mark_local(self._anchor, by_rows)
         self.built = True
 
     def _needs_anchor(self) -> bool:

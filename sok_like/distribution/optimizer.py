@@ -23,14 +23,14 @@ from sok_like.distribution.sharded_variable import (
     slots_like,
     works_on_shards,
 )
-from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.loss_scale import LossScaling
 from sok_like.planner import readers
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.keras_version import is_keras_3, keras_optimizers
 from sok_like.runtime.framework.scoped_attributes import view
-from sok_like.runtime.ranks import comm, exchange_order
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.finite_gradients import all_finite
 
 # They update each element of a variable independently, so they can work on a shard.
 _STOCK = ("keras.src", "tf_keras.src")
@@ -140,12 +140,7 @@ class _ScalingOnShards(_TakesParts):
 
     def _sok_parts(self, grads, variables):
         parts = super()._sok_parts(grads, variables)
-        values = [comm.summed_values(part) for part in parts if part is not None]
-        finite = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
-        is_broken = tf.where(tf.reduce_all(tf.stack(finite)), 0.0, 1.0)
-        name = unique_in_graph("sok_distribution_finite")
-        num_broken = exchange_order.collective_in_turn(comm.current(), "sum", is_broken, name)
-        added = tf.where(num_broken > 0, float("nan"), 0.0)
+        added = tf.where(all_finite(parts, comm.current()), 0.0, float("nan"))
         return [map_values(lambda v: v + tf.cast(added, v.dtype), part) for part in parts]
 
 

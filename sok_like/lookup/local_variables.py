@@ -29,11 +29,15 @@ def _faces(variable: Any):
     return seen + [handle for handle in handles if handle is not None]
 
 
-def mark_local(variable: Any) -> Any:
-    """Marks a variable as this rank's own with `de_local = True`; returns it."""
+def mark_local(variable: Any, has_norm: bool = True) -> Any:
+    """Marks a variable as this rank's own with `de_local = True`; returns it.
+
+    Args:
+        has_norm: Whether it holds rows of one table, of which each rank has others.
+    """
     for face in _faces(variable):
         try:
-            face.de_local = True
+            face.de_local, face._sok_has_norm = True, has_norm
         except AttributeError:  # a symbolic handle takes no attributes
             pass
     return variable
@@ -50,6 +54,11 @@ def is_local(variable: Any) -> bool:
     return is_embedding_variable(variable) or any(
         getattr(face, "de_local", False) for face in _faces(variable)
     )
+
+
+def has_norm(variable: Any) -> bool:
+    """Whether the norm of a local variable is that of what all ranks have of one table."""
+    return all(getattr(face, "_sok_has_norm", True) for face in _faces(variable))
 
 
 def unique_in_graph(name: str) -> str:

@@ -8,6 +8,8 @@ apart. Where several lookups have read a key, its gradient is the sum of what th
 `tf.clip_by_global_norm` and `tf.linalg.global_norm` of lists with gradients of tables, and
 `tf.clip_by_norm` and `tf.clip_by_value` of such a gradient, see what one process with the whole
 batch and a dense gradient would see. Ordinary gradients in these lists are averaged first.
+
+A gradient is known by a mark, which the tape gives it, and an optimizer that clips.
 """
 
 from __future__ import annotations
@@ -20,28 +22,41 @@ import tensorflow as tf
 from tensorflow.python.ops import clip_ops
 from tensorflow.python.util import dispatch
 
-from sok_like.lookup.local_variables import unique_in_graph
+from sok_like.lookup.local_variables import has_norm, is_local, unique_in_graph
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.keras_version import is_keras_3, keras_optimizers
-from sok_like.runtime.ops import keys_are_unique
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.runtime.ranks.comm import distinct, summed_values
 
 _PART, _SHAPE_OF_PART = "_sok_part", tf.int64
 
 
-def marked_part(gradient: Any) -> Any:
+def marked(gradient: Any, variable: Any) -> Any:
+    """The gradient of a variable, marked as a part if each rank has its own one of the variable."""
+    if not is_local(variable):
+        return gradient
+    return marked_part(gradient, "" if has_norm(variable) else variable.name)
+
+
+def marked_part(gradient: Any, without_norm: str = "") -> Any:
     """Marks the gradient of a variable of which each rank has its own part; None stays None.
 
     Slices are marked by the dtype of their dense shape, which survives the end of a function;
     TensorFlow uses int32. On tensors the mark lasts within the function only.
+
+    Args:
+        without_norm: The variable's name if it is not some rows of one table. Then
+            `tf.clip_by_norm` raises within the function.
     """
     if isinstance(gradient, tf.IndexedSlices):
         shape = gradient.dense_shape
-        shape = shape if shape is None else tf.cast(shape, _SHAPE_OF_PART)
+        if shape is not None:
+            shape = tf.cast(shape, _SHAPE_OF_PART)
+            setattr(shape, _PART, without_norm)
         return tf.IndexedSlices(gradient.values, gradient.indices, shape)
-    if gradient is not None:
-        setattr(gradient, _PART, True)
+    if isinstance(gradient, tf.Tensor):
+        gradient = tf.identity(gradient)  # another variable may have the same tensor
+        setattr(gradient, _PART, without_norm)
     return gradient
 
 
@@ -86,13 +101,20 @@ def _has_parts(t_list):
     return known and any(map(is_part, given))
 
 
-@tf.experimental.dispatch_for_api(tf.clip_by_norm, {"t": tf.IndexedSlices})
-def _clip_by_norm(t, clip_norm, axes=None, name=None):
-    return _clipped(t, clip_norm, axes, name) if is_part(t) else NotImplemented
-
-
-def _clipped(part, clip_norm, axes=None, name=None):
-    values = summed_values(part)
+def _clip_by_norm(own, t, clip_norm, axes=None, name=None):
+    if not is_part(t):
+        return own(t, clip_norm, axes, name)
+    sparse = isinstance(t, tf.IndexedSlices)
+    if of := getattr(t.dense_shape if sparse else t, _PART, ""):
+        raise ValueError(
+            "`tf.clip_by_norm` and an optimizer's `clipnorm` need one table's gradient. This one "
+            "is of a `dist_model_parallel` variable with several tables, or with columns of one "
+            "whose others are elsewhere. Use `tf.clip_by_global_norm`, `global_clipnorm` or "
+            "`clipvalue`, or a `row_slice_threshold` that cuts all tables of the layer by rows. "
+            f"Received: the gradient of '{of}'"
+        )
+    t = distinct(t)
+    values = t.values if sparse else t
     sums = tf.reduce_sum(tf.square(values), axes, keepdims=True)
     # Each row is on one rank, so only sums over rows go on over ranks.
     if axes is None or {0, -values.shape.rank} & {*np.ravel(tf.get_static_value(axes))}:
@@ -100,28 +122,48 @@ def _clipped(part, clip_norm, axes=None, name=None):
     norm = tf.sqrt(sums)
     limit = tf.cast(clip_norm, norm.dtype)
     values = tf.identity(values * limit / tf.maximum(norm, limit), name=name)
-    if not isinstance(part, tf.IndexedSlices):
-        return values
-    return tf.IndexedSlices(values, distinct(part).indices, part.dense_shape)
-
-
-def _clip_gradients(own, self, grads):
-    """The step of an optimizer of Keras 3, which has norms of its own."""
-    if self.clipnorm:
-        return [_clipped(g, self.clipnorm) if is_part(g) else own(self, [g])[0] for g in grads]
-    if self.global_clipnorm and _has_parts(grads):
-        return tf.clip_by_global_norm(grads, self.global_clipnorm)[0]
-    if self.clipvalue:
-        limits = -self.clipvalue, self.clipvalue
-        return [tf.clip_by_value(g, *limits) if is_part(g) else own(self, [g])[0] for g in grads]
-    return own(self, grads)
+    return tf.IndexedSlices(values, t.indices, t.dense_shape) if sparse else values
 
 
 @tf.experimental.dispatch_for_api(tf.clip_by_value, {"t": tf.IndexedSlices})
 def _clip_by_value(t, clip_value_min, clip_value_max, name=None):
-    if not is_part(t) or keys_are_unique(t):
+    if not is_part(t):
         return NotImplemented
-    return tf.clip_by_value(distinct(t), clip_value_min, clip_value_max, name)
+    t = distinct(t)
+    values = tf.clip_by_value(t.values, clip_value_min, clip_value_max, name)
+    return tf.IndexedSlices(values, t.indices, t.dense_shape)
+
+
+def _gradient(own, self, target, sources, *args, **kwargs):
+    gradients = own(self, target, sources, *args, **kwargs)
+    parts = map(marked, tf.nest.flatten(gradients), tf.nest.flatten(sources))
+    return tf.nest.pack_sequence_as(gradients, list(parts))
+
+
+def _apply_pairs(own, self, grads_and_vars, *args, **kwargs):
+    """The step of an optimizer of tf_keras, which may have got new tensors since the tape."""
+    return own(self, [(marked(g, v), v) for g, v in grads_and_vars], *args, **kwargs)
+
+
+def _apply(own, self, grads, trainable_variables):
+    """The step of an optimizer of Keras 3, which also makes tensors while it accumulates."""
+    self.__dict__["_sok_applied"] = trainable_variables
+    return own(self, grads, trainable_variables)
+
+
+def _clip_gradients(own, self, grads):
+    """As in tf_keras; Keras 3 computes norms by functions of its own."""
+    if variables := self.__dict__.pop("_sok_applied", None):
+        grads = list(map(marked, grads, variables))
+    if not _has_parts(grads):
+        return own(self, grads)
+    if self.clipnorm:
+        return [tf.clip_by_norm(gradient, self.clipnorm) for gradient in grads]
+    if self.global_clipnorm:
+        return tf.clip_by_global_norm(grads, self.global_clipnorm)[0]
+    if self.clipvalue:
+        return [tf.clip_by_value(g, -self.clipvalue, self.clipvalue) for g in grads]
+    return grads
 
 
 def _averaged(gradients):
@@ -138,11 +180,20 @@ def _squares(gradients):
 
 @hooks.at_init
 def _install():
-    stock = clip_ops.global_norm
-    hook = hooks.wrap(clip_ops, "global_norm", _global_norm, "norms of gradients count all ranks")
-    # Lets `tf.experimental.dispatch_for_api` accept it as it accepts the stock function.
-    signatures = dispatch._TYPE_BASED_DISPATCH_SIGNATURES
-    signatures[hook.value] = signatures[stock]
+    why = "norms of gradients count all ranks"
+    for name, function in (("global_norm", _global_norm), ("clip_by_norm", _clip_by_norm)):
+        stock = getattr(clip_ops, name)
+        hook = hooks.wrap(clip_ops, name, function, why)
+        # Lets `tf.experimental.dispatch_for_api` accept it as it accepts the stock function.
+        signatures = dispatch._TYPE_BASED_DISPATCH_SIGNATURES
+        signatures[hook.value] = signatures[stock]
+    why = "gradients of variables of which each rank has a part are marked"
+    hooks.wrap(tf.GradientTape, "gradient", _gradient, why)
     if is_keras_3():
+        stock = keras_optimizers().Optimizer
+        hooks.wrap(stock, "_backend_apply_gradients", _apply, why)
         why = "optimizers clip gradients of tables by norms over all ranks"
-        hooks.wrap(keras_optimizers().Optimizer, "_clip_gradients", _clip_gradients, why)
+        hooks.wrap(stock, "_clip_gradients", _clip_gradients, why)
+        return
+    hooks.wrap(keras_optimizers().Optimizer.__base__, "apply_gradients", _apply_pairs, why)
+    hooks.wrap(keras_optimizers().legacy.Optimizer, "_transform_gradients", _apply_pairs, why)

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup import norms, same_weights
+from sok_like.lookup import same_weights
 from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers import graph_step, owner, per_table, same_on_ranks
 from sok_like.optimizers.rules import OptimizerRule, rule_of
@@ -238,7 +238,6 @@ class EmbeddingAware:
         rank, world_size = communicator.rank, communicator.world_size
         # Shards of dense tables (dist_model_parallel) belong to one rank, like tables.
         local = [is_local(variable) for _, variable in pairs]
-        pairs = [(norms.marked_part(g) if is_local(v) else g, v) for g, v in pairs]
         shared = [None if own else g for (g, _), own in zip(pairs, local, strict=True)]
         variables = [v for (_, v), own in zip(pairs, local, strict=True) if not own]
         if not variables:
@@ -260,7 +259,7 @@ class EmbeddingAware:
         by key: parts may be finite, and their sum not.
         """
         embedding, other = split(grads_and_vars)
-        embedding = [(g if g is None else comm.distinct(g), v) for g, v in embedding]
+        embedding = [(comm.distinct(g), v) for g, v in embedding]
         other = self._sok_average_gradients(other, learning_rate, step)
         other = list(own(other)) if other else other
         return finite_gradients.with_decision([*embedding, *other], comm.current_or_single())

@@ -96,7 +96,7 @@ class _Keras3(_Decaying):
         _, other = self._sok_step(pairs, self.learning_rate, self._iterations + 1)
         # Unlike the others, Keras 3 would square the parts of a row's gradient one by one.
         if self._sok_sums_rows:
-            other = [(_summed(g), v) for g, v in other]
+            other = [(comm.distinct(g), v) for g, v in other]
         if other:
             super().apply(*zip(*other, strict=True))
         else:
@@ -104,10 +104,6 @@ class _Keras3(_Decaying):
 
     def _sok_learning_rate(self):
         return self.learning_rate
-
-
-def _summed(gradient):
-    return comm.distinct(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def unscaled(gradient: tf.IndexedSlices | None, scale: Any) -> tf.IndexedSlices | None:

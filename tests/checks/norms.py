@@ -3,6 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
+from sok_like.runtime.framework.keras_version import is_keras_3
+from tests.checks.drift import raised
+
 DIM, LIMIT, RATE = 3, 0.05, 1.0
 KEYS = [[1, 2, 2, 5], [2, 4, 1, 1]]  # of each rank; one process has both
 OTHER = lambda keys: (keys + 1) % 6  # noqa: E731
@@ -20,7 +23,7 @@ ROWS = ramp((6, DIM))
 
 def checks(world_size):
     every = {"clipped": clipped, "with_distribution": with_distribution, "tables": tables}
-    every |= {"by_optimizers": by_optimizers}
+    every |= {"by_optimizers": by_optimizers, "without_norms": without_norms}
     return {**every, "several": several, "several_with_distribution": several_with_distribution}
 
 
@@ -206,13 +209,22 @@ def _two_lookups(door, name):
     return variable, lambda keys: (read(keys), read(OTHER(keys)))
 
 
-CLIPPING = [(door, name) for door in ("sok2", "dmp") for name in ("clipnorm", "global_clipnorm")]
+# `plain` has a stock tape; `dense` has that, and dense gradients; `scaled` has those and a scaled
+# loss; the others have optimizers of this package.
+DOORS = ("sok2", "dmp", "plain", "dense", "scaled", "distributed", "legacy", "default")
+CLIPPING = [(door, name) for door in DOORS for name in ("clipnorm", "global_clipnorm")]
 CLIPPING += [("sok2", "clipvalue"), ("dmp", "clipvalue")]
+DENSE = ("dense", "scaled", "legacy")
+STRENGTH, SCALE = 0.25, 64.0
 
 
 def by_optimizers():
     """How far rows move by which a stock optimizer clips a table that two lookups read."""
-    return {f"{door} {name}": _moved(door, name) for door, name in CLIPPING}
+    return {f"{door} {name}": _moved(door, name) for door, name in CLIPPING if _exists(door)}
+
+
+def _exists(door):
+    return door != "legacy" or not is_keras_3()
 
 
 def _moved(door, setting):
@@ -237,16 +249,72 @@ def _moved(door, setting):
         weights = layer.trainable_variables
         variable, start = weights[0], weights[0].numpy()
         numbers = np.array_split(np.arange(6), sok.size())[sok.rank()]
-    optimizer = tf.keras.optimizers.SGD(RATE, **{setting: LIMIT})
+    other = sok.All2AllDenseEmbedding(None, 1, 1, 1, dynamic_input=True, name=f"own_{setting}")
+    weights = weights + ([other.embedding_variable] if door == "default" else [])
+    optimizer = _clipping(door, other, **{setting: LIMIT})
 
     @tf.function
     def step(keys):
         with tf.GradientTape() as tape:
-            tape = dmp.DistributedGradientTape(tape)
+            tape = dmp.DistributedGradientTape(tape) if door in ("sok2", "dmp") else tape
             first, second = look_up(keys)
             loss = tf.reduce_mean(tf.reduce_sum((first + 2 * second) * KERNEL, -1))
-        gradients = tape.gradient(loss, [variable])
+            loss += tf.reduce_sum(other(keys)) if door == "default" else 0.0
+            loss += STRENGTH / 2 * tf.reduce_sum(variable**2) if door in DENSE else 0.0
+            loss *= SCALE if door == "scaled" else 1.0
+        gradients = tape.gradient(loss, [variable, *weights[1:]])
+        if door == "scaled" and not is_keras_3():
+            gradients = optimizer.get_unscaled_gradients(gradients)
         optimizer.apply_gradients(zip(gradients, weights, strict=True))
 
     step(tf.constant(np.ravel(KEYS if sok.size() == 1 else KEYS[sok.rank()]), tf.int64))
     return dict(zip(numbers.tolist(), start - variable.numpy(), strict=True))
+
+
+def _clipping(door, other, **setting):
+    import sok_like as sok
+    from sok_like import dist_model_parallel as dmp
+
+    if door == "legacy":
+        return dmp.DistributedOptimizer(tf.keras.optimizers.legacy.SGD(RATE, **setting))
+    stock = tf.keras.optimizers.SGD(RATE, **setting)
+    if door == "scaled":
+        return tf.keras.mixed_precision.LossScaleOptimizer(stock, initial_scale=SCALE)
+    if door == "default":
+        own = {other.table.table_name: tf.keras.optimizers.SGD(RATE)}
+        return sok.OptimizerWrapper(own, default=stock, average_dense_gradients=False)
+    return dmp.DistributedOptimizer(stock) if door == "distributed" else stock
+
+
+def without_norms():
+    """Of a table on each rank, or half of its columns: what clips one by one, and all together."""
+    return {"whole": _without_norm(2, None), "columns": _without_norm(1, 6 * DIM - 1)}
+
+
+def _without_norm(count, most):
+    from sok_like import dist_model_parallel as dmp
+
+    layer = dmp.DistributedEmbedding(
+        [tf.keras.layers.Embedding(6, DIM) for _ in range(count)], column_slice_threshold=most
+    )
+    layer.build(None)
+    layer.set_weights([ROWS] * count)
+    variables = layer.trainable_variables
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_sum(tf.concat(layer([tf.range(6)] * count), -1) ** 2)
+        dense = tf.reduce_sum(variables[0] ** 2)
+    gradients = tape.gradient(loss, variables)
+    pairs = list(zip(gradients, variables, strict=True))
+    by_norm, together = [
+        tf.keras.optimizers.SGD(RATE, **{name: LIMIT}) for name in ("clipnorm", "global_clipnorm")
+    ]
+    found = {
+        "rows": raised(lambda: tf.clip_by_norm(gradients[0], LIMIT, axes=[1])),
+        "dense": raised(lambda: tf.clip_by_norm(tape.gradient(dense, variables[0]), LIMIT)),
+        "clipnorm": raised(lambda: by_norm.apply_gradients(pairs)),
+        "norm": float(tf.linalg.global_norm(gradients)),
+    }
+    starts = [variable.numpy() for variable in variables]
+    together.apply_gradients(pairs)
+    moved = [s - v.numpy() for s, v in zip(starts, variables, strict=True)]
+    return found | {"moved": sum(float((each**2).sum()) for each in moved)}

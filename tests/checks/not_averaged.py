@@ -27,7 +27,7 @@ def checks(world_size):
     }
     for way in (*FITS, *FITS_OF_TABLES):
         every[way] = functools.partial(fit, way)
-    every |= {"clipping": clipping, "broadcast": broadcast}
+    every["broadcast"] = broadcast
     return every
 
 
@@ -178,27 +178,6 @@ class OwnStep(tf.keras.Model):
         ]
         self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return {"loss": loss}
-
-
-def clipping():
-    """What `DistributedOptimizer` raises of settings, given before and after."""
-    from sok_like import dist_model_parallel as dmp
-
-    def set_later():
-        optimizer = dmp.DistributedOptimizer(tf.keras.optimizers.SGD(RATE))
-        optimizer.global_clipnorm = 1.0
-        variable = tf.Variable([1.0])
-        optimizer.apply_gradients([(tf.constant([1.0]), variable)])
-
-    def given(**setting):
-        dmp.DistributedOptimizer(tf.keras.optimizers.SGD(RATE, **setting))
-
-    return {
-        "clipnorm": raised(lambda: given(clipnorm=1.0)),
-        "global_clipnorm": raised(lambda: given(global_clipnorm=1.0)),
-        "later": raised(set_later),
-        "clipvalue": raised(lambda: given(clipvalue=1.0)),
-    }
 
 
 def broadcast():

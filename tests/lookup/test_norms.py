@@ -4,7 +4,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.checks.norms import CLIPPING, KERNEL, KEYS, LIMIT, MODES, OTHER, ROWS, SEVERAL
+from sok_like.runtime.framework.keras_version import is_keras_3
+from tests.checks.norms import (
+    CLIPPING,
+    DENSE,
+    KERNEL,
+    KEYS,
+    LIMIT,
+    MODES,
+    OTHER,
+    ROWS,
+    SEVERAL,
+    STRENGTH,
+)
 
 each_world = pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
 each_mode = pytest.mark.parametrize("mode", MODES)
@@ -130,8 +142,12 @@ def test_a_table_that_two_lookups_read(rank_results, check_name, world_size, doo
 def test_stock_optimizers_clip_the_gradient_of_the_whole_table(
     rank_results, world_size, door, setting
 ):
+    if door == "legacy" and is_keras_3():
+        pytest.skip("an optimizer of tf_keras")
     moved = [r[f"{door} {setting}"] for r in rank_results(world_size, "norms.by_optimizers")]
     of_rows, _ = of_two_lookups()
+    if door in DENSE:
+        of_rows = {key: of_rows.get(key, 0.0) + STRENGTH * ROWS[key] for key in range(6)}
     factor = LIMIT / norm_of(*of_rows.values())  # the only variable
     right = {key: row * factor for key, row in of_rows.items()}
     if setting == "clipvalue":
@@ -140,3 +156,18 @@ def test_stock_optimizers_clip_the_gradient_of_the_whole_table(
     assert sorted(seen) == list(range(6))
     for key, row in seen.items():
         np.testing.assert_allclose(row, right.get(key, 0.0), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.keras
+@pytest.mark.ranks
+def test_a_part_that_is_not_rows_of_one_table_has_no_norm_of_its_own(rank_results):
+    results = rank_results(2, "norms.without_norms")
+    for kind, count in (("whole", 2), ("columns", 1)):
+        found = [result[kind] for result in results]
+        for each in found:
+            for clip in ("rows", "dense", "clipnorm"):
+                error, message = each[clip]
+                assert error == "ValueError" and "row_slice_threshold" in message, (kind, clip)
+            np.testing.assert_allclose(each["norm"], np.sqrt(count) * norm_of(2 * ROWS), rtol=1e-5)
+        moved = np.sqrt(sum(each["moved"] for each in found))
+        np.testing.assert_allclose(moved, LIMIT, rtol=1e-4)

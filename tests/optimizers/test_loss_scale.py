@@ -10,6 +10,7 @@ from sok_like.runtime.framework.keras_version import is_keras_3
 pytestmark = pytest.mark.keras
 
 SCALE = 1024.0
+INFINITE = (float("inf"), float("-inf"))
 keras_3_only = pytest.mark.skipif(not is_keras_3(), reason="tf_keras scales by itself")
 
 
@@ -58,7 +59,9 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_scale():
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
-@pytest.mark.parametrize(("parts", "skipped"), [((3e38, 3e38), True), ((3e38, -3e38), False)])
+@pytest.mark.parametrize(
+    ("parts", "skipped"), [((3e38, 3e38), True), ((3e38, -3e38), False), (INFINITE, True)]
+)
 def test_the_sum_of_several_lookups_must_be_finite(parts, skipped, in_graph):
     layer, _, optimizer = make()
     table = layer.trainable_variables[0]

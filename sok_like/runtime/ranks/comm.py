@@ -194,17 +194,20 @@ def _as_summed(tensor):
     return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
 
 
-def distinct(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+def distinct(gradient: Any) -> Any:
     """The same gradient with each index once, as what is not linear in it needs.
 
     TensorFlow concatenates the gradients of several lookups of a table.
+
+    Args:
+        gradient: A `tf.IndexedSlices`; any other object is returned.
     """
-    if getattr(slices.indices, UNIQUE, False):
-        return slices
-    indices, inverse = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, inverse, tf.size(indices))
+    if not isinstance(gradient, tf.IndexedSlices) or getattr(gradient.indices, UNIQUE, False):
+        return gradient
+    indices, inverse = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, inverse, tf.size(indices))
     setattr(indices, UNIQUE, True)
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 
 def summed_values(gradient: Any) -> tf.Tensor:
