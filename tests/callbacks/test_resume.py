@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
+from sok_like.runtime.framework.keras_version import is_keras_3
 from tests.checks import resuming
 from tests.checks.resuming import BATCHES, KINDS, made, train
 
@@ -131,7 +132,7 @@ def test_another_loop_over_data_before_the_first_batch_raises(tmp_path):
     backup = sok.callbacks.BackupAndRestore(str(tmp_path / "b"))
     model = made()
     arguments = {**resuming.data("plain"), "epochs": 3, "verbose": 0}
-    if sok.runtime.keras_version.is_keras_3():
+    if is_keras_3():
         with pytest.raises(RuntimeError, match="must begin with batch 3 of epoch 2"):
             model.fit(**arguments, callbacks=[backup, Evaluates()])
     else:  # the data is known before callbacks begin the epoch

@@ -193,7 +193,7 @@ def moved(names):
 DEMONSTRATION = """
 import tensorflow as tf
 import sok_like as sok
-from tests.runtime import test_gradient_scale as test
+from tests.runtime.ranks import test_gradient_scale as test
 names = ["train_step", "make_train_function", *{more}]
 cls = test.moved(names)
 {then}
