@@ -7,7 +7,8 @@ import sys
 
 from sok_like.runtime.native import devices
 from sok_like.runtime.ranks import comm, launchers
-from sok_like.runtime.ranks.comm import Communicator, HorovodCommunicator, SingleProcess
+from sok_like.runtime.ranks.comm import Communicator, SingleProcess
+from sok_like.runtime.ranks.horovod import HorovodCommunicator
 from sok_like.runtime.ranks.mpi import MpiCommunicator
 
 ENGINES = ("mpi", "horovod")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sok_like.runtime.ranks import comm, engines, launchers
+from sok_like.runtime.ranks.horovod import _TRANSPORT, HorovodCommunicator
 from sok_like.runtime.ranks.mpi import MpiCommunicator
 
 each_world = pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_all_are_communicators():
     names = [name for name in methods if not name.startswith("_")]
     assert {"all_to_all", "subset", "end_waits"} <= set(names)
     for name in names:
-        assert callable(getattr(comm.HorovodCommunicator, name))
+        assert callable(getattr(HorovodCommunicator, name))
         assert callable(getattr(MpiCommunicator, name))
 
 
@@ -129,7 +130,7 @@ def test_processes_that_horovod_did_not_connect_do_not_train_alone(monkeypatch, 
     monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", fake)
     monkeypatch.setenv("SOK_ENGINE", "")
-    for name in [*comm._WORLD_SIZE_VARIABLES, *comm._TRANSPORT]:
+    for name in [*comm._WORLD_SIZE_VARIABLES, *_TRANSPORT]:
         monkeypatch.setenv(name, "")  # and restored
     monkeypatch.setenv("PMI_SIZE", "2")
     with pytest.raises(RuntimeError, match="with 2 processes .PMI_SIZE=2.* found this one alone"):
@@ -245,7 +246,7 @@ def test_groups_that_horovod_was_not_told_of_say_what_to_call(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
     sys.modules["horovod"].tensorflow = fake
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", fake)
-    everyone = comm.HorovodCommunicator()
+    everyone = HorovodCommunicator()
     assert everyone.subset([range(4)]) is everyone  # a mesh with one axis needs no group
     with pytest.raises(RuntimeError, match=r"sok\.distribution\.initialize\(\) .*ranks \[0, 1\]"):
         everyone.subset([[0, 1], [2, 3]])
@@ -268,7 +269,7 @@ def test_horovod_and_mpi_start_with_short_waits_unless_the_user_says_otherwise(m
         monkeypatch.setenv("HOROVOD_CYCLE_TIME", chosen)
     before = dict(os.environ)
     try:
-        comm.HorovodCommunicator()
+        HorovodCommunicator()
         assert started == expected
     finally:
         for name in set(os.environ) - set(before):

@@ -1,0 +1,209 @@
+"""`HorovodCommunicator`: exchanges by Horovod, over MPI, Gloo or NCCL as it was built and launched.
+
+Horovod matches collectives by name. Its waits cannot be ended: `stalls` ends the process instead.
+"""
+
+from __future__ import annotations
+
+import os
+
+import tensorflow as tf
+
+from sok_like.runtime.native.tensor_checks import checked
+from sok_like.runtime.ranks import launchers
+from sok_like.runtime.ranks.comm import (
+    IN_TURN,
+    Communicator,
+    SingleProcess,
+    averaged,
+    check_connected,
+    launched_world_size,
+)
+
+# Settings that Horovod and Open MPI read as they start. Values of the user are kept.
+# docs/install.md has the figures. An exchange waits for Horovod's thread, which looks for work once
+# per cycle (1 ms by default). A rank that waits in MPI polls, and so takes the core from the rank
+# it waits for.
+_TRANSPORT = {"HOROVOD_CYCLE_TIME": "0.1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+
+# MPI counts elements in int32: those of one tensor, or of everything that ranks gather.
+_MOST_COUNTED = 2**31 - 1
+
+
+def _not_folded(tensor):
+    """`tensor`, with its value hidden from TensorFlow's graph optimizers.
+
+    They compute constants beforehand, on one rank alone, and Horovod's ops are not marked against
+    it. A rank whose input is constant, say empty, would run its collective without the others.
+    """
+    rank = tensor.shape.rank
+    if tf.executing_eagerly() or not rank:
+        return tensor
+    with tf.device("/CPU:0"):
+        # A value that depends on a random op is not constant. This op draws -1, the only integer in
+        # [-1, 0), and a slice of size -1 is the whole tensor, without a copy.
+        size = tf.raw_ops.RandomUniformInt(shape=[rank], minval=-1, maxval=0, seed=1, seed2=1)
+    return tf.slice(tensor, [0] * rank, size)
+
+
+def _counted(tensor, parts, what):
+    """`tensor`; raises if MPI could not count the elements of `parts` ranks in its int32."""
+    limit = _MOST_COUNTED // parts
+    text = f"`{what}` must have at most {limit} elements on each rank. Received: "
+    known = tensor.shape.num_elements()
+    if known is not None:
+        if known > limit:
+            raise tf.errors.InvalidArgumentError(None, None, f"{text}{known}")
+        return tensor
+    size = tf.size(tensor, tf.int64)
+    return checked(tensor, size <= limit, text, size)
+
+
+def _as_carried(tensor):
+    """The same bits in a dtype that Horovod can send, which bfloat16 is not."""
+    return tf.bitcast(tensor, tf.float16) if tensor.dtype == tf.bfloat16 else tensor
+
+
+def _bits_as(tensor, dtype):
+    return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
+
+
+def _as_summed(tensor):
+    """The same numbers in a dtype that Horovod can add."""
+    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
+
+
+class HorovodCommunicator:
+    """Horovod's collectives, over MPI, Gloo or NCCL as Horovod was built and launched.
+
+    Args:
+        groups_later: Initialises Horovod so that `subset` can make groups later. Its ranks then
+            agree on groups in each cycle. No effect if the program has initialised Horovod.
+
+    Raises:
+        RuntimeError: Horovod did not find the other processes.
+    """
+
+    def __init__(self, groups_later: bool = False):
+        try:
+            import horovod.tensorflow as hvd
+        except ImportError as error:
+            if launchers.horovod_library() is None:
+                raise ImportError(
+                    f"This job was launched with {launched_world_size()} processes. "
+                    f"{launchers.NO_HOROVOD if launchers.mpi_library() else launchers.NO_MPI}"
+                ) from error
+            raise ImportError(
+                f"This job was launched with {launched_world_size()} processes, and Horovod, which "
+                f"they need, cannot be loaded: {error}. Was it compiled for another TensorFlow or "
+                "MPI? Type: python -m sok_like.install_horovod"
+            ) from error
+        if not hvd.is_initialized():
+            for variable, value in _TRANSPORT.items():
+                os.environ.setdefault(variable, value)
+            hvd.init(process_sets="dynamic" if groups_later else None)
+            check_connected(hvd.size(), "Horovod")
+        self._hvd = hvd
+        self._groups: dict[tuple[int, ...], HorovodCommunicator] = {}
+        self._set_process_set(hvd.global_process_set, tuple(range(hvd.size())))
+
+    def _set_process_set(self, process_set, ranks):
+        self._process_set, self._ranks = process_set, ranks
+        self.rank = ranks.index(self._hvd.rank())
+        self.world_size = len(ranks)
+
+    @property
+    def local_rank(self):
+        return self._hvd.local_rank()
+
+    @property
+    def local_size(self):
+        return self._hvd.local_size()
+
+    def subset(self, groups):
+        mine = None
+        for group in map(tuple, groups):
+            if len(group) in (1, self._hvd.size()):
+                made: Communicator = SingleProcess() if len(group) == 1 else self
+            else:
+                made = self._group(group)
+            if self._hvd.rank() in group:
+                mine = made
+        if mine is None:
+            raise ValueError(
+                f"Every rank must be in a group. Received: groups={groups} on rank "
+                f"{self._hvd.rank()}"
+            )
+        return mine
+
+    def _group(self, ranks):
+        """The communicator of `ranks`; None on the other ranks, which must register it, too."""
+        if ranks not in self._groups:
+            try:
+                process_set = self._hvd.add_process_set(ranks)
+            except ValueError as error:
+                raise RuntimeError(
+                    "Groups of ranks, which a mesh with two axes longer than 1 needs, must be "
+                    "announced when Horovod is initialised: call sok.distribution.initialize() "
+                    "before sok.Init, or set HOROVOD_DYNAMIC_PROCESS_SETS=1. "
+                    f"Received: Horovod without them, and a group of ranks {list(ranks)}"
+                ) from error
+            group = None
+            if self._hvd.rank() in ranks:
+                group = object.__new__(HorovodCommunicator)
+                group._hvd, group._groups = self._hvd, self._groups
+                group._set_process_set(process_set, ranks)
+            self._groups[ranks] = group
+        return self._groups[ranks]
+
+    def all_to_all(self, tensor, splits, name):
+        received, received_splits = self._hvd.alltoall(
+            _as_carried(tensor),
+            splits=splits,
+            name=name,
+            ignore_name_scope=name == IN_TURN,
+            process_set=self._process_set,
+        )
+        return _bits_as(received, tensor.dtype), received_splits
+
+    def average(self, tensors, name):
+        def mean(tensors, name):
+            return self._hvd.grouped_allreduce(
+                [_as_summed(_not_folded(_counted(tensor, 1, name))) for tensor in tensors],
+                op=self._hvd.Average,
+                name=name,
+                process_set=self._process_set,
+            )
+
+        return averaged(self, mean, tensors, name)
+
+    def broadcast(self, tensor, root_rank, name):
+        root, carried = self._ranks[root_rank], _as_carried(_counted(tensor, 1, name))
+        result = self._hvd.broadcast(carried, root, name=name, process_set=self._process_set)
+        return _bits_as(result, tensor.dtype)
+
+    def all_gather(self, tensor, name):
+        carried = _as_carried(_not_folded(_counted(tensor, self.world_size, name)))
+        result = self._hvd.allgather(carried, name=name, process_set=self._process_set)
+        return _bits_as(result, tensor.dtype)
+
+    def sum(self, tensor, name):
+        return self._added(self._hvd.allreduce, tensor, name)
+
+    def reduce_scatter(self, tensor, name):
+        return self._added(self._hvd.reducescatter, tensor, name)
+
+    def _added(self, reduce, tensor, name):
+        added = _as_summed(_not_folded(_counted(tensor, 1, name)))
+        options = {"op": self._hvd.Sum, "name": name, "process_set": self._process_set}
+        return tf.cast(reduce(added, **options), tensor.dtype)
+
+    def barrier(self):
+        self.all_gather(tf.zeros([1]), "sok_barrier")
+
+    def end_waits(self, reason):
+        return False
+
+    def shut_down(self, seconds):
+        self._hvd.shutdown()  # without a time limit
+        return True
