@@ -49,7 +49,7 @@ def test_metric_average_stands_before_those_that_act(rank_results, world_size):
 @on_ranks
 def test_metrics_of_other_names(rank_results, world_size):
     for kind, message in rank_results(world_size, "drift.other_metrics"):
-        assert kind == "ValueError" and "same on all ranks" in message
+        assert kind == "ValueError" and "same on all ranks" in message, message
         assert "Received, by rank: [['" in message and "'another'" in message
 
 

@@ -232,7 +232,7 @@ class Stored:
             read_as: The holder's id in the save.
         """
         expected = holder.shapes()
-        for key in self.tables(read_as):  # checks all tables, so that ranks agree
+        for key in sorted(self.tables(read_as)):  # checks all tables, so that ranks agree
             received = tuple(self._found[read_as, key][0])
             if received != expected[key]:
                 raise ValueError(

@@ -87,7 +87,7 @@ CONSTRUCTION = {
     "embeddings that are not a list": (
         {"embeddings": None},
         TypeError,
-        ["`embeddings` must be a list of embeddings", "Received: None"],
+        ["`embeddings` must be a list of embeddings", "Received: embeddings=None"],
     ),
     "no embedding in the list": (
         {"embeddings": [*two_tables(), 7]},
