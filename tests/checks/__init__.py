@@ -34,7 +34,7 @@ MODULES = {
 # Modules of numbers and errors, whose ranks are threads of the test's process. Each front door has
 # checks on processes, too: parity, shards, dense files, `fit`, distributions.
 ON_THREADS = {
-    *("groups", "hashed", "dmp", "norms", "wire", "by_key", "columns", "deeprec", "failures"),
+    *("groups", "hashed", "dmp", "norms", "wire", "by_key", "columns", "failures"),
     *("fused", "loss_scale", "sok2_dense", "storage"),
     *("tapes", "masks"),
 }

@@ -166,7 +166,7 @@ def test_keys_that_the_key_dtype_cannot_hold_are_not_returned_as_others(sok, dty
     assert sok.export(table)[0].numpy().tolist() == [0, 7]
     whole([tf.constant([wide], tf.int64)])
     graph_export = tf.function(lambda: sok.export(table))
-    slot = SlotRows(unwrap(table), "m", 0.0)
+    slot = SlotRows(unwrap(table), "m", ["m"], 0.0)
     for read in (lambda: sok.export(table), graph_export, table.numpy, slot.sok2_export):
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"narrow.*has keys of {dtype}"):
             read()
