@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote, unquote
 
+from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.framework.scoped_attributes import attributes
 
 # As `sok.EmbeddingVariable` and Keras number them.
@@ -103,9 +104,14 @@ def renamed_tables(names: Mapping[str, str]) -> Iterator[None]:
             whole names. Two tables may change places.
 
     Raises:
+        TypeError: `names` is not a mapping of strings.
         ValueError: two tables of a file get one name; or, at the end of the scope, no file has held
             a table of one of the names.
     """
+    texts = [*names, *names.values()] if isinstance(names, Mapping) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        required = "a dictionary from names in the file to names in the program"
+        raise wrong_argument("names", required, names, error=TypeError)
     unread = set(names)
     with attributes(_state, {"renames": dict(names), "unread": unread}):
         yield

@@ -67,6 +67,13 @@ def test_a_renamed_table(sok, tmp_path, layer, kind):
         made.load(kind, made.model(layer, ["user", "item"]), tmp_path)
 
 
+@pytest.mark.parametrize("names", [["user"], "user", {"user": 1}, {1: "user"}, None])
+def test_renames_must_be_a_dictionary_of_names(sok, names):
+    with pytest.raises(TypeError, match="`names` must be a dictionary.*Received: names="):
+        with sok.renamed_tables(names):
+            pass
+
+
 def test_only_a_table_of_another_width_is_skipped(sok, tmp_path):
     before = made.written("group", ["user", "item"], tmp_path)
     keys = {f: tf.keras.Input([2], dtype="int64", name=f) for f in before}
