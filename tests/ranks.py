@@ -46,7 +46,7 @@ ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """
-_TAIL = 3000  # characters of a rank's output shown when a run fails
+_TAIL = 12000  # characters of a rank's output shown when a run fails
 
 
 class RanksFailed(AssertionError):

@@ -43,8 +43,8 @@ class CollectiveStrategy:
     def __init__(self) -> None:
         engine = os.environ.get("COLLECTIVE_STRATEGY", "sok")
         require(engine in ENGINES, "COLLECTIVE_STRATEGY", f"one of {ENGINES}", engine)
+        enable_distributed_strategy("collective")  # may raise, so it comes first
         names.install()
-        enable_distributed_strategy("collective")
 
     @contextlib.contextmanager
     def scope(self, *args: Any, **kwargs: Any) -> Iterator[CollectiveStrategy]:

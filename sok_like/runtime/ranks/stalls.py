@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.native import libraries
-from sok_like.runtime.ranks import hosts, stall_verdict
+from sok_like.runtime.ranks import comm, hosts, stall_verdict
 from sok_like.runtime.ranks.comm import Communicator
 from sok_like.runtime.ranks.stall_connections import Door, Line, connect
 
@@ -67,9 +67,12 @@ def timeout() -> float:
 
 
 def start(communicator: Communicator) -> None:
-    """Starts this process's thread, once; every rank must call it. No effect on one rank."""
+    """Starts this process's thread, once; every rank must call it.
+
+    No effect on one rank, or where ranks are threads of one process.
+    """
     global _watch
-    if _watch is not None or communicator.world_size == 1:
+    if _watch is not None or communicator.world_size == 1 or comm.line():
         return
     limit, secret = timeout(), secrets.token_hex(32)
     names = _gather(hosts.names(), communicator)

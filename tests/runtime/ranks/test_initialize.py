@@ -241,3 +241,4 @@ def test_no_door_lets_a_worker_of_tf_config_train_alone(fresh, monkeypatch, door
     with pytest.raises(RuntimeError, match="TF_CONFIG names 2 worker.*docs/guides/several_ranks"):
         DOORS[door](fresh)
     assert not comm.is_initialized()
+    assert not hasattr(tf, "get_embedding_variable")  # DeepRec's names, after a refusal

@@ -5,6 +5,7 @@ import time
 import pytest
 import tensorflow as tf
 
+from tests import thread_ranks
 from tests.ranks import run_ranks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.beside]
@@ -245,6 +246,13 @@ def test_the_thread_hides_nothing_of_its_base():
 
     own = {name for name in vars(stalls._Watch) if not name.startswith("__")}
     assert own & set(dir(threading.Thread)) == {"run"}
+
+
+def test_threads_that_are_ranks_have_no_watch():
+    from sok_like.runtime.ranks import comm, stalls
+
+    assert thread_ranks.run(2, lambda: stalls.start(comm.current())) == [None, None]
+    assert stalls._watch is None
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
