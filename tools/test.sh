@@ -14,7 +14,7 @@ if compgen -G 'cpp/tests/*_test.cc' >/dev/null; then
   compile_tests() { cmake -S . -B "$build" -DSOK_WITH_TESTS=ON && cmake --build "$build"; }
   LOG=out/tests.log phase "Compiling the C++ tests" compile_tests
   ctest --test-dir "$build" --output-on-failure -j "$(nproc)"
-  # Emulated devices with other random decisions (docs/cuda.md).
+  # Emulated devices with other random decisions (cpp/tests/README.md).
   for seed in $([ -z "${SLOW:-}" ] || seq 2 20); do
     mkdir -p out
     SOK_EMULATOR_SEED=$seed ctest --test-dir "$build" --output-on-failure -R '^cuda_' \
