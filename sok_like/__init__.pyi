@@ -47,8 +47,8 @@ from sok_like.runtime.ranks.process import local_rank as local_rank
 from sok_like.runtime.ranks.process import rank as rank
 from sok_like.runtime.ranks.process import shard as shard
 from sok_like.runtime.ranks.process import size as size
+from sok_like.saving.parts.table_names import renamed_tables as renamed_tables
 from sok_like.saving.saver import Saver as Saver
-from sok_like.saving.table_names import renamed_tables as renamed_tables
 from sok_like.serving.delta import export_delta as export_delta
 from sok_like.serving.export import export_saved_model as export_saved_model
 from sok_like.table.export_assign import assign as assign

@@ -12,8 +12,18 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Floors of sok_like, bottom to top: a package may import those on lower floors and itself.
 FLOORS = [{"runtime"}, {"table", "planner"}, {"saving"}, {"lookup"}]
-# Rooms of runtime, and the rooms that they may import. Its `ops` may import all, `checks` none.
-RUNTIME_ROOMS = {"framework": set(), "native": set(), "ranks": {"framework", "native"}}
+# Floors of rooms inside a package, bottom to top: folders and modules.
+ROOMS = {
+    "runtime": [{"checks"}, {"framework", "native"}, {"ranks"}, {"ops"}],
+    "saving": [
+        {"format"},
+        {"parts"},
+        {"transaction"},
+        {"background"},
+        {"delta_saver", "containers"},
+        {"saver"},
+    ],
+}
 # The front doors stand above all floors. A door knows no other door, with these exceptions:
 DOORS: dict[str, set[str]] = {
     # TableMetrics writes what `sok.report` measures; ServeWhileTraining exports.
@@ -154,11 +164,11 @@ def may_import(package, target):
 
 
 def may_enter(name, imported):
-    """Whether the file called `name`, of runtime, may import `imported`, a name of the package."""
-    room = pathlib.PurePath(name).parts[2]
-    target = imported.split(".")[1] if imported.startswith("runtime.") else "checks"
-    below = {room, "checks", *RUNTIME_ROOMS.get(room, set())}
-    return target in below or room == "ops.py"
+    """Whether a file of a package with rooms may import `imported`, a name of sok_like."""
+    _, package, room, *_ = pathlib.PurePath(name).with_suffix("").parts
+    target = imported.removeprefix(f"{package}.").partition(".")[0]
+    floor = {each: row for row, rooms in enumerate(ROOMS[package]) for each in rooms}
+    return target not in floor or target == room or floor[target] < floor.get(room, 0)
 
 
 def python_faults(name, source):
@@ -183,7 +193,7 @@ def python_faults(name, source):
             faults.append(f"{name} imports {imported}: libraries.core() loads it")
         elif not may_import(package, target):
             faults.append(f"{name} imports {imported}, which does not stand below it")
-        elif name.startswith("sok_like/runtime/") and not may_enter(name, rest):
+        elif package == target and package in ROOMS and not may_enter(name, rest):
             faults.append(f"{name} imports {imported}, which does not stand below it")
         elif package == "planner" and target == "runtime" and ".checks" not in imported:
             faults.append(f"{name} imports {imported}: only the standard library is allowed")
@@ -288,6 +298,10 @@ def test_the_document_names_the_packages_that_exist():
             "not stand below",
         ),
         ("sok_like/runtime/ranks/a.py", "from sok_like.runtime.native import devices", None),
+        ("sok_like/runtime/other.py", "from sok_like.runtime import ops", "not stand below"),
+        ("sok_like/saving/format/a.py", "from sok_like.saving.parts import b", "not stand below"),
+        ("sok_like/saving/saver.py", "from sok_like.saving import containers", None),
+        ("sok_like/saving/containers/a.py", "from sok_like.saving import saver", "not stand below"),
         ("sok_like/runtime/ops.py", "from ..table import keys", "not stand below"),
         ("sok_like/runtime/ops.py", "def f():\n  from ..table.keys import V", "not stand below"),
         ("sok_like/embeddings/a.py", "from ..lookup import exchange\nfrom . import b", None),

@@ -1,6 +1,6 @@
 // A table's content in parts, out of it and into a table aside: for Python, which reads and writes
 // the files. An op hands the table over as a number. The functions below, called by ctypes, take
-// this number, so the whole table is never copied. sok_like/saving/streams.py calls them.
+// this number, so the whole table is never copied. sok_like/table/table_reader.py calls them.
 //
 // Each function returns null, or the error ("CODE: message"), valid until the thread's next call.
 #include <algorithm>

@@ -17,8 +17,8 @@ from sok_like.runtime.framework.keras_version import is_keras_3
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
 from sok_like.runtime.ranks.initialize import global_batch_size
-from sok_like.saving import checkpoints
 from sok_like.saving.background import BackgroundDump
+from sok_like.saving.containers import checkpoints
 from sok_like.saving.format import durable
 
 # 128 + SIGTERM: the status that a shell reports for a process ended by this signal.

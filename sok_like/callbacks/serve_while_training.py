@@ -12,8 +12,8 @@ import tensorflow as tf
 from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
+from sok_like.saving.containers.shared_timer import SharedTimer
 from sok_like.saving.format import durable
-from sok_like.saving.shared_timer import SharedTimer
 from sok_like.serving.delta import FullExportDue, export_delta
 from sok_like.serving.export import HEADROOM, export_saved_model
 

@@ -13,12 +13,12 @@ import tensorflow as tf
 from sok_like.dist_model_parallel.optimizer_state import slot_objects
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.planner.tables import DATA_PARALLEL, HASHED
-from sok_like.saving import optimizer_variables, table_names
-from sok_like.saving.dense_pieces import Part
+from sok_like.saving.parts import optimizer_variables, table_names
+from sok_like.saving.parts.dense_tables import Part
 
 
 class DenseTables(tf.__internal__.tracking.Trackable):
-    """All dense tables of a layer, see `sok_like/saving/dense_pieces.py`."""
+    """All dense tables of a layer, see `sok_like/saving/parts/dense_tables.py`."""
 
     def __init__(self, layer: Any):
         self._layer = weakref.ref(layer)
@@ -30,7 +30,7 @@ class DenseTables(tf.__internal__.tracking.Trackable):
         return {"id": tf.constant(self.id)}
 
     def _restore_from_tensors(self, restored_tensors):
-        # Eagerly, `sok_like.saving.checkpoints` reads the tables that the id stands for.
+        # Eagerly, `sok_like.saving.containers.checkpoints` reads the tables that the id stands for.
         raise NotImplementedError(
             "tf.train.Checkpoint restores dense tables of dist_model_parallel eagerly only. "
             f"Received: a restore in a graph of layer '{self.name}'"

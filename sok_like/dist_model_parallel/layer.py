@@ -26,7 +26,7 @@ from sok_like.runtime.checks import OPTIONAL_COMBINERS, check_combiner, require
 from sok_like.runtime.ranks import comm, communication_dtype
 from sok_like.runtime.ranks.agreement import raise_on_all
 from sok_like.runtime.ranks.initialize import ensure_initialized
-from sok_like.saving import dense_in_keras, keras_layers, tables_in_checkpoints
+from sok_like.saving.containers import dense_in_keras, keras_layers, tables_in_checkpoints
 from sok_like.table.variable import unwrap
 
 

@@ -44,7 +44,7 @@ from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.native import libraries
 from sok_like.runtime.native.tensor_checks import checked
 from sok_like.runtime.ranks import comm, exchange_order
-from sok_like.saving import keras_files
+from sok_like.saving.containers import keras_files
 
 # `inside`: within a model's call; the models inside it get batches that are already split.
 # `data`: of the step that has begun, until it is compared.

@@ -21,17 +21,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sok_like.runtime.ranks import agreement, comm
-from sok_like.saving import dump_owners, streams
 from sok_like.saving.format import checksums, durable, manifest, shard_file
-from sok_like.saving.pieces import Piece
+from sok_like.saving.parts import dump_checks
+from sok_like.saving.parts.checkpointable import CheckpointPart
 from sok_like.saving.transaction import ON_ALL_RANKS
+from sok_like.table import table_reader
 
 _CALL, _DONE = "a dump in the background", "`done` of a dump in the background"
 _POLL = 0.05  # seconds between two looks for the file of another rank
 
 
-class BegunPiece(Piece):
-    """A table of which a thread writes a dump into a folder, as a piece (`pieces.py`).
+class BackgroundPart(CheckpointPart):
+    """A table of which a thread writes a dump into a folder, as a part (`checkpointable.py`).
 
     Args:
         table: The EmbeddingVariable.
@@ -50,13 +51,13 @@ class BegunPiece(Piece):
         self._stopped = threading.Event()
         # The thread asks nobody: a program may have several communicators.
         self._rank, self._world_size = comm.current().rank, comm.current().world_size
-        self._other = dump_owners.read_back()
+        self._other = dump_checks.read_back()
 
     # ---- on every rank, in this order; the two in the middle by the thread ----
 
     def open(self) -> None:
         """The instant of the dump. Nothing is read yet."""
-        self._stream = streams.Stream(int(self.table.hand_over()), 0, beside=True)
+        self._stream = table_reader.TableReader(int(self.table.register_for_read()), 0, beside=True)
         self.instant = self._stream.instant
 
     def write_file(self) -> None:
@@ -139,46 +140,46 @@ class BackgroundDump:
     """A dump that is written while training goes on: what `sok.Saver().begin_dump` returns.
 
     Args:
-        pieces: The tables, in the same order on all ranks.
-        publish: Called with `pieces` by `finish`, on all ranks, when all files are written: makes
+        parts: The tables, in the same order on all ranks.
+        publish: Called with `parts` by `finish`, on all ranks, when all files are written: makes
             them the dump. Its result is that of `finish`.
     """
 
     def __init__(
-        self, pieces: Sequence[BegunPiece], publish: Callable[[Sequence[BegunPiece]], Any]
+        self, parts: Sequence[BackgroundPart], publish: Callable[[Sequence[BackgroundPart]], Any]
     ):
-        self._pieces, self._publish = list(pieces), publish
+        self._parts, self._publish = list(parts), publish
         self._written, self._result = threading.Event(), None
         self._error: BaseException | None = None
         self._failed: Exception | None = None
         self._ending, self._done = threading.RLock(), False
-        self._text = f"The dump in the background of tables {[piece.name for piece in pieces]}"
+        self._text = f"The dump in the background of tables {[part.name for part in parts]}"
         self._thread = threading.Thread(target=self._run, name="sok_dump", daemon=True)
         try:
             _agreed(self._open)
-            for piece in pieces:
-                piece.table.__dict__["running_dump"] = self
-            dump_owners.running.add(self)
+            for part in parts:
+                part.table.__dict__["running_dump"] = self
+            dump_checks.running.add(self)
             self._thread.start()
         except BaseException:
             self._forget()
-            for piece in pieces:
-                piece.stop()
+            for part in parts:
+                part.stop()
             if not self._thread.is_alive():  # else it closes them itself
                 self._close()
             raise
 
     def _open(self):
-        for piece in self._pieces:
-            piece.open()
+        for part in self._parts:
+            part.open()
 
     def _run(self):
         try:
-            for piece in self._pieces:
-                piece.write_file()
+            for part in self._parts:
+                part.write_file()
             self._written.set()
-            for piece in self._pieces:
-                piece.read_back()
+            for part in self._parts:
+                part.read_back()
         except BaseException as error:
             self._error = error
         finally:
@@ -186,8 +187,8 @@ class BackgroundDump:
             self._written.set()
 
     def _close(self):
-        for piece in self._pieces:
-            piece.close()
+        for part in self._parts:
+            part.close()
 
     @property
     def done(self) -> bool:
@@ -195,9 +196,9 @@ class BackgroundDump:
 
         All ranks ask, at the same step, as it is an exchange. So all leave a loop together.
         """
-        if not self._done and self in dump_owners.running:
+        if not self._done and self in dump_checks.running:
             self._done = all(agreement.agreed(lambda: self.ended, comm.current(), _DONE))
-        return self._done or self not in dump_owners.running
+        return self._done or self not in dump_checks.running
 
     @property
     def ended(self) -> bool:
@@ -224,7 +225,7 @@ class BackgroundDump:
                 has its earlier dump or this one.
         """
         with self._ending:
-            if self._failed is None and self in dump_owners.running:
+            if self._failed is None and self in dump_checks.running:
                 self._end()
             self._forget()  # Ctrl-C may have come before
             if self._failed is not None:
@@ -235,12 +236,12 @@ class BackgroundDump:
         # Of a second call, unless this one comes to its end.
         self._failed = RuntimeError("This dump in the background was interrupted: begin another")
         try:
-            for piece in self._pieces:
-                piece.hurry()
+            for part in self._parts:
+                part.hurry()
             # First, as nobody must wait for the file of a rank that could not write.
             _agreed(lambda: self._settled(self._written.wait))
             _agreed(lambda: self._settled(self._thread.join))
-            self._result = self._publish(self._pieces)
+            self._result = self._publish(self._parts)
             self._failed = None
         except BaseException as error:
             self._failed = error if isinstance(error, Exception) else self._failed
@@ -250,7 +251,7 @@ class BackgroundDump:
     def cancel(self) -> None:
         """Gives the dump up, on all ranks alike; the earlier dump is unchanged."""
         with self._ending:
-            if self in dump_owners.running:
+            if self in dump_checks.running:
                 self._failed = RuntimeError("This dump in the background was cancelled")
                 self._give_up(remove=True)
 
@@ -260,23 +261,23 @@ class BackgroundDump:
             raise self._error
 
     def _forget(self):
-        dump_owners.running.discard(self)
-        for piece in self._pieces:
-            if piece.table.__dict__.get("running_dump") is self:
-                del piece.table.__dict__["running_dump"]
+        dump_checks.running.discard(self)
+        for part in self._parts:
+            if part.table.__dict__.get("running_dump") is self:
+                del part.table.__dict__["running_dump"]
 
     def _give_up(self, remove):
         self._forget()
-        for piece in self._pieces:
-            piece.stop()
+        for part in self._parts:
+            part.stop()
         self._thread.join()
-        for piece in self._pieces if remove else ():
+        for part in self._parts if remove else ():
             with contextlib.suppress(OSError):
-                piece.remove_mine()
+                part.remove_mine()
 
     @staticmethod
     def _at_exit():
-        for dump in list(dump_owners.running):
+        for dump in list(dump_checks.running):
             if not dump._ending.acquire(blocking=False):
                 continue  # a thread is finishing it
             print(
@@ -288,7 +289,7 @@ class BackgroundDump:
     @staticmethod
     def _after_fork():
         """In the child, which has neither the thread nor, perhaps, a thread that has the lock."""
-        for dump in list(dump_owners.running):
+        for dump in list(dump_checks.running):
             dump._ending = threading.RLock()
             dump._failed = RuntimeError(
                 f"{dump._text} belongs to the process that began it. "
@@ -301,20 +302,20 @@ atexit.register(BackgroundDump._at_exit)
 os.register_at_fork(after_in_child=BackgroundDump._after_fork)
 
 
-def publish(pieces: Sequence[BegunPiece]) -> None:
+def publish(parts: Sequence[BackgroundPart]) -> None:
     """Writes the manifests of dumps that stand alone, all in one folder."""
-    folder = pieces[0].folder
+    folder = parts[0].folder
 
     def see():
-        for piece, entries in listed:
-            piece.see(folder, entries)
+        for part, entries in listed:
+            part.see(folder, entries)
 
     def finish():
-        for piece, entries in listed if comm.current().rank == 0 else ():
-            piece.finish(folder, entries)
+        for part, entries in listed if comm.current().rank == 0 else ():
+            part.finish(folder, entries)
 
-    told = _agreed(lambda: [piece.write(folder) for piece in pieces])
-    listed = list(zip(pieces, zip(*told, strict=True), strict=True))
+    told = _agreed(lambda: [part.write(folder) for part in parts])
+    listed = list(zip(parts, zip(*told, strict=True), strict=True))
     _agreed(see)
     _agreed(finish)
 

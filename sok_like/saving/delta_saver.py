@@ -24,9 +24,11 @@ from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
 from sok_like.runtime.ranks.graph_collectives import Steps, text_of
-from sok_like.saving import background, dump_owners, streams
+from sok_like.saving import background
 from sok_like.saving.format import deltas, durable, manifest, shard_file
 from sok_like.saving.format.shard_reader import ShardFile
+from sok_like.saving.parts import dump_checks
+from sok_like.table import table_reader
 
 _KEPT_NUMBERS = 256  # dumps that a table remembers; its log of changes is shorter
 
@@ -60,13 +62,13 @@ class DeltaSaver:
                 raises on all ranks and names the rank (in a graph `tf.errors.UnknownError`).
                 Earlier dumps are unchanged.
         """
-        variable = dump_owners.checked(embedding_variable)
-        dump_owners.check_arguments(variable, filepath)
-        dump_owners.finish_running(variable)
+        variable = dump_checks.checked(embedding_variable)
+        dump_checks.check_arguments(variable, filepath)
+        dump_checks.finish_running(variable)
         work = _Dump(variable, filepath)
         given = _given(since, variable.table_name)
         (number,) = work.steps.take(work.agree, given, [tf.int64], verify=_same_start)
-        (name,) = work.write([variable.hand_over(), number], outputs=[tf.string])
+        (name,) = work.write([variable.register_for_read(), number], outputs=[tf.string])
         return work.steps.end(tf.ensure_shape(name, []))
 
     def begin_dump(
@@ -102,19 +104,19 @@ class DeltaSaver:
             )
         several = isinstance(embedding_variables, (list, tuple))
         given = embedding_variables if several else [embedding_variables]
-        variables = [dump_owners.checked(variable) for variable in given]
+        variables = [dump_checks.checked(variable) for variable in given]
         names = [variable.table_name for variable in variables]
         if not names or len(set(names)) < len(names):
             required = "at least one table, each with a name of its own"
             raise wrong_argument("embedding_variables", required, names)
         for variable in variables:
-            dump_owners.check_arguments(variable, filepath)
-            dump_owners.finish_running(variable)
+            dump_checks.check_arguments(variable, filepath)
+            dump_checks.finish_running(variable)
         folder = os.fspath(filepath)
 
         def start():
             for variable in variables:
-                dump_owners.check_owner(folder, variable)
+                dump_checks.check_owner(folder, variable)
             return {"tables": names, "id": new_id()}
 
         told = agreed(start, comm.current(), "begin_dump")
@@ -124,16 +126,16 @@ class DeltaSaver:
                 f"{[each['tables'] for each in told]}, by rank"
             )
 
-        def publish(pieces):
-            background.publish(pieces)
-            for piece in pieces:
-                dump_owners.mark_writer(folder, piece.table)
-                remember(piece.table, piece.id, piece.instant)
-            found = [tf.constant(piece.id) for piece in pieces]
+        def publish(parts):
+            background.publish(parts)
+            for part in parts:
+                dump_checks.mark_writer(folder, part.table)
+                remember(part.table, part.id, part.instant)
+            found = [tf.constant(part.id) for part in parts]
             return found if several else found[0]
 
-        pieces = [background.BegunPiece(each, folder, told[0]["id"]) for each in variables]
-        return background.BackgroundDump(pieces, publish)
+        parts = [background.BackgroundPart(each, folder, told[0]["id"]) for each in variables]
+        return background.BackgroundDump(parts, publish)
 
     def compact(self, embedding_variable: Any, filepath: str | os.PathLike) -> tf.Tensor:
         """Merges the deltas in folder `filepath` into their base; the table is unchanged.
@@ -153,12 +155,12 @@ class DeltaSaver:
             RuntimeError: as for `restore_from_file`, or a rank could not write; on all ranks.
                 The dump and its deltas are unchanged.
         """
-        variable = dump_owners.checked(embedding_variable)
-        dump_owners.check_arguments(variable, filepath)
-        dump_owners.finish_running(variable)
+        variable = dump_checks.checked(embedding_variable)
+        dump_checks.check_arguments(variable, filepath)
+        dump_checks.finish_running(variable)
         work = _Compaction(variable, filepath, "compact")
         work.steps.take(work.agree)
-        work.write(verify=dump_owners.same_dump)
+        work.write(verify=dump_checks.same_dump)
         return work.steps.end("OK")
 
 
@@ -220,7 +222,7 @@ class _Work:
 
     def see(self, told):
         """Checks all shards of this dump before they are named."""
-        dump_owners.see_shards(self._folder, [each["entry"] for each in told])
+        dump_checks.see_shards(self._folder, [each["entry"] for each in told])
         return told[self._communicator.rank]
 
     def _write_manifest(self, name, entries, step=-1, following=None):
@@ -248,11 +250,11 @@ class WholeDump(_Work):
         self.latest: list[Any] = []  # path of this rank's shard, and its number of keys
 
     def agree(self):
-        dump_owners.check_owner(self._folder, self._variable)
+        dump_checks.check_owner(self._folder, self._variable)
         return super().agree()
 
     def write_mine(self, told, handed):
-        with streams.content(handed, self._variable.dim) as (shard, _):
+        with table_reader.content(handed, self._variable.dim) as (shard, _):
             if self._rows_only:
                 shard.optimizer_step = 0
             entry = self._write(told[0]["id"], shard)
@@ -264,7 +266,7 @@ class WholeDump(_Work):
             self._write_manifest(told[0]["id"], [each["entry"] for each in told])
 
     def finished(self, _):
-        dump_owners.mark_writer(self._folder, self._variable)
+        dump_checks.mark_writer(self._folder, self._variable)
 
 
 class _Dump(_Work):
@@ -274,7 +276,7 @@ class _Dump(_Work):
 
     def agree(self, *given):
         """The dump to follow, and its number in this rank's table (0: a full dump)."""
-        dump_owners.check_owner(self._folder, self._variable)
+        dump_checks.check_owner(self._folder, self._variable)
         said, number = {**super().agree(), "since": None}, 0
         if given:
             before = _dump_since(self._read_manifest(), given[0], self._table)
@@ -289,7 +291,7 @@ class _Dump(_Work):
         return said, np.int64(number)
 
     def write_mine(self, told, handed, since):
-        with streams.content(handed, self._variable.dim, since) as (shard, self._number):
+        with table_reader.content(handed, self._variable.dim, since) as (shard, self._number):
             if told[0]["since"] is None:
                 shard.erased = None
             entry = self._write(told[0]["id"], shard)
@@ -314,7 +316,7 @@ class _Dump(_Work):
         return {"name": name}, name.encode()
 
     def finished(self, told):
-        dump_owners.mark_writer(self._folder, self._variable)
+        dump_checks.mark_writer(self._folder, self._variable)
         remember(self._variable, told[0]["name"], self._number)
 
 
@@ -340,7 +342,7 @@ class _Compaction(_Work):
         path, communicator = durable.join(self._folder, entry["file"]), self._communicator
         mine, dim = (communicator.rank, communicator.world_size), self._variable.dim
         file, wrote = ShardFile(path, dim, entry, owner=mine), self._written_rest
-        content = deltas.Content([[file]], *mine, dim)
+        content = deltas.MergedDump([[file]], *mine, dim)
         for _ in content.parts():  # checks the order of keys, and every row
             pass
         found = [content.num_keys, content.rest.slot_names, content.rest.records is None]

@@ -7,7 +7,7 @@ Both directions are collective, in steps that all ranks take together
 (`sok_like/runtime/ranks/graph_collectives.py`):
 
     dump      agree on call and dump | write the shards | see all shards             | manifest
-    restore   agree on call          | read the shards  | make the new content aside | take it
+    restore   agree on call          | read the shards  | stage the new content      | take it
 
 A failure on one rank raises on all of them, before anything was replaced.
 """
@@ -24,10 +24,12 @@ import tensorflow as tf
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.graph_collectives import Steps, text_of
-from sok_like.saving import delta_saver, dump_owners, hash_pieces, streams
-from sok_like.saving import sok1_files as files_of_sok1
-from sok_like.saving.dump_owners import check_arguments, checked, same_dump
-from sok_like.saving.table_names import name_in_files
+from sok_like.saving import delta_saver
+from sok_like.saving.format import sok1_files as files_of_sok1
+from sok_like.saving.parts import dump_checks, hash_tables
+from sok_like.saving.parts.dump_checks import check_arguments, checked, same_dump
+from sok_like.saving.parts.table_names import name_in_files
+from sok_like.table import table_reader
 from sok_like.table.export_assign import assign
 from sok_like.table.keys import as_rows
 
@@ -60,7 +62,7 @@ class Saver(delta_saver.DeltaSaver):
             filepath: Folder; created if it is missing.
             rows_only: Omits the optimizer's state: slot rows and number of steps.
             sok1_files: When the dump is complete, also writes keys and rows into the two files that
-                SOK 1.x's Saver wrote, see `sok_like/saving/sok1_files.py`.
+                SOK 1.x's Saver wrote, see `sok_like/saving/format/sok1_files.py`.
 
         Returns:
             `'OK'`.
@@ -74,10 +76,10 @@ class Saver(delta_saver.DeltaSaver):
         """
         variable = checked(embedding_variable)
         check_arguments(variable, filepath, rows_only=rows_only, sok1_files=sok1_files)
-        dump_owners.finish_running(variable)
+        dump_checks.finish_running(variable)
         work = delta_saver.WholeDump(variable, filepath, rows_only)
         work.steps.take(work.agree)
-        handed = variable.hand_over(not rows_only, evict=True)
+        handed = variable.register_for_read(not rows_only, evict=True)
         work.write([handed])
         if sok1_files:
             files_of_sok1.write(work.steps, variable, filepath, work.latest)
@@ -106,7 +108,7 @@ class Saver(delta_saver.DeltaSaver):
         Args:
             embedding_variable: EmbeddingVariable with the name and `embedding_dim` of the dump.
             filepath: Folder. For a dump of SOK 1.x, its folder or the path of its file of keys: see
-                `sok_like/saving/sok1_files.py`.
+                `sok_like/saving/format/sok1_files.py`.
             rows_only: Ignores the optimizer's state: slot rows get their initial values, and steps
                 count from 1.
 
@@ -156,14 +158,14 @@ class Saver(delta_saver.DeltaSaver):
 
 
 class Reading:
-    """The first half of a restore, which may fail: makes a table's new content aside, on all ranks.
+    """The first half of a restore, which may fail: stages a table's new content, on all ranks.
 
     Args:
         variable, filepath, rows_only: As in `restore_from_file`.
 
     Attributes:
         variable: The table, which is unchanged.
-        aside: The argument of its `take_aside`.
+        staged: The argument of its `commit_staged`.
         steps: The steps that the ranks have taken so far.
     """
 
@@ -175,10 +177,10 @@ class Reading:
     ):
         check_arguments(variable, filepath, rows_only=rows_only)
         self.variable, self._filepath, self._rows_only = variable, filepath, rows_only
-        self._communicator, self._last, self._made = comm.current(), "", 0
+        self._communicator, self._last, self._staged_id = comm.current(), "", 0
         table = variable.table_name
         self._name = name_in_files(table)
-        dump_owners.finish_running(variable)
+        dump_checks.finish_running(variable)
         self.steps = Steps(
             self._communicator,
             f"sok_restore_{table}",
@@ -186,32 +188,34 @@ class Reading:
             variable.mark,
         )
         self.steps.take(lambda: None)
-        made, self._keep = self.steps.take(
+        staged_id, self._keep = self.steps.take(
             self._read,
-            [variable.hand_over()],
+            [variable.register_for_read()],
             outputs=[tf.int64, tf.bool],
             verify=same_dump,
             undo=self._drop,
         )
-        aside, problem = variable.read_aside(made, **hash_pieces.NOTHING)
+        staged, problem = variable.stage(staged_id, **hash_tables.NOTHING)
         self.steps.take(
-            lambda _, text: streams.see_problem(text_of(text)), [problem], verify=self._finished
+            lambda _, text: table_reader.see_problem(text_of(text)),
+            [problem],
+            verify=self._finished,
         )
         with self.steps.done():
-            self.aside = tf.identity(aside)
+            self.staged = tf.identity(staged)
 
     def _read(self, _, handed):
         folder, name = os.fspath(self._filepath), self._name
-        found = hash_pieces.make_aside(self.variable, folder, int(handed), name, self._rows_only)
-        self._made, self._last = found.made, found.last
-        return {"dump": found.identity}, np.int64(found.made), np.bool_(found.may_grow)
+        found = hash_tables.stage_dump(self.variable, folder, int(handed), name, self._rows_only)
+        self._staged_id, self._last = found.staged_id, found.last
+        return {"dump": found.identity}, np.int64(found.staged_id), np.bool_(found.may_grow)
 
     def _drop(self):
-        streams.drop_aside(self._made)
-        self._made = 0
+        table_reader.drop_staged(self._staged_id)
+        self._staged_id = 0
 
     def _finished(self, _):
-        dump_owners.mark_reader(os.fspath(self._filepath), self.variable)
+        dump_checks.mark_reader(os.fspath(self._filepath), self.variable)
 
     def number(self) -> tf.Tensor:
         """Starts to record changes if deltas may follow. Called when the table has its content."""
@@ -226,7 +230,7 @@ class Reading:
 def restored(reading: Reading) -> tf.Tensor:
     """The second half of a restore; `'OK'`."""
     with reading.steps.done():
-        taken = reading.variable.take_aside(reading.aside)
+        taken = reading.variable.commit_staged(reading.staged)
     with tf.control_dependencies([taken] if isinstance(taken, tf.Operation) else []):
         number = reading.number()
     reading.steps.take(reading.remember, [number])

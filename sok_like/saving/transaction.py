@@ -1,14 +1,14 @@
 """What all saves and loads promise, kept in one place for every kind of state and of file.
 
     model.keras                          the common part, written by rank 0; it names the folders
-    model.keras.tables/user.3f2a9c0b/    a piece of several ranks, such as a dump of table 'user'
+    model.keras.tables/user.3f2a9c0b/    a part of several ranks, such as a dump of table 'user'
 
 All ranks make the same call with the same path.
 
-    save   agree on call, path and pieces | every rank writes its parts, flushed | every file is
+    save   agree on call, path and parts | every rank writes its parts, flushed | every file is
            seen, with its SHA-256, by a rank that did not write it | rank 0 puts the common part in
            its place by one rename: from that instant the save is valid | earlier folders go
-    load   agree on the file | every rank prepares all pieces: it reads and verifies every byte that
+    load   agree on the file | every rank prepares all parts: it reads and verifies every byte that
            it will use | all agree | every rank commits, which cannot fail, or drops everything
 
 So a process that is killed at any instant leaves the last finished save intact, and a load changes
@@ -30,9 +30,8 @@ import tensorflow as tf
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
-from sok_like.saving import folders
-from sok_like.saving.format import durable
-from sok_like.saving.pieces import Piece, Prepared
+from sok_like.saving.format import durable, folders
+from sok_like.saving.parts.checkpointable import CheckpointPart, StagedContent
 
 _T = TypeVar("_T")
 _SAME_PATH = (
@@ -48,26 +47,26 @@ ON_ALL_RANKS = (RuntimeError, tf.errors.ResourceExhaustedError)
 
 
 def save(
-    call: str, path: str, pieces: Sequence[Piece], common: Callable[[Sequence[str]], None]
+    call: str, path: str, parts: Sequence[CheckpointPart], common: Callable[[Sequence[str]], None]
 ) -> None:
-    """Writes pieces beside a file, then the file; all ranks call it.
+    """Writes parts beside a file, then the file; all ranks call it.
 
     Args:
         path: Path of the file, the same on all ranks.
-        pieces: The pieces, the same on all ranks.
-        common: Called on every rank with the references of the pieces. On rank 0 it puts the file
+        parts: The parts, the same on all ranks.
+        common: Called on every rank with the references of the parts. On rank 0 it puts the file
             in its place.
 
     Raises:
-        RuntimeError: a rank has failed, or ranks differ in path or pieces; on all ranks. The
+        RuntimeError: a rank has failed, or ranks differ in path or parts; on all ranks. The
             previous save is intact, unless rank 0 failed while writing the file.
     """
-    communicator, names = comm.current(), [piece.name for piece in pieces]
+    communicator, names = comm.current(), [part.name for part in parts]
 
     def start():
         _make_parent(path)
-        references = [piece.reference or folders.new_reference(piece.name) for piece in pieces]
-        return {"path": path, "pieces": names, "references": references}
+        references = [part.reference or folders.new_reference(part.name) for part in parts]
+        return {"path": path, "parts": names, "references": references}
 
     told = agreed(start, communicator, call)
     _check_same(call, told)
@@ -75,20 +74,20 @@ def save(
 
     def write():
         places.extend(folders.folder_of(path, reference) for reference in references)
-        return [piece.write(folder) for piece, folder in zip(pieces, places, strict=True)]
+        return [part.write(folder) for part, folder in zip(parts, places, strict=True)]
 
     def see():
-        for piece, folder, entries in listed:
-            piece.see(folder, entries)
+        for part, folder, entries in listed:
+            part.see(folder, entries)
 
     def publish():
-        for piece, folder, entries in listed if communicator.rank == 0 else ():
-            piece.finish(folder, entries)
+        for part, folder, entries in listed if communicator.rank == 0 else ():
+            part.finish(folder, entries)
         common(references)
 
     try:
         told = agreed(write, communicator, call)
-        listed = list(zip(pieces, places, zip(*told, strict=True), strict=True))
+        listed = list(zip(parts, places, zip(*told, strict=True), strict=True))
         agreed(see, communicator, call)
     except Exception as error:
         # Otherwise another rank may go on, and publish what this one removes.
@@ -115,10 +114,10 @@ def _check_same(call, told):
     for rank, each in enumerate(told):
         if each["path"] != first["path"]:
             raise RuntimeError(_SAME_PATH.format(here=each["path"], rank=rank, first=first["path"]))
-        if each["pieces"] != first["pieces"]:
+        if each["parts"] != first["parts"]:
             raise RuntimeError(
-                f"All ranks must save the same tables ({call}). Received: {each['pieces']} on rank "
-                f"{rank} and {first['pieces']} on rank 0"
+                f"All ranks must save the same tables ({call}). Received: {each['parts']} on rank "
+                f"{rank} and {first['parts']} on rank 0"
             )
 
 
@@ -128,7 +127,7 @@ def _check_same(call, told):
 class _Load(threading.local):
     """The load that a thread is in: what is prepared so far, and the file's path; or none."""
 
-    prepared: list[Prepared] | None = None
+    prepared: list[StagedContent] | None = None
     path: str | None = None
 
 
@@ -143,13 +142,13 @@ def load(
     compared: str | None = None,
     collective: bool = True,
 ) -> _T:
-    """Reads a file and its pieces; all ranks call it.
+    """Reads a file and its parts; all ranks call it.
 
     Args:
-        path: Path of the file; None: not known, so all its pieces must be inside.
-        read: Finds pieces in the file, and hands each to `prepare`. It is no collective.
+        path: Path of the file; None: not known, so all its parts must be inside.
+        read: Finds parts in the file, and hands each to `prepare`. It is no collective.
         compared: The file that must be the same on all ranks; None: the one at `path`.
-        collective: False if it is not known yet whether the file has pieces.
+        collective: False if it is not known yet whether the file has parts.
 
     Returns:
         The result of `read`.
@@ -163,7 +162,7 @@ def load(
         with attributes(_load, {"path": path}):
             return read()
     communicator, compared = comm.current(), compared or path
-    prepared: list[Prepared] = []
+    prepared: list[StagedContent] = []
     results: list[_T] = []
 
     def run():
@@ -182,7 +181,7 @@ def load(
             if not prepared:
                 return results[0]
             agree_on_file(compared, communicator, call)
-        _check_same_pieces(agreed(look, communicator, call))
+        _check_same_parts(agreed(look, communicator, call))
         # What may fail takes its content while nothing else has.
         agreed(lambda: _commit(prepared, may_fail=True), communicator, call)
     except BaseException:
@@ -199,7 +198,7 @@ def _commit(prepared, may_fail):
             each.commit()
 
 
-def _check_same_pieces(told):
+def _check_same_parts(told):
     for rank, identities in enumerate(told):
         if identities != told[0]:
             raise RuntimeError(
@@ -208,7 +207,7 @@ def _check_same_pieces(told):
             )
 
 
-def prepare(prepared: Prepared) -> None:
+def prepare(prepared: StagedContent) -> None:
     """Hands over what a container has found; outside of `load` it takes its content at once."""
     if _load.prepared is None:
         prepared.commit()
@@ -220,7 +219,7 @@ def prepare(prepared: Prepared) -> None:
 
 
 def folder_read(reference: str) -> str:
-    """The folder of a piece beside the file that is being read."""
+    """The folder of a part beside the file that is being read."""
     if _load.path is None:
         raise RuntimeError(
             "A file that several ranks wrote must be read by its path, after `sok.Init`, as its "

@@ -12,7 +12,7 @@ import tensorflow as tf
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
 from sok_like.runtime.ranks.exchange_order import exchange_in_turn
-from sok_like.saving import streams
+from sok_like.table import table_reader
 from sok_like.table.variable import EmbeddingVariable, unwrap
 
 CHUNK_BYTES = 64 * 2**20  # of rows that are sent or written at once
@@ -67,8 +67,8 @@ def changes(variable: EmbeddingVariable, since: int) -> Changes:
 
 
 def _read(variable, since):
-    number = int(variable.hand_over())
-    with streams.content(number, variable.dim, since) as (shard, now):
+    number = int(variable.register_for_read())
+    with table_reader.content(number, variable.dim, since) as (shard, now):
         keys = np.empty(shard.keys.shape, np.int64)
         rows = np.empty(shard.rows.shape, np.float32)
         end = 0

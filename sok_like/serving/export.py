@@ -24,7 +24,7 @@ from sok_like.lookup.stock_table import ROW_DTYPES
 from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed, all_or_none
-from sok_like.saving import checkpoints
+from sok_like.saving.containers import checkpoints
 from sok_like.saving.format import durable
 from sok_like.serving import contents, tables
 from sok_like.serving import signatures as signature

@@ -21,10 +21,9 @@ from sok_like.lookup.stock_rows import MissingRows
 from sok_like.lookup.stock_table import StockTable, encoded, number_dtype
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
-from sok_like.saving import streams
 from sok_like.serving import contents
 from sok_like.serving.parts import Parts, Rows, Slice, key_of
-from sok_like.table import ownership
+from sok_like.table import ownership, table_reader
 from sok_like.table.variable import EmbeddingVariable
 
 _LEAST_ROOM = 1024  # keys, beside the headroom
@@ -59,8 +58,8 @@ def write(variable: EmbeddingVariable, number: int, parts: Parts, wanted: Wanted
     instants, keys, written = [], [], []
 
     def read():
-        handed = int(variable.hand_over(with_slots=False))
-        with contextlib.closing(streams.Stream(handed, 0 if follows else None)) as stream:
+        handed = int(variable.register_for_read(with_slots=False))
+        with contextlib.closing(table_reader.TableReader(handed, 0 if follows else None)) as stream:
             instants.append(stream.instant)
             keys.append(np.zeros([0], np.int64) if variable.key_limit else stream.keys())
         return len(keys[0])

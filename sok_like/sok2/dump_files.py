@@ -57,7 +57,7 @@ def head(table: str, kind: int, slot: str, dtype: Any) -> bytes:
 
 
 def read(path: str, kind: int, dim: int | None = None) -> Any:
-    """The items of a file: an array `[num_items]`, or `Rows` `[num_items, dim]`."""
+    """The items of a file: an array `[num_items]`, or `RowFile` `[num_items, dim]`."""
     size = durable.size(path)
     begin = durable.read(path, 0, min(size, HEAD))
     kind_of_file = int.from_bytes(begin[_NAME : _NAME + 4], "big")
@@ -72,11 +72,11 @@ def read(path: str, kind: int, dim: int | None = None) -> Any:
         )
     if dim is None:
         return np.frombuffer(durable.read(path, HEAD, size - HEAD), dtype)
-    return Rows(path, dtype, ((size - HEAD) // width, dim))
+    return RowFile(path, dtype, ((size - HEAD) // width, dim))
 
 
-class Rows:
-    """Rows in a file, of which some are read; the file is on any file system."""
+class RowFile:
+    """RowFile in a file, of which some are read; the file is on any file system."""
 
     def __init__(self, path: str, dtype: np.dtype, shape: tuple[int, int]):
         self._path, self._dtype, self.shape = path, dtype, shape

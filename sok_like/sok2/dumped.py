@@ -22,7 +22,7 @@ from sok_like.table.variable import is_embedding_variable, unwrap
 _V1 = {"GradientDescent": "SGD", "Momentum": "SGD"}
 
 
-class Content(NamedTuple):
+class Sok2Content(NamedTuple):
     """The result of `Dumped.read` for this rank."""
 
     keys: np.ndarray  # int64 [num_keys]
@@ -91,7 +91,7 @@ class Dumped:
     def check_room(self, keys: np.ndarray) -> None:
         """Raises ResourceExhaustedError if the tables cannot hold all of these keys."""
 
-    def read(self, folder: str) -> Content:
+    def read(self, folder: str) -> Sok2Content:
         """This rank's part of the files in a folder; raises if one is missing or does not fit."""
         keys = files.read(durable.join(folder, self._file(files.KEY)), files.KEY)
         here = self._positions(keys)
@@ -119,7 +119,7 @@ class Dumped:
             iterations = int(files.read(path, files.SLOT)[0]) if durable.exists(path) else None
         keys = keys[here]
         keys = keys.view(np.uint64).view(np.int64) if keys.itemsize == 8 else keys.astype(np.int64)
-        return Content(keys, rows, slots, iterations)
+        return Sok2Content(keys, rows, slots, iterations)
 
     def _take_iterations(self, iterations):
         if iterations is not None:
@@ -155,7 +155,7 @@ class _Static(Dumped):
             )
         return np.flatnonzero(np.isin(numbers, self._variable._rows_here()))
 
-    def take(self, content: Content) -> None:
+    def take(self, content: Sok2Content) -> None:
         order = np.argsort(content.keys)
         self._variable.assign(content.rows[order])
         for name, values in content.slots.items():
@@ -197,7 +197,7 @@ class _Dynamic(Dumped):
         signed = np.array(keys, np.uint64 if keys.dtype == np.uint64 else np.int64).view(np.int64)
         return np.flatnonzero(held_here(self._variable, tf.constant(signed)).numpy())
 
-    def take(self, content: Content) -> None:
+    def take(self, content: Sok2Content) -> None:
         if content.slots and not self._has_slot_tables:
             names = [self._optimizer.core_slots[name] for name in content.slots]
             self._variable.load_snapshot(

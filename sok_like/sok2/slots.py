@@ -23,7 +23,7 @@ class SlotRows:
 
     def sok2_export(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Keys `[size]` and float32 values `[size, dim]`, ascending by key."""
-        content = _Content(self.table, self._slot, self._slots)
+        content = _SlotSnapshot(self.table, self._slot, self._slots)
         values = np.where(np.isnan(content.values), np.float32(self._initial), content.values)
         return in_key_dtype(tf.constant(content.keys), self.table), tf.constant(values)
 
@@ -33,10 +33,10 @@ class SlotRows:
         values = as_rows(values, "values", self.table.table_name)
         mine = held_here(self.table, keys)
         keys, values = tf.boolean_mask(keys, mine), tf.boolean_mask(values, mine)
-        _Content(self.table, self._slot, self._slots).write(keys.numpy(), values.numpy())
+        _SlotSnapshot(self.table, self._slot, self._slots).write(keys.numpy(), values.numpy())
 
 
-class _Content:
+class _SlotSnapshot:
     """A snapshot of a table in NumPy."""
 
     def __init__(self, table, slot, slots):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,10 @@ def _no_counters():
 
 
 @dataclasses.dataclass
-class Content:
+class TableContent:
     """Keys, rows and slot rows of one instant, with the records of policies.
 
-    Fields are tensors, arrays, or in a `Shard` arrays without memory.
+    Fields are tensors, arrays, or in a `TableShard` arrays without memory.
     """
 
     keys: Any  # int64 [size]
@@ -44,16 +45,50 @@ class Content:
         return {name: getattr(self, name) for name in FIELDS if name not in without}
 
 
-FIELDS = tuple(field.name for field in dataclasses.fields(Content))
+FIELDS = tuple(field.name for field in dataclasses.fields(TableContent))
 # Those that every file has: version 0.1 wrote no step and no scale at first.
 REQUIRED = FIELDS[: FIELDS.index("records")]
 
 
-def nothing(dim: int = 0, with_records: bool = False) -> Content:
+def unread(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array of this shape without memory, in the place of one that is read in parts."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+@dataclasses.dataclass
+class TableShard(TableContent):
+    """One rank's part of a table, or of what changed in it, whole or to be read in parts.
+
+    If `read` is set, the arrays `BY_KEY` only show shapes and dtypes (`unread`), and `read` yields
+    their rows: called with a number of rows, it yields arrays by name with about so many rows.
+    """
+
+    erased: np.ndarray | None = None  # int64 [num_erased]; this and the next three: of deltas only
+    whole: bool = False
+    steps: np.ndarray | None = None  # float64 [num_runs, 3]
+    optimizer: str = ""
+    read: Callable[[int], Iterator[dict[str, np.ndarray]]] | None = None
+
+    def by_key(self) -> dict[str, np.ndarray]:
+        """The arrays with one row per key."""
+        arrays = ((name, getattr(self, name)) for name in BY_KEY)
+        return {name: array for name, array in arrays if array is not None}
+
+    def parts(self, num_rows: int) -> Iterator[dict[str, np.ndarray]]:
+        """The rows of these arrays, about so many at a time."""
+        if self.read is not None:
+            yield from self.read(num_rows)
+            return
+        arrays = self.by_key()
+        for begin in range(0, len(self.keys), num_rows):
+            yield {name: array[begin : begin + num_rows] for name, array in arrays.items()}
+
+
+def nothing(dim: int = 0, with_records: bool = False) -> TableContent:
     """The content of an empty table."""
     keys: Any = np.zeros([0], np.int64)
     rows: Any = np.zeros([0, dim], np.float32)
-    content = Content(keys, rows, rows[:, :0], np.zeros([0], object), keys)
+    content = TableContent(keys, rows, rows[:, :0], np.zeros([0], object), keys)
     if with_records:
         content.records, content.step = _no_waiting(), np.int64(-1)
     return content

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
-from sok_like.table.content import BY_KEY, FIELDS, OF_POLICIES, Content, nothing
+from sok_like.table.content import BY_KEY, FIELDS, OF_POLICIES, TableContent, nothing
 from sok_like.table.keys import owner
 
 
@@ -25,7 +25,7 @@ class Snapshots:
     handle: Any
     keeps_records: bool
 
-    def snapshot(self, with_slots: bool = True, evict: bool = False) -> Content:
+    def snapshot(self, with_slots: bool = True, evict: bool = False) -> TableContent:
         """Keys, rows and slot rows of one instant, with the records of a table that keeps them.
 
         `evict` first removes the keys that a dump omits: see `evict()`.
@@ -34,10 +34,10 @@ class Snapshots:
             handle=self.handle, with_slots=with_slots, evict=evict
         )
         known = [name for name in FIELDS if self.keeps_records or name not in OF_POLICIES]
-        return Content(**{name: getattr(fields, name) for name in known})
+        return TableContent(**{name: getattr(fields, name) for name in known})
 
-    def hand_over(self, with_slots: bool = True, evict: bool = False) -> Any:
-        """The number by which `streams` reads the same content in parts, or makes a table aside."""
+    def register_for_read(self, with_slots: bool = True, evict: bool = False) -> Any:
+        """The number by which `table_reader` reads the content in parts, or stages another."""
         return libraries.ops().sok_table_hand_over(
             handle=self.handle, with_slots=with_slots, evict=evict
         )
@@ -61,28 +61,28 @@ class Snapshots:
         """Loaded slot rows may be of any optimizer, see `sok_like.optimizers.owner`."""
         self.__dict__.pop("_training", None)
 
-    def read_aside(self, made: Any = 0, **content: Any) -> tuple[Any, Any]:
+    def stage(self, staged_id: Any = 0, **content: Any) -> tuple[Any, Any]:
         """The first half of `load_snapshot`, which may fail: the table is unchanged.
 
         Args:
-            made: The result of `streams.make_aside`, in place of the content; 0: none.
+            staged_id: The result of `table_reader.stage_parts`, in place of the content; 0: none.
             content: As in `load_snapshot`.
 
         Returns:
-            The argument of `take_aside`, and a string scalar: why it failed, empty if it did not.
+            The argument of `commit_staged`, and a string scalar: why it failed, or empty.
         """
         fields = _inputs(**content)
-        return libraries.ops().sok_table_read_aside(handle=self.handle, made=made, **fields)
+        return libraries.ops().sok_table_read_aside(handle=self.handle, made=staged_id, **fields)
 
-    def take_aside(self, aside: Any) -> Any:
-        """The second half, which cannot fail; `aside` must not be used again."""
+    def commit_staged(self, staged: Any) -> Any:
+        """The second half, which cannot fail; `staged` must not be used again."""
         self._forget_optimizer()
-        return libraries.ops().sok_table_take_aside(handle=self.handle, aside=aside)
+        return libraries.ops().sok_table_take_aside(handle=self.handle, aside=staged)
 
 
 def _inputs(**content):
     """The content as inputs of an op."""
-    found = Content(**content)
+    found = TableContent(**content)
     records = np.zeros([0, 3], np.int64) if found.records is None else found.records
     return {**{name: getattr(found, name) for name in FIELDS}, "records": records}
 
@@ -91,7 +91,7 @@ _PLACE = re.compile(r"sok_like: rank (\d+) of (\d+), step (-?\d+)(?:, decay (\S+
 _BESIDE = "sok_like: beside the checkpoint, "
 
 
-def checkpointed(snapshot: Content) -> dict[str, Any]:
+def checkpointed(snapshot: TableContent) -> dict[str, Any]:
     """The tensors of a table inside a checkpoint, which say which rank's they are."""
     communicator = comm.current()
     tensors = snapshot.fields()

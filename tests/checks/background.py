@@ -24,9 +24,9 @@ def write(kind, folder):
 
     saver, (table, optimizer) = sok.Saver(), make(kind)
     train(table, optimizer, range(2), kind)
-    own = background.BegunPiece.read_back
+    own = background.BackgroundPart.read_back
     late = lambda piece: (time.sleep(0.1 * comm.current().rank), own(piece))  # noqa: E731
-    with mock.patch.object(background.BegunPiece, "read_back", late):
+    with mock.patch.object(background.BackgroundPart, "read_back", late):
         dump, at, step = saver.begin_dump(table, folder), state(table), 2
         while step < 6 or not dump.done:  # ranks whose threads end apart leave it together
             train(table, optimizer, [step], kind)
@@ -52,7 +52,7 @@ def failing():
     train(table, optimizer, range(2), "dense")
     saver.dump(table, folder)
     before, files = state(table), sorted(each.name for each in folder.iterdir())
-    errors, own = [], background.BegunPiece.write_file
+    errors, own = [], background.BackgroundPart.write_file
     for rank in (0, 1):
 
         def fail(self, rank=rank):
@@ -60,14 +60,14 @@ def failing():
                 raise OSError(28, "No space left on device", "somewhere")
             own(self)
 
-        background.BegunPiece.write_file = fail
+        background.BackgroundPart.write_file = fail
         dump = saver.begin_dump(table, folder)
         train(table, optimizer, [2], "dense")
         try:
             dump.finish()
         except RuntimeError as error:
             errors.append(str(error))
-        background.BegunPiece.write_file = own
+        background.BackgroundPart.write_file = own
         comm.current().barrier()
     left = sorted(each.name for each in folder.iterdir())
     return {

@@ -93,7 +93,7 @@ def renamed(folder):
 def fails(folder, trained):
     """A rank that cannot write, and one that cannot read: all raise, and what was stays."""
     from sok_like.runtime.ranks import comm
-    from sok_like.saving import array_files
+    from sok_like.saving.format import array_files
 
     (model, layer), rank, path = trained, comm.current().rank, str(folder / "w.weights.h5")
     model.save_weights(path)

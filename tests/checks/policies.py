@@ -75,11 +75,12 @@ def restore():
     import sok_like as sok
     from sok_like.runtime.ranks import comm
     from sok_like.saving.format import manifest, shard_file
+    from sok_like.table.content import TableShard
 
     folder = _shared_folder()
     if comm.current().rank == 0:
         keys = np.arange(10)
-        shard = shard_file.Shard(
+        shard = TableShard(
             *(keys, np.ones([10, 2], np.float32), np.zeros([10, 0], np.float32), [], []),
             records=np.stack([keys + 5, keys, keys * 0], 1),
             waiting=np.array([[20, 2, 9], [21, 1, 8]]),

@@ -86,9 +86,10 @@ def order(sok, rank, folder):
 def not_shared(sok, rank, folder):
     """Each rank has a folder of its own; each holds a dump of this rank alone before."""
     from sok_like.saving.format import manifest, shard_file
+    from sok_like.table.content import TableShard
 
     mine = folder / str(rank)
-    part = shard_file.Shard(
+    part = TableShard(
         *(np.array([3], np.int64), np.ones([1, 2], np.float32), np.zeros([1, 0], np.float32)),
         *([], []),
     )

@@ -26,6 +26,7 @@ import time
 import numpy as np
 
 from sok_like.saving.format import deltas, manifest, shard_file
+from sok_like.table.content import TableShard
 from tests.saving.in_memory import whole
 
 TABLE, DIM, SIZE, WORLD_SIZE = "items", 16, 20_000, 2
@@ -37,7 +38,7 @@ def write(folder, number):
     for rank in range(WORLD_SIZE):
         keys = np.arange(SIZE, dtype=np.int64) * WORLD_SIZE + rank
         rows = np.full([SIZE, DIM], number, np.float32)
-        shard = shard_file.Shard(keys, rows, rows, ["momentum"], [DIM], optimizer_step=number)
+        shard = TableShard(keys, rows, rows, ["momentum"], [DIM], optimizer_step=number)
         if as_delta:
             shard.erased, shard.steps = keys[:0] + SIZE, np.zeros([0, 3])
         name = manifest.shard_name(TABLE, f"{number:016x}", rank, WORLD_SIZE)

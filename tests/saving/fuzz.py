@@ -24,6 +24,7 @@ import numpy as np
 
 from sok_like.saving.format import deltas, shard_file, shard_reader
 from sok_like.saving.format import manifest as manifest_file
+from sok_like.table.content import TableShard
 from tests.saving import wrong_content
 from tests.saving.in_memory import whole
 
@@ -38,7 +39,7 @@ def make_shard(rank, world_size, with_policy):
     random_state = np.random.default_rng(rank)
     keys = np.arange(SIZE, dtype=np.int64) * world_size + rank
     floats = random_state.standard_normal((SIZE, 3 * DIM)).astype(np.float32)
-    shard = shard_file.Shard(
+    shard = TableShard(
         *(keys, floats[:, :DIM], floats[:, DIM:], ["momentum", "velocity"], [DIM, DIM]),
         optimizer_step=7,
     )
@@ -124,7 +125,7 @@ def read_dump(folder):
 def owned_by(shards, rank, world_size, dim):
     """What `rank` of `world_size` owns of the shards of one dump, which are not in a file."""
     sources = [shard_reader.ShardInMemory(shard) for shard in shards]
-    return whole(deltas.Content([sources], rank, world_size, dim))
+    return whole(deltas.MergedDump([sources], rank, world_size, dim))
 
 
 def contents(shard):

@@ -8,7 +8,7 @@ from sok_like.table.content import BY_KEY
 
 
 def whole(content):
-    """All parts of a `deltas.Content` together, as a Shard."""
+    """All parts of a `deltas.MergedDump` together, as a TableShard."""
     found, begin = dataclasses.replace(content.rest), 0
     for name in BY_KEY:
         array = getattr(found, name)
@@ -25,6 +25,6 @@ def whole(content):
 
 
 def whole_file(file):
-    """All of a `ShardFile`, as a Shard."""
+    """All of a `ShardFile`, as a TableShard."""
     by_key, rest = file.part(0, file.num_keys), file.without_keys()
     return dataclasses.replace(rest, **{name: getattr(by_key, name) for name in BY_KEY})

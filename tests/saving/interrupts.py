@@ -24,14 +24,15 @@ import tensorflow as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
 import sok_like
-from sok_like.saving import background, streams
+from sok_like.saving import background
 from sok_like.saving.format import deltas, manifest
+from sok_like.table import table_reader
 from tests.saving.in_memory import whole
 
 # The package, and what deletes old checkpoints.
 _TRACED = str(pathlib.Path(sok_like.__file__).parent), checkpoint_management.__file__
 # What Ctrl-C cannot interrupt, as Python takes signals at calls only, or ignores there.
-_NOT_TRACED = streams.Stream.close.__code__, streams.Stream.__del__.__code__
+_NOT_TRACED = table_reader.TableReader.close.__code__, table_reader.TableReader.__del__.__code__
 _OPERATIONS = [(builtins, "open")]
 _OPERATIONS += [(os, name) for name in ("replace", "unlink", "rmdir", "fsync", "open", "mkdir")]
 _OPERATIONS += [(tf.io.gfile, name) for name in ("rename", "remove", "rmtree", "makedirs", "copy")]

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.saving import background, delta_saver, dump_owners, streams
+from sok_like.saving import background, delta_saver
 from sok_like.saving.format import durable, shard_file
+from sok_like.saving.parts import dump_checks
+from sok_like.table import table_reader
 from tests import emulated
 from tests.saving.test_deltas import RULES, check_same, made, restored, state, train
 
@@ -29,20 +31,20 @@ def on_host():
 
 def begun(table, folder, monkeypatch, change):
     """A dump that calls `change` before each part of a few keys, and its table's state."""
-    monkeypatch.setattr(shard_file, "PIECE", 256)
-    monkeypatch.setattr(background.BegunPiece, "_check_stopped", lambda _: change())
-    piece = background.BegunPiece(table, str(folder), "0" * 16)
-    piece.open()
-    return piece, state(table)
+    monkeypatch.setattr(shard_file, "CHUNK_BYTES", 256)
+    monkeypatch.setattr(background.BackgroundPart, "_check_stopped", lambda _: change())
+    part = background.BackgroundPart(table, str(folder), "0" * 16)
+    part.open()
+    return part, state(table)
 
 
-def complete(piece, change):
+def complete(part, change):
     change()
-    piece.write_file()
+    part.write_file()
     change()
-    background.publish([piece])
-    delta_saver.remember(piece.table, piece.id, piece.instant)
-    dump_owners.mark_writer(piece.folder, piece.table)
+    background.publish([part])
+    delta_saver.remember(part.table, part.id, part.instant)
+    dump_checks.mark_writer(part.folder, part.table)
 
 
 class Changes:
@@ -98,8 +100,8 @@ def test_it_has_the_bits_of_its_instant(sok, tmp_path, monkeypatch, rule, others
     train(table, optimizer, range(200), 2)
     train(table, optimizer, range(0, 200, 3), 2)  # rows owe different numbers of steps
     change = Changes(table, optimizer, OTHERS[others])
-    piece, at = begun(table, tmp_path, monkeypatch, change)
-    complete(piece, change)
+    part, at = begun(table, tmp_path, monkeypatch, change)
+    complete(part, change)
     assert change.count > 15  # in many parts
     check_same(state(restored(sok, tmp_path, rule)[0]), at)
     sok.Saver().dump(table, tmp_path, since="last")
@@ -135,8 +137,8 @@ def test_policies(sok, tmp_path, monkeypatch, policy, rule):
     change = Changes(table, optimizer, [(1, look_up), (3, erase_and_come_back)])
     for _ in range(20):
         change()
-    piece, at = begun(table, tmp_path, monkeypatch, change)
-    complete(piece, change)
+    part, at = begun(table, tmp_path, monkeypatch, change)
+    complete(part, change)
     again, _ = restored(sok, tmp_path, rule, ev_option=option)
     check_same(state(again), at)
     assert len(at["keys"]) > 20
@@ -150,8 +152,8 @@ def test_without_a_hashtable_and_with_weight_decay(sok, tmp_path, monkeypatch):
     table, optimizer = made(sok, "decayed", **options)
     train(table, optimizer, range(0, 300, 5), 3)
     change = Changes(table, optimizer)
-    piece, at = begun(table, tmp_path, monkeypatch, change)
-    complete(piece, change)
+    part, at = begun(table, tmp_path, monkeypatch, change)
+    complete(part, change)
     check_same(state(restored(sok, tmp_path, "decayed", **options)[0]), at)
 
 
@@ -164,8 +166,8 @@ def test_an_optimizer_that_attaches_meanwhile(sok, tmp_path, monkeypatch):
     def later():  # the slots are new at the fifth part
         next(calls, change)()
 
-    piece, at = begun(table, tmp_path, monkeypatch, later)
-    complete(piece, later)
+    part, at = begun(table, tmp_path, monkeypatch, later)
+    complete(part, later)
     assert change.count > 5 and at["slot_rows"].size == 0
     check_same(state(restored(sok, tmp_path, "adagrad")[0]), at)
 
@@ -176,8 +178,8 @@ def test_rows_on_disk(sok, tmp_path, monkeypatch):
     table, optimizer = made(sok, "adam", ev_option=option)
     train(table, optimizer, range(200), 2)
     change = Changes(table, optimizer, [(2, erase_and_come_back)])
-    piece, at = begun(table, tmp_path / "dump", monkeypatch, change)
-    complete(piece, change)
+    part, at = begun(table, tmp_path / "dump", monkeypatch, change)
+    complete(part, change)
     check_same(state(restored(sok, tmp_path / "dump")[0]), at)
 
 
@@ -202,7 +204,7 @@ def test_a_thread_that_trains_all_the_time(sok, tmp_path, rule):
 
 @pytest.mark.parametrize("end", ["finish", "cancel", "dump", "exit"])
 def test_it_rests_no_more_once_somebody_waits(sok, tmp_path, monkeypatch, end):
-    hurry, write = streams.Stream.hurry, background.BegunPiece.write_file
+    hurry, write = table_reader.TableReader.hurry, background.BackgroundPart.write_file
     hurried, written = set(), threading.Event()
 
     def seen(stream):
@@ -212,16 +214,16 @@ def test_it_rests_no_more_once_somebody_waits(sok, tmp_path, monkeypatch, end):
         if len(hurried) == 2:
             written.set()
 
-    monkeypatch.setattr(streams.Stream, "hurry", seen)
+    monkeypatch.setattr(table_reader.TableReader, "hurry", seen)
     monkeypatch.setattr(
-        background.BegunPiece, "write_file", lambda piece: (written.wait(60), write(piece))
+        background.BackgroundPart, "write_file", lambda part: (written.wait(60), write(part))
     )
     tables = [sok.EmbeddingVariable(2, name=f"one_of_{n}") for n in range(2)]
     for table in tables:
         sok.assign(table, tf.range(100, dtype=tf.int64), tf.ones([100, 2]))
     saver = sok.Saver()
     dump = saver.begin_dump(tables, tmp_path)
-    of_dump = {piece._stream for piece in dump._pieces}
+    of_dump = {part._stream for part in dump._parts}
     assert not hurried
     {
         "finish": dump.finish,
@@ -231,7 +233,7 @@ def test_it_rests_no_more_once_somebody_waits(sok, tmp_path, monkeypatch, end):
     }[end]()
     assert dump.done and hurried == of_dump  # before the thread had read anything
     tables[0].clear()
-    dump._pieces[0].hurry()  # too late, which does no harm
+    dump._parts[0].hurry()  # too late, which does no harm
 
 
 def test_several_tables_whose_earlier_dump_is_valid_until_the_end(sok, tmp_path):
@@ -318,8 +320,8 @@ def test_a_process_killed_at_any_instant_leaves_the_last_finished_dump(sok, tmp_
         kill()
 
     monkeypatch.setattr(durable, "rename", renamed)
-    piece, after = begun(table, folder, monkeypatch, change)
-    complete(piece, change)
+    part, after = begun(table, folder, monkeypatch, change)
+    complete(part, change)
     kill()
     monkeypatch.undo()
     new = [
@@ -369,9 +371,9 @@ def test_finish_of_three_threads(sok, tmp_path):
 def test_a_child_of_fork_leaves_its_parent_s_dump(sok, tmp_path, monkeypatch):
     table, optimizer = made(sok, "sgd")
     train(table, optimizer, range(100))
-    go_on, read_back = threading.Event(), background.BegunPiece.read_back
-    late = lambda piece: (go_on.wait(60), read_back(piece))  # noqa: E731
-    monkeypatch.setattr(background.BegunPiece, "read_back", late)
+    go_on, read_back = threading.Event(), background.BackgroundPart.read_back
+    late = lambda part: (go_on.wait(60), read_back(part))  # noqa: E731
+    monkeypatch.setattr(background.BackgroundPart, "read_back", late)
     dump = sok.Saver().begin_dump(table, tmp_path)
     assert dump._written.wait(60) and not dump.done
     files = sorted(tmp_path.iterdir())

@@ -179,7 +179,7 @@ def test_compact_that_wrote_what_cannot_be_read_removes_nothing(sok, tmp_path, m
     train(table, optimizer, [3], 2)
     saver.dump(table, tmp_path, since="last")
     files = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    own, own_parts = deltas.Content.sorted, deltas.Content._sorted_parts
+    own, own_parts = deltas.MergedDump.sorted, deltas.MergedDump._sorted_parts
 
     def without_slots(self):
         return dataclasses.replace(own(self), slot_names=["other", "velocity"])
@@ -193,7 +193,7 @@ def test_compact_that_wrote_what_cannot_be_read_removes_nothing(sok, tmp_path, m
         ("_sorted_parts", backwards, "out of order"),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr(deltas.Content, name, wrong)
+            patched.setattr(deltas.MergedDump, name, wrong)
             with pytest.raises(RuntimeError, match=message):
                 saver.compact(table, tmp_path)
         assert {file: file.read_bytes() for file in tmp_path.iterdir()} == files

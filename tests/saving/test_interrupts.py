@@ -2,7 +2,7 @@
 
 import pytest
 
-from sok_like.saving import folders
+from sok_like.saving.format import folders
 from sok_like.serving import export
 from tests import emulated
 from tests.saving import interrupts

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.saving import streams
-from sok_like.saving.format import shard_file
+from sok_like.table import table_reader
+from sok_like.table.content import TableShard
 
 MIB = 2**20
 
@@ -72,15 +72,15 @@ def test_files_take_parts_of_a_table_beside_it(sok, tmp_path, rows, limit):
 
 
 def test_restores_that_were_cancelled_leave_no_more_than_one_content(sok):
-    """What is made aside and never taken: once per table, and no longer than the table is there."""
+    """What is staged and never taken: once per table, and no longer than the table is there."""
     num_keys, dim = 2**18, 32
     table = filled(sok, "cancelled", 1000, dim)
     keys, rows = np.arange(num_keys), np.ones([num_keys, dim], np.float32)
-    rest = shard_file.Shard(keys[:0], rows[:0], rows[:0, :0], [], [])
-    part = shard_file.Shard(keys, rows, rows[:, :0], [], [])
+    rest = TableShard(keys[:0], rows[:0], rows[:0, :0], [], [])
+    part = TableShard(keys, rows, rows[:, :0], [], [])
 
     def make(table):
-        return streams.make_aside(int(table.hand_over()), rest, num_keys, [part])
+        return table_reader.stage_parts(int(table.register_for_read()), rest, num_keys, [part])
 
     make(table)
     before = status("VmRSS")
@@ -89,13 +89,13 @@ def test_restores_that_were_cancelled_leave_no_more_than_one_content(sok):
     empty = [part[:0] for part in (keys, rows, rows[:, :0])]
     content = dict(zip(("keys", "rows", "slot_rows"), empty, strict=True))
     content |= {"slot_names": np.zeros([0], object), "slot_widths": keys[:0]}
-    _, problem = table.read_aside(taken[0], **content)
+    _, problem = table.stage(taken[0], **content)
     assert b"Only one restore of a table may run at a time" in problem.numpy()
-    aside, problem = table.read_aside(taken[-1], **content)
+    staged, problem = table.stage(taken[-1], **content)
     assert not problem.numpy()
-    table.take_aside(aside)
+    table.commit_staged(staged)
     assert int(table.size()) == num_keys
     make(table)
     held = status("VmRSS")
-    del aside, table
+    del staged, table
     assert held - status("VmRSS") > 1.5 * rows.nbytes

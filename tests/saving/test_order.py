@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.saving import streams
 from sok_like.saving.format import manifest
+from sok_like.table import table_reader
 
 
 def slow(monkeypatch, module, name):
@@ -43,7 +43,7 @@ def test_a_dump_holds_what_came_before_it_and_nothing_that_comes_after(
         write(sok, table, 2.0)
         table.erase([2])
 
-    slow(monkeypatch, streams, "content")
+    slow(monkeypatch, table_reader, "content")
     program()
     assert rows_of(table) == {1: 2.0}
     saver.restore(table, tmp_path)
@@ -66,7 +66,7 @@ def test_dumps_and_restores_of_one_program_see_each_other(sok, tmp_path, monkeyp
         write(sok, table, 4.0, keys=(1,))
         return [*rows, sok.export(table)[1]]
 
-    slow(monkeypatch, streams, "content")
+    slow(monkeypatch, table_reader, "content")
     slow(monkeypatch, manifest, "write_manifest")
     found = [rows.numpy()[:, 0].tolist() for rows in program()]
     assert found == [[3.0, 3.0], [1.0, 2.0], [4.0, 2.0]]
@@ -91,7 +91,7 @@ def test_an_optimizer_s_step_comes_after_the_dump_before_it(sok, tmp_path, monke
         sok.Saver().dump_to_file(table, tmp_path)
         step()
 
-    slow(monkeypatch, streams, "content")
+    slow(monkeypatch, table_reader, "content")
     program()
     assert rows_of(table) == {1: -2.0, 2: -2.0}
     sok.Saver().restore_from_file(table, tmp_path)

@@ -96,11 +96,11 @@ def in_shard(files, draw):
 def resigned(files, path, data):
     """The bytes of a shard and of the manifest that lists it with right checksums."""
     (named,) = (file for file in files if file.suffix == ".json")
-    manifest, pieces = json.loads(named.read_text()), checksums.Pieces()
-    pieces.add(0, memoryview(data))
+    manifest, checksum = json.loads(named.read_text()), checksums.RunningChecksum()
+    checksum.add(0, memoryview(data))
     sums = {
         "sha256": hashlib.sha256(data).hexdigest(),
-        "checksum": pieces.checksum(len(data)),
+        "checksum": checksum.checksum(len(data)),
         "bytes": len(data),
     }
     lists = [manifest["shards"], *(delta["shards"] for delta in manifest.get("deltas") or ())]

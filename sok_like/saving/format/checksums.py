@@ -28,7 +28,7 @@ _CHUNK = 4 * BLOCK  # read at a time: it stays in the cache until it is hashed
 _THREADS = 4
 
 
-class Pieces:
+class RunningChecksum:
     """The CRC-32 of a file that is written in pieces, in any order and by several threads."""
 
     def __init__(self):

@@ -24,8 +24,9 @@ from sok_like.runtime.native import libraries
 from sok_like.saving.format import durable, merged_keys
 from sok_like.saving.format.manifest import Dump
 from sok_like.saving.format.progress import Progress
-from sok_like.saving.format.shard_file import PIECE, Shard, unread
+from sok_like.saving.format.shard_file import CHUNK_BYTES
 from sok_like.saving.format.shard_reader import ShardSource
+from sok_like.table.content import TableShard, unread
 from sok_like.table.ownership import owners
 
 _ROWS_AT_ONCE = 2**16
@@ -36,7 +37,7 @@ _OPTIMIZER = re.compile(r"(\w+)\((.*)\)")
 _WHOLE: tuple[str, dict[str, Any], np.ndarray] = "whole", {}, np.zeros([0, 3])  # as a log
 
 
-class Content:
+class MergedDump:
     """The part of a dump and its deltas that `rank` of `world_size` owns, read piece by piece.
 
     Args:
@@ -76,7 +77,7 @@ class Content:
                         f"{received[1]}"
                     )
 
-    def parts(self) -> Iterator[Shard]:
+    def parts(self) -> Iterator[TableShard]:
         """Keys with their data; each key is in one part."""
         yield from map(self._part, self._positions())
 
@@ -89,7 +90,7 @@ class Content:
             shard.records = None
         return shard
 
-    def sorted(self) -> Shard:
+    def sorted(self) -> TableShard:
         """All of it, for `write_shard`, in ascending order of keys; it is read while it is written.
 
         Only for a dump with deltas, whose keys ascend in each file.
@@ -161,7 +162,7 @@ class Content:
 
     def _all_positions(self):
         for source, rest in zip(self._dumps[0], self._rests[0], strict=True):
-            step = max(1, PIECE // max(1, source.key_bytes))
+            step = max(1, CHUNK_BYTES // max(1, source.key_bytes))
             for begin in range(0, source.num_keys, step):
                 end = min(begin + step, source.num_keys)
                 kept = np.ones(end - begin, bool)
@@ -218,7 +219,7 @@ class Content:
                 f"{sorted({len(c) for c in counters})} counters"
             )
         nothing = np.zeros([0], np.int64)
-        return Shard(
+        return TableShard(
             *(nothing, np.zeros([0, self._dim], np.float32), np.zeros([0, 0], np.float32), [], []),
             waiting=np.concatenate(waiting),
             counters=functools.reduce(np.maximum, counters) if counters else nothing,
@@ -230,7 +231,7 @@ class Content:
 
 def content_of(
     dump: Dump, rank: int, world_size: int, dim: int, progress: str | None = None
-) -> Content:
+) -> MergedDump:
     """The part of a dump and its deltas that `rank` of `world_size` owns; checks all files first.
 
     Args:
@@ -243,7 +244,7 @@ def content_of(
     size = sum(durable.size(file) for each in dumps for file in each.files)
     told = Progress(progress, size) if progress else None
     sources = [[each.open(n, dim, told) for n in range(len(each.files))] for each in dumps]
-    return Content(sources, rank, world_size, dim)
+    return MergedDump(sources, rank, world_size, dim)
 
 
 def _unmentioned(keys, later):
@@ -260,7 +261,9 @@ def _selected(shard, kept):
         return shard
     records = None if shard.records is None else shard.records[kept]
     slots = shard.slot_rows[kept], shard.slot_names, shard.slot_widths
-    return Shard(np.ascontiguousarray(shard.keys[kept]), shard.rows[kept], *slots, records=records)
+    return TableShard(
+        np.ascontiguousarray(shard.keys[kept]), shard.rows[kept], *slots, records=records
+    )
 
 
 def _log_of(shard):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sok_like.saving.format.shard_file import PIECE
+from sok_like.saving.format.shard_file import CHUNK_BYTES
 from sok_like.saving.format.shard_reader import ShardSource
 
 
@@ -25,7 +25,7 @@ class Run(NamedTuple):
 
 
 def ranges(
-    sources: Sequence[ShardSource], num_bytes: int = 2 * PIECE
+    sources: Sequence[ShardSource], num_bytes: int = 2 * CHUNK_BYTES
 ) -> Iterator[tuple[np.uint64, list[Run]]]:
     """Ranges of keys in ascending order, by uint64 value.
 

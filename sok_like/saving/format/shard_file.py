@@ -14,67 +14,31 @@ NaN in a slot row means that the key was inserted while no optimizer was attache
 the optimizer's initial value.
 
 Neither writing nor reading (`shard_reader.py`) holds the file in memory: each takes
-a few parts of `PIECE` bytes.
+a few parts of `CHUNK_BYTES` bytes.
 """
 
 from __future__ import annotations
 
 import collections
 import concurrent.futures
-import dataclasses
 import os
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from sok_like.saving.format import durable
-from sok_like.saving.format.checksums import Pieces
+from sok_like.saving.format.checksums import RunningChecksum
 from sok_like.saving.format.npz import Layout
 from sok_like.saving.format.progress import Progress
-from sok_like.table.content import BY_KEY, Content
+from sok_like.table.content import TableShard
 
-PIECE = 2**22  # bytes that are read and written at a time: the memory is used again at once
+CHUNK_BYTES = 2**22  # bytes that are read and written at a time: the memory is used again at once
 _WRITERS = 2  # threads
 _WAITING = 4  # arrays that wait for them at most
 
 
-def unread(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An array of this shape without memory, in the place of one that is read in parts."""
-    return np.broadcast_to(np.zeros((), dtype), shape)
-
-
-@dataclasses.dataclass
-class Shard(Content):
-    """One rank's part of a dump.
-
-    If `read` is set, the arrays `BY_KEY` only show shapes and dtypes (`unread`), and `read` yields
-    their rows: called with a number of rows, it yields arrays by name with about so many rows.
-    """
-
-    erased: np.ndarray | None = None  # int64 [num_erased]; this and the next three: of deltas only
-    whole: bool = False
-    steps: np.ndarray | None = None  # float64 [num_runs, 3]
-    optimizer: str = ""
-    read: Callable[[int], Iterator[dict[str, np.ndarray]]] | None = None
-
-    def by_key(self) -> dict[str, np.ndarray]:
-        """The arrays with one row per key."""
-        arrays = ((name, getattr(self, name)) for name in BY_KEY)
-        return {name: array for name, array in arrays if array is not None}
-
-    def parts(self, num_rows: int) -> Iterator[dict[str, np.ndarray]]:
-        """The rows of these arrays, about so many at a time."""
-        if self.read is not None:
-            yield from self.read(num_rows)
-            return
-        arrays = self.by_key()
-        for begin in range(0, len(self.keys), num_rows):
-            yield {name: array[begin : begin + num_rows] for name, array in arrays.items()}
-
-
 def write_shard(
-    folder: str, name: str, shard: Shard, progress: str | None = None
+    folder: str, name: str, shard: TableShard, progress: str | None = None
 ) -> dict[str, Any]:
     """Writes one rank's shard to a temporary file, flushes it to the disk, and renames it.
 
@@ -94,7 +58,7 @@ def write_shard(
         output = _Output(file, Progress(progress, layout.size) if progress else None)
         with output.threads:
             _write_arrays(output, layout, arrays, shard)
-    checksum = output.pieces.checksum(layout.size)
+    checksum = output.checksum.checksum(layout.size)
     return {"file": name, "bytes": layout.size, "checksum": checksum, "keys": len(shard.keys)}
 
 
@@ -102,7 +66,7 @@ class _Output:
     """Writes and hashes arrays on threads, while the next part of a table is read."""
 
     def __init__(self, file, progress):
-        self._file, self._progress, self.pieces = file, progress, Pieces()
+        self._file, self._progress, self.checksum = file, progress, RunningChecksum()
         self.threads = concurrent.futures.ThreadPoolExecutor(_WRITERS)
         self._waiting: collections.deque = collections.deque()
 
@@ -122,7 +86,7 @@ class _Output:
             self._waiting.popleft().result()
 
     def _write(self, at, data):
-        self.pieces.add(at, data)
+        self.checksum.add(at, data)
         begin, size = at, data.nbytes
         while data:
             written = os.pwrite(self._file.fileno(), data, at)
@@ -141,7 +105,7 @@ def _write_arrays(output, layout, arrays, shard):
         for name, array in by_key.items()
     }
     begin = 0
-    for part in shard.parts(max(1, PIECE // max(1, sum(row_bytes.values())))):
+    for part in shard.parts(max(1, CHUNK_BYTES // max(1, sum(row_bytes.values())))):
         for name, array in by_key.items():
             rows = np.ascontiguousarray(part[name], array.dtype)
             output.put(layout.begins[name] + begin * row_bytes[name], rows.reshape(-1).view("u1"))
@@ -149,7 +113,7 @@ def _write_arrays(output, layout, arrays, shard):
     if begin != len(shard.keys):
         raise ValueError(f"A table must have {len(shard.keys)} keys. Received: {begin} keys of it")
     output.wait()
-    for at, header in layout.zip_headers(output.pieces.crc):
+    for at, header in layout.zip_headers(output.checksum.crc):
         output.put(at, header)
     output.wait()
 

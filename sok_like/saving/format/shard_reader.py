@@ -21,8 +21,8 @@ import numpy as np
 
 from sok_like.saving.format import checksums, durable
 from sok_like.saving.format.progress import Progress
-from sok_like.saving.format.shard_file import PIECE, Shard
-from sok_like.table.content import BY_KEY, OF_POLICIES, REQUIRED
+from sok_like.saving.format.shard_file import CHUNK_BYTES
+from sok_like.table.content import BY_KEY, OF_POLICIES, REQUIRED, TableShard
 from sok_like.table.ownership import owners
 
 # dtypes as `.npy` headers name them, and the number of axes.
@@ -76,11 +76,11 @@ class ShardSource:
         """The keys at positions `begin` to `end`."""
         raise NotImplementedError
 
-    def part(self, begin: int, end: int) -> Shard:
+    def part(self, begin: int, end: int) -> TableShard:
         """The keys at these positions with their data."""
         raise NotImplementedError
 
-    def without_keys(self) -> Shard:
+    def without_keys(self) -> TableShard:
         """What belongs to no key."""
         raise NotImplementedError
 
@@ -88,7 +88,7 @@ class ShardSource:
 class ShardInMemory(ShardSource):
     """A shard in memory."""
 
-    def __init__(self, shard: Shard):
+    def __init__(self, shard: TableShard):
         self.name, self._shard, self.num_keys = "a shard", shard, len(shard.keys)
         self.slot_names, self.slot_widths = shard.slot_names, shard.slot_widths
         arrays = (getattr(shard, name) for name in BY_KEY)
@@ -100,7 +100,7 @@ class ShardInMemory(ShardSource):
     def part(self, begin, end):
         found = {name: getattr(self._shard, name) for name in BY_KEY}
         found = {name: a if a is None else np.array(a[begin:end]) for name, a in found.items()}
-        return Shard(slot_names=self.slot_names, slot_widths=self.slot_widths, **found)
+        return TableShard(slot_names=self.slot_names, slot_widths=self.slot_widths, **found)
 
     def without_keys(self):
         found = {name: getattr(self._shard, name) for name in BY_KEY}
@@ -158,9 +158,9 @@ class ShardFile(ShardSource):
         return self._elements(stored.at + begin * stored.row_bytes, shape, stored.dtype)
 
     def parts(self, name: str) -> Any:
-        """The rows of an array, some `PIECE` bytes at a time; one part if there are none."""
+        """The rows of an array, some `CHUNK_BYTES` bytes at a time; one part if there are none."""
         stored = self._arrays[name]
-        step = max(1, PIECE // max(1, stored.row_bytes))
+        step = max(1, CHUNK_BYTES // max(1, stored.row_bytes))
         for begin in range(0, max(1, stored.shape[0]), step):
             yield self.read(name, begin, begin + step)
 
@@ -186,7 +186,7 @@ class ShardFile(ShardSource):
             raise ValueError(
                 f"{self.path} must hold frequencies and steps. Received: negative ones"
             )
-        return Shard(slot_names=self.slot_names, slot_widths=self.slot_widths, **found)
+        return TableShard(slot_names=self.slot_names, slot_widths=self.slot_widths, **found)
 
     def without_keys(self):
         shard = self.part(0, 0)
@@ -216,8 +216,8 @@ class ShardFile(ShardSource):
         return self._elements(at, (size,), np.dtype(np.uint8)).tobytes()
 
     def _pieces(self, at, size):
-        for begin in range(at, at + size, PIECE):
-            yield self._bytes(begin, min(PIECE, at + size - begin))
+        for begin in range(at, at + size, CHUNK_BYTES):
+            yield self._bytes(begin, min(CHUNK_BYTES, at + size - begin))
 
     def _check_bytes(self, entry, progress):
         if entry is None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sok_like.saving.format import deltas, manifest, shard_file
+from sok_like.table.content import TableShard
 from tests.saving.in_memory import whole
 
 DIM = 3
@@ -13,7 +14,7 @@ def shard(keys, is_delta=False, slots=("momentum",)):
     """Keys of a table with policies; their rows, slot rows and records are the key itself."""
     keys = np.asarray(keys, np.int64)
     column = keys[:, np.newaxis]
-    made = shard_file.Shard(
+    made = TableShard(
         keys,
         np.broadcast_to(column, [len(keys), DIM]).astype(np.float32),
         np.broadcast_to(column, [len(keys), DIM * len(slots)]).astype(np.float32),

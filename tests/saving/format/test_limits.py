@@ -14,6 +14,7 @@ import pytest
 
 from sok_like.saving.format import checksums, deltas, npz, shard_file, shard_reader
 from sok_like.saving.format import manifest as manifest_file
+from sok_like.table.content import TableShard
 from tests.saving import fuzz, wrong_content
 from tests.saving.in_memory import whole_file
 
@@ -27,25 +28,25 @@ def manifest_of(folder):
 def test_the_order_of_writing_changes_no_checksum(tmp_path, size):
     """Written in any order and cut anywhere, each block has the CRC-32 that zlib computes."""
     random_state = np.random.default_rng(size)
-    data, pieces = random_state.bytes(size), checksums.Pieces()
+    data, checksum = random_state.bytes(size), checksums.RunningChecksum()
     cuts = sorted({0, size, *random_state.integers(0, size + 1, 20).tolist()})
     for begin, end in random_state.permutation(list(itertools.pairwise(cuts))).tolist():
-        pieces.add(begin, memoryview(data)[begin:end])
+        checksum.add(begin, memoryview(data)[begin:end])
     (tmp_path / "a").write_bytes(data)
     blocks = [data[at : at + checksums.BLOCK] for at in range(0, size, checksums.BLOCK)]
     expected = np.asarray([zlib.crc32(block) for block in blocks], "<u4")
-    assert pieces.checksum(size) == hashlib.sha256(expected.tobytes()).hexdigest()
-    assert checksums.of_file(str(tmp_path / "a")) == pieces.checksum(size)
+    assert checksum.checksum(size) == hashlib.sha256(expected.tobytes()).hexdigest()
+    assert checksums.of_file(str(tmp_path / "a")) == checksum.checksum(size)
     for begin in cuts[:-1]:
-        assert pieces.crc(begin, size) == zlib.crc32(data[begin:])
+        assert checksum.crc(begin, size) == zlib.crc32(data[begin:])
 
 
 def test_a_file_larger_than_its_parts_is_read_by_numpy_and_any_changed_byte_is_found(tmp_path):
     size, dim = 2**18, 24
     keys = np.arange(size, dtype=np.int64) * 3
     rows = np.random.default_rng(0).standard_normal((size, dim)).astype(np.float32)
-    shard = shard_file.Shard(keys, rows, rows[:, :1], ["momentum"], [1])
-    assert rows.nbytes > shard_file.PIECE > checksums.BLOCK
+    shard = TableShard(keys, rows, rows[:, :1], ["momentum"], [1])
+    assert rows.nbytes > shard_file.CHUNK_BYTES > checksums.BLOCK
     entry = shard_file.write_shard(tmp_path, "a.npz", shard)
     path = tmp_path / "a.npz"
     with np.load(path) as arrays:
@@ -66,13 +67,11 @@ def test_a_file_larger_than_its_parts_is_read_by_numpy_and_any_changed_byte_is_f
             file.seek(at)
             file.write(bytes([byte]))
     # Between two parts that are read one after the other.
-    step = shard_file.PIECE // 8
+    step = shard_file.CHUNK_BYTES // 8
     keys = np.arange(step + 9)
     keys[step] = keys[step - 1]
     rows = np.zeros([len(keys), 1], np.float32)
-    entry = shard_file.write_shard(
-        tmp_path, "b.npz", shard_file.Shard(keys, rows, rows[:, :0], [], [])
-    )
+    entry = shard_file.write_shard(tmp_path, "b.npz", TableShard(keys, rows, rows[:, :0], [], []))
     file = shard_reader.ShardFile(tmp_path / "b.npz", 1, entry)
     file.keys(0, step)
     with pytest.raises(ValueError, match=r"b\.npz must hold each key once"):

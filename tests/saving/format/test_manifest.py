@@ -10,6 +10,7 @@ import pytest
 
 from sok_like.saving.format import deltas, shard_file, shard_reader
 from sok_like.saving.format import manifest as manifest_file
+from sok_like.table.content import TableShard
 from tests.saving import crash, fuzz
 from tests.saving.in_memory import whole, whole_file
 
@@ -17,9 +18,7 @@ from tests.saving.in_memory import whole, whole_file
 def shard(keys, dim=3, seed=0):
     keys = np.asarray(keys, np.int64)
     values = np.random.default_rng(seed).standard_normal((len(keys), 3 * dim)).astype(np.float32)
-    return shard_file.Shard(
-        keys, values[:, :dim], values[:, dim:], ["momentum", "velocity"], [dim, dim]
-    )
+    return TableShard(keys, values[:, :dim], values[:, dim:], ["momentum", "velocity"], [dim, dim])
 
 
 def dump(folder, shards, table="user id/x", dump_id="1", dim=3):

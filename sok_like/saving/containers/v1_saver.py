@@ -4,7 +4,7 @@
     model.ckpt-100.tables/user.3f2a9c0b/       a dump of table 'user', as `sok.Saver` writes it
 
 A Saver sees a table as a string variable of the graph: the name of a dump. `Saver.save` writes the
-dumps first, then that string with the rest. `restore` reads the string, then the dumps aside, and
+dumps first, then that string with the rest. `restore` reads the string, then stages the dumps, and
 compares the checksums of the rest. A graph may be finalized before it saves, so the ops that save
 are made with the Saver.
 
@@ -24,10 +24,11 @@ import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
-from sok_like.saving import hash_pieces, table_names, transaction
-from sok_like.saving.hash_pieces import HashPiece
-from sok_like.saving.pieces import NotSameOnRanks, Prepared
-from sok_like.saving.shared_timer import SharedTimer
+from sok_like.saving import transaction
+from sok_like.saving.containers.shared_timer import SharedTimer
+from sok_like.saving.parts import hash_tables, table_names
+from sok_like.saving.parts.checkpointable import RankLocalVariables, StagedContent
+from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _SAVE, _RESTORE = "tf.compat.v1.train.Saver.save", "tf.compat.v1.train.Saver.restore"
@@ -49,16 +50,16 @@ class TableInGraph:
             self.element = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
             self._given = tf.compat.v1.placeholder(tf.string, [])
             self._set = tf.raw_ops.AssignVariableOp(resource=handle, value=self._given)
-            self.handed = {evict: variable.hand_over(evict=evict) for evict in (False, True)}
-            self.made = tf.compat.v1.placeholder(tf.int64, [])
-            made, self.problem = variable.read_aside(self.made, **hash_pieces.NOTHING)
-            # The content stays aside between two runs of the session.
+            self.handed = {each: variable.register_for_read(evict=each) for each in (False, True)}
+            self.staged_id = tf.compat.v1.placeholder(tf.int64, [])
+            staged, self.problem = variable.stage(self.staged_id, **hash_tables.NOTHING)
+            # The staged content stays between two runs of the session.
             name = f"{variable._shared_name}/aside"
             aside = tf.raw_ops.VarHandleOp(dtype=tf.variant, shape=[], shared_name=name, name=name)
-            self.read = tf.raw_ops.AssignVariableOp(resource=aside, value=made)
+            self.read = tf.raw_ops.AssignVariableOp(resource=aside, value=staged)
             self.forget = tf.raw_ops.DestroyResourceOp(resource=aside)
             content = tf.raw_ops.ReadVariableOp(resource=aside, dtype=tf.variant)
-            self.take = variable.take_aside(content)
+            self.take = variable.commit_staged(content)
 
     def set_reference(self, session: Any, reference: str) -> None:
         """Sets the reference that a Saver writes."""
@@ -70,28 +71,28 @@ class TableInGraph:
         return self.element.op.inputs[0].op.name
 
 
-class _Ops:
-    """`hash_pieces.Ops` in a session."""
+class _SessionOps:
+    """`hash_tables.TableOps` in a session."""
 
     def __init__(self, session, ops):
         self._session, self._ops = session, ops
 
-    def hand_over(self, evict):
+    def register_for_read(self, evict):
         return int(self._session.run(self._ops.handed[evict]))
 
-    def read_aside(self, made, **content):
+    def stage(self, staged_id, **content):
         run = [self._ops.problem, self._ops.read]
-        return self._session.run(run, {self._ops.made: made})[0]
+        return self._session.run(run, {self._ops.staged_id: staged_id})[0]
 
-    def take_aside(self):
+    def commit_staged(self):
         self._session.run(self._ops.take)
 
     def drop(self):
         self._session.run(self._ops.forget)
 
 
-def _piece(table, session):
-    return HashPiece(table, _Ops(session, in_graph(table)))
+def _part(table, session):
+    return HashTablePart(table, _SessionOps(session, in_graph(table)))
 
 
 def element_of(variable: Any) -> Any:
@@ -122,7 +123,7 @@ def _tables_of(own_saver):
 
 def _check_own_rows(own_saver, path, tables):
     """Raises NotImplementedError if ranks would write their own rows of a variable to one file."""
-    local = NotSameOnRanks(_listed(own_saver)).own
+    local = RankLocalVariables(_listed(own_saver)).own
     if not local or comm.current().world_size == 1:
         return
     told = agreed(lambda: {"path": os.path.abspath(path)}, comm.current(), _SAVE)
@@ -159,8 +160,8 @@ def save(
             in_graph(table).set_reference(sess, reference)
         own(self, sess, save_path, global_step, *args, **kwargs)
 
-    pieces = [_piece(table, sess) for table in tables]
-    transaction.save(_SAVE, path, pieces, common)
+    parts = [_part(table, sess) for table in tables]
+    transaction.save(_SAVE, path, parts, common)
     return path
 
 
@@ -179,13 +180,13 @@ def restore(own: Callable, self: Any, sess: Any, save_path: Any) -> Any:
     def read():
         for name, reference in _references(self, path, tables).items():
             folder = transaction.folder_read(reference)
-            transaction.prepare(_piece(known[name], sess).prepare(folder))
+            transaction.prepare(_part(known[name], sess).prepare(folder))
         transaction.prepare(_Ordinary(path, lambda: own(self, sess, save_path)))
 
     return transaction.load(_RESTORE, path, read, compared=f"{path}.index")
 
 
-class _Ordinary(Prepared):
+class _Ordinary(StagedContent):
     """The ordinary variables of a Saver: TensorFlow reads and assigns them by one op."""
 
     may_fail = True

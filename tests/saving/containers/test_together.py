@@ -72,7 +72,8 @@ def test_a_table_without_room_leaves_all_tables_and_variables(sok, tmp_path, kin
 
 
 def test_another_thread_restores_at_once(sok, tmp_path):
-    from sok_like.saving import hash_pieces, transaction
+    from sok_like.saving import transaction
+    from sok_like.saving.parts import hash_tables
 
     tables = [sok.EmbeddingVariable(2, name=name) for name in NAMES]
     filled(sok, tables, range(4), 1.0)
@@ -82,8 +83,8 @@ def test_another_thread_restores_at_once(sok, tmp_path):
         table.clear()
 
     def read():
-        piece = hash_pieces.HashPiece(tables[0])
-        transaction.prepare(piece.prepare(str(tmp_path / piece.name)))
+        part = hash_tables.HashTablePart(tables[0])
+        transaction.prepare(part.prepare(str(tmp_path / part.name)))
         arguments = tables[1], tmp_path / tables[1].table_name
         thread = threading.Thread(target=saver.restore_from_file, args=arguments)
         thread.start()

@@ -27,7 +27,7 @@ def new_reference(name: str) -> str:
 
 
 def folder_of(path: str, reference: str) -> str:
-    """The folder of one piece beside the file at `path`."""
+    """The folder of one part beside the file at `path`."""
     if reference in ("", ".", "..") or re.search(r"[/\\\0]", reference):
         raise ValueError(
             f"A file must refer to a folder in {path + _SUFFIX} by one plain name. "

@@ -1,12 +1,12 @@
 """The contract between what is saved, how ranks agree on it, and where it is saved.
 
-    piece       one kind of state: a hash table, dense tables, variables of one rank
-    transaction what is promised of all pieces of a call: whole, checked, on all ranks or none
-    container   a Keras file, a checkpoint, a v1 Saver: finds pieces and hands them over
+    part        one kind of state: a hash table, dense tables, variables of one rank
+    transaction what is promised of all parts of a call: whole, checked, on all ranks or none
+    container   a Keras file, a checkpoint, a v1 Saver: finds parts and hands them over
 
-A piece writes this rank's part. Its module also reads: it verifies every byte that this rank will
-use, and returns a `Prepared`, or raises an error that names the file. Neither makes a promise or
-talks to another rank.
+A part writes this rank's file. Its module also reads: it verifies every byte that this rank will
+use, and returns a `StagedContent`, or raises an error that names the file. Neither makes a promise
+or talks to another rank.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sok_like.saving import dump_owners
+from sok_like.saving.parts import dump_checks
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 
-class Prepared:
+class StagedContent:
     """New content that lies ready; the present content is still in use."""
 
     identity: str = ""  # the same on ranks that have read the same files
@@ -35,11 +35,11 @@ class Prepared:
         """Frees the new content: the present one stays."""
 
 
-class Piece:
+class CheckpointPart:
     """A part of a program's state that ranks store in files of their own."""
 
     name: str  # part of the folder's name, and for errors; the same on all ranks
-    reference: str | None = None  # the folder's name, of a piece that has begun to write
+    reference: str | None = None  # the folder's name, of a part that has begun to write
 
     def write(self, folder: str) -> dict[str, Any]:
         """Writes this rank's file into a new folder, and flushes it to the disk.
@@ -56,7 +56,7 @@ class Piece:
 
     def see(self, folder: str, entries: Sequence[dict[str, Any]]) -> None:
         """Raises unless the folder shows what all ranks have written. Every rank calls it."""
-        dump_owners.see_shards(folder, entries)
+        dump_checks.see_shards(folder, entries)
 
     def finish(self, folder: str, entries: Sequence[dict[str, Any]]) -> None:
         """Lists the files, which all ranks have seen, in the folder. Rank 0 calls it.
@@ -67,14 +67,14 @@ class Piece:
         raise NotImplementedError
 
 
-class NotSameOnRanks:
+class RankLocalVariables:
     """The variables, out of some given ones, that are not the same on all ranks.
 
     Attributes:
         tables: EmbeddingVariables, each once.
         sharded: Shards of a ModelParallel. The common part holds their whole values.
         own: Other variables of single ranks, such as tables of `dist_model_parallel`.
-        holders: Holders of dense tables, as checkpoints find them (`dense_pieces.py`).
+        holders: Holders of dense tables, as checkpoints find them (`dense_tables.py`).
     """
 
     def __init__(self, variables: Iterable[Any]):

@@ -17,9 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
-from sok_like.saving import array_files, optimizer_variables, table_names
-from sok_like.saving.array_files import Folder
-from sok_like.saving.pieces import Piece, Prepared
+from sok_like.saving.format import array_files
+from sok_like.saving.format.array_files import Folder
+from sok_like.saving.parts import optimizer_variables, table_names
+from sok_like.saving.parts.checkpointable import CheckpointPart, StagedContent
 
 BLOCK_BYTES = 8 * 2**20
 
@@ -70,8 +71,8 @@ def wholes_of(holder: Holder) -> Iterator[tuple[str, Any]]:
         yield part.key, value
 
 
-class DensePiece(Piece):
-    """The dense tables of some holders, as a piece; both directions within `of_root`.
+class DenseTablesPart(CheckpointPart):
+    """The dense tables of some holders, as a part; both directions within `of_root`.
 
     Args:
         holders: The holders, in the same order on all ranks.
@@ -263,7 +264,7 @@ class Stored:
             if held != (part.rows[1] - part.rows[0]) * (part.columns[1] - part.columns[0]):
                 raise ValueError(f"Rows of '{part.key}' of layer '{holder.name}' are missing.")
 
-    def prepare(self, read_as: str, parts: Sequence[Part]) -> Prepared:
+    def prepare(self, read_as: str, parts: Sequence[Part]) -> StagedContent:
         """Reads parts into memory; `read_as` is their holder's id in the save."""
         values, wanted = [], []
         for part in parts:
@@ -300,7 +301,7 @@ def _common(one, other):
     return max(0, min(one[1], other[1]) - max(one[0], other[0]))
 
 
-class _Values(Prepared):
+class _Values(StagedContent):
     """Slices in memory."""
 
     def __init__(self, values, identity):

@@ -2,9 +2,9 @@
 
 On one rank the content of a table is inside the checkpoint. On several, rank 0 writes the
 checkpoint and every rank writes its part of the tables beside it. Both kinds can be read at any
-number of ranks. Dense tables of dist_model_parallel are stored by slice (`dense_pieces.py`). Other
+number of ranks. Dense tables of dist_model_parallel are stored by slice (`dense_tables.py`). Other
 variables of single ranks (`de_local`, such as sok2's) need the same number of ranks. This module
-only finds these pieces; `transaction.py` keeps the promises.
+only finds these parts; `transaction.py` keeps the promises.
 
 TensorFlow has no hook where ranks could agree, so `install.py` wraps the one class through which
 `Checkpoint`, `CheckpointManager` and tf_keras' `save_weights` write and read. Checkpoints without
@@ -34,20 +34,19 @@ from tensorflow.python.training.saving.saveable_object_util import TrackableSave
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
-from sok_like.saving import (
-    background,
-    dense_pieces,
-    dump_owners,
-    folders,
-    optimizer_variables,
-    own_variables,
-    tables_in_checkpoints,
-    transaction,
+from sok_like.saving import background, transaction
+from sok_like.saving.containers import tables_in_checkpoints
+from sok_like.saving.format import folders
+from sok_like.saving.parts import dense_tables, dump_checks, optimizer_variables, rank_variables
+from sok_like.saving.parts.checkpointable import (
+    CheckpointPart,
+    RankLocalVariables,
+    StagedContent,
+    is_of_all_ranks,
 )
-from sok_like.saving.dense_pieces import DensePiece, Slice, Stored
-from sok_like.saving.hash_pieces import HashPiece
-from sok_like.saving.own_variables import OwnVariables
-from sok_like.saving.pieces import NotSameOnRanks, Piece, Prepared, is_of_all_ranks
+from sok_like.saving.parts.dense_tables import DenseTablesPart, Slice, Stored
+from sok_like.saving.parts.hash_tables import HashTablePart
+from sok_like.saving.parts.rank_variables import RankVariables
 from sok_like.table import snapshots
 from sok_like.table.variable import is_embedding_variable, unwrap
 
@@ -82,7 +81,7 @@ def restore_objects(own: Callable, self: Any, save_path: Any, *args: Any, **kwar
     if save_path is None or not tf.executing_eagerly():
         return own(self, save_path, *args, **kwargs)
     objects = util.list_objects(self._graph_view)
-    kinds = NotSameOnRanks(objects)
+    kinds = RankLocalVariables(objects)
     if not kinds.holders and not kinds.tables:
         return own(self, save_path, *args, **kwargs)
 
@@ -113,7 +112,7 @@ def _check_reached(objects):
     known = {id(unwrap(each)) for each in objects if is_embedding_variable(each)}
     for model in objects:
         variables = _variables_of(model) if isinstance(model, tf.keras.layers.Layer) else ()
-        tables = NotSameOnRanks(variables).tables
+        tables = RankLocalVariables(variables).tables
         lost = [table.table_name for table in tables if id(table) not in known]
         lost += optimizer_variables.unreached(objects, variables)
         if lost:
@@ -135,7 +134,7 @@ def _variables_of(model):
 def _kinds(saver):
     """A saver's objects that are not the same on all ranks."""
     known = {id(each): each for each in map(_object_of, _tensors_of(saver)) if each is not None}
-    return NotSameOnRanks(known.values())
+    return RankLocalVariables(known.values())
 
 
 def _tensors_of(saver):
@@ -177,30 +176,30 @@ def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> A
     if not together or not comm.is_initialized():
         return write(saver, file_prefix, options)
     if begun is not None:
-        pieces = begun.pieces
+        parts = begun.parts
     elif comm.current().world_size == 1:
         _put_inside(saver, kinds.holders)
         return write(saver, file_prefix, options)
     else:
-        pieces = [*map(HashPiece, kinds.tables), *_others(saver, kinds)]
+        parts = [*map(HashTablePart, kinds.tables), *_others(saver, kinds)]
 
     def common(references):
         if comm.current().rank == 0:
-            for piece, reference in zip(pieces, references, strict=True):
-                _refer(saver, kinds, piece, reference)
+            for part, reference in zip(parts, references, strict=True):
+                _refer(saver, kinds, part, reference)
             write(saver, file_prefix, options)
 
-    transaction.save(_CALL, _path_of(file_prefix, kinds), pieces, common)
+    transaction.save(_CALL, _path_of(file_prefix, kinds), parts, common)
     return None
 
 
 def _others(saver, kinds):
-    """The pieces of several ranks besides tables."""
+    """The parts of several ranks besides tables."""
     if kinds.own:
-        yield OwnVariables(lambda: _values(saver, kinds.own))
+        yield RankVariables(lambda: _values(saver, kinds.own))
     if kinds.holders:
         ids = agreed(lambda: [each.id for each in kinds.holders], comm.current(), _CALL)[0]
-        yield DensePiece("dense", kinds.holders, ids)
+        yield DenseTablesPart("dense", kinds.holders, ids)
 
 
 class _Begun:
@@ -208,7 +207,7 @@ class _Begun:
 
     def __init__(self, path: str):
         self.path, self.saver = path, None
-        self.pieces: list[Piece] = []
+        self.parts: list[CheckpointPart] = []
 
     def take(self, saver: Any) -> None:
         """Takes all values but those of tables in host memory; writes dense tables of ranks."""
@@ -226,23 +225,23 @@ class _Begun:
         others = list(_others(saver, kinds)) if several else []
 
         def start():
-            tables = [dump_owners.checked(each).table_name for each in kinds.tables]
+            tables = [dump_checks.checked(each).table_name for each in kinds.tables]
             return [folders.new_reference(name) for name in [*tables, *(e.name for e in others)]]
 
         references = agreed(start, communicator, _CALL)[0]
         places = [folders.folder_of(self.path, reference) for reference in references]
         found = list(zip([*kinds.tables, *others], places, references, strict=True))
-        self.pieces = [
-            background.BegunPiece(table, place, reference.rpartition(".")[2], reference)
+        self.parts = [
+            background.BackgroundPart(table, place, reference.rpartition(".")[2], reference)
             for table, place, reference in found[: len(kinds.tables)]
         ]
-        self.pieces += others
+        self.parts += others
 
         def write():
             if not several:
                 _put_inside(saver, kinds.holders)
-            for piece, *place in found[len(kinds.tables) :]:
-                piece.write_now(*place)
+            for part, *place in found[len(kinds.tables) :]:
+                part.write_now(*place)
 
         agreed(write, communicator, _CALL)
 
@@ -260,9 +259,9 @@ def begin(
         write: Writes it there, as the next save of its counter; `finish` of the result calls it on
             all ranks.
     """
-    tables = NotSameOnRanks(util.list_objects(checkpoint._saver._graph_view)).tables
+    tables = RankLocalVariables(util.list_objects(checkpoint._saver._graph_view)).tables
     for table in tables:
-        dump_owners.finish_running(table)
+        dump_checks.finish_running(table)
     begun = _Begun(path)
 
     def within(call):
@@ -277,8 +276,8 @@ def begin(
         within(lambda: checkpoint._saver.save(path))
     finally:
         checkpoint.save_counter.assign_sub(1)
-    pieces = [each for each in begun.pieces if isinstance(each, background.BegunPiece)]
-    return background.BackgroundDump(pieces, lambda _: within(write))
+    parts = [each for each in begun.parts if isinstance(each, background.BackgroundPart)]
+    return background.BackgroundDump(parts, lambda _: within(write))
 
 
 def _values(saver, objects):
@@ -290,20 +289,20 @@ def _values(saver, objects):
             yield tensor.checkpoint_key, tensor._tensor_save_spec.tensor if value is None else value
 
 
-def _refer(saver, kinds, piece, reference):
-    """Puts the name of a piece's folder into the checkpoint."""
+def _refer(saver, kinds, part, reference):
+    """Puts the name of a part's folder into the checkpoint."""
     note = {"folder": reference, "world_size": comm.current().world_size, "listed": True}
-    if isinstance(piece, OwnVariables):
+    if isinstance(part, RankVariables):
         _put(saver, _OWN, json.dumps(note))
-    elif isinstance(piece, DensePiece):
-        parts = [part for holder in kinds.holders for part in dense_pieces.parts_of(holder)]
+    elif isinstance(part, DenseTablesPart):
+        parts = [part for holder in kinds.holders for part in dense_tables.parts_of(holder)]
         note["slots"] = any("." in part.key for part in parts)
         _put(saver, _DENSE, json.dumps(note))
     else:
-        names = snapshots.referring(piece.table, reference)["slot_names"]
+        names = snapshots.referring(part.table, reference)["slot_names"]
         for tensor in _tensors_of(saver):
             name = trackable_utils.extract_local_name(tensor.checkpoint_key)
-            if unwrap(_object_of(tensor)) is piece.table and name == "slot_names":
+            if unwrap(_object_of(tensor)) is part.table and name == "slot_names":
                 _put(saver, tensor.checkpoint_key, names)
 
 
@@ -311,7 +310,7 @@ def _put_inside(saver, holders):
     """On one rank: puts whole dense tables into the checkpoint."""
     slots = False
     for holder in holders:
-        for key, value in dense_pieces.wholes_of(holder):
+        for key, value in dense_tables.wholes_of(holder):
             slots = slots or "." in key
             _put(saver, f"{_DENSE}/{holder.id}/{key}", value)
     if holders:
@@ -401,13 +400,13 @@ def _prepared(path, found, own):
         mine = {name: own[key] for name, key in zip(names, each.keys, strict=True) if key in own}
         tensors = {**each.tensors, **{name: tf.constant(value) for name, value in mine.items()}}
         if is_embedding_variable(thing):
-            piece, reference = HashPiece(unwrap(thing)), snapshots.reference_in(tensors)
+            part, reference = HashTablePart(unwrap(thing)), snapshots.reference_in(tensors)
             if reference is not None:
                 folder = transaction.folder_read(reference)
-                tables_in_checkpoints.check_place(each.keys[0], folder, piece.name)
-                yield piece.prepare(folder)
+                tables_in_checkpoints.check_place(each.keys[0], folder, part.name)
+                yield part.prepare(folder)
             else:
-                yield piece.prepare_content(**snapshots.from_checkpoint(tensors, piece.name))
+                yield part.prepare_content(**snapshots.from_checkpoint(tensors, part.name))
         elif hasattr(thing, "dense_parts"):
             holders[tensors["id"].numpy().decode()] = thing
         elif tensors.keys() == {"VARIABLE_VALUE"} and hasattr(thing, "shape"):
@@ -417,8 +416,8 @@ def _prepared(path, found, own):
     if holders:
         read, file = _dense(path), f"Checkpoint {path!r}"
         for read_as, holder in holders.items():
-            parts = dense_pieces.parts_of(holder)
-            keys, problem = dense_pieces.match(holder, read.tables(read_as), file)
+            parts = dense_tables.parts_of(holder)
+            keys, problem = dense_tables.match(holder, read.tables(read_as), file)
             vars(_now).get("problems", []).append(problem)
             stored = read.renumbered(read_as, keys)
             stored.check_tables(holder, read_as, parts)
@@ -426,7 +425,7 @@ def _prepared(path, found, own):
             yield stored.prepare(read_as, parts)
 
 
-class _Assigned(Prepared):
+class _Assigned(StagedContent):
     """An ordinary variable."""
 
     def __init__(self, variable, restore, value):
@@ -441,7 +440,7 @@ class _Assigned(Prepared):
         self._restore({"VARIABLE_VALUE": self._value})
 
 
-class _OfOthers(Prepared):
+class _OfOthers(StagedContent):
     """An object of TensorFlow that is no variable, such as a lookup table."""
 
     may_fail = True
@@ -470,7 +469,7 @@ def _own_values(path):
             f"Received: {path!r} of {writers}, on {ranks} ranks"
         )
     folder = transaction.folder_read(note["folder"])
-    return own_variables.read(folder, ranks, note.get("listed", False))
+    return rank_variables.read(folder, ranks, note.get("listed", False))
 
 
 def _dense(path):

@@ -13,15 +13,15 @@ import tensorflow as tf
 
 from sok_like.runtime.framework.hooks import at_init, put, wrap
 from sok_like.runtime.framework.keras_version import is_keras_3
-from sok_like.saving import (
+from sok_like.saving.containers import (
     checkpoints,
     keras_files,
     keras_layers,
     keras_refusals,
-    optimizer_variables,
     tables_in_checkpoints,
     v1_saver,
 )
+from sok_like.saving.parts import optimizer_variables
 from sok_like.table.variable import EmbeddingVariable
 
 

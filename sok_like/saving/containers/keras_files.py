@@ -2,7 +2,7 @@
 
 On one rank a table's content is inside the file. On several, all ranks make the same call with the
 same path. Rank 0 writes the file, and every rank its part of the tables beside it. Both kinds can
-be read at any number of ranks. This module finds the pieces in a model; `transaction.py` keeps the
+be read at any number of ranks. This module finds the parts in a model; `transaction.py` keeps the
 promises.
 
 A file is written under another name and renamed, so a killed process leaves the previous one
@@ -25,10 +25,17 @@ import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
-from sok_like.saving import dense_in_keras, folders, keras_layers, optimizer_variables, transaction
-from sok_like.saving.format import durable
-from sok_like.saving.hash_pieces import HashPiece
-from sok_like.saving.pieces import NotSameOnRanks, Piece, Prepared, is_of_all_ranks
+from sok_like.saving import transaction
+from sok_like.saving.containers import dense_in_keras, keras_layers
+from sok_like.saving.format import durable, folders
+from sok_like.saving.parts import optimizer_variables
+from sok_like.saving.parts.checkpointable import (
+    CheckpointPart,
+    RankLocalVariables,
+    StagedContent,
+    is_of_all_ranks,
+)
+from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table.variable import is_embedding_variable
 
 _FILES = (".keras", ".h5")
@@ -45,13 +52,13 @@ _IN_A_GRAPH = (
 )
 
 
-def kinds_of(model: Any) -> NotSameOnRanks:
+def kinds_of(model: Any) -> RankLocalVariables:
     """The variables of a model that are not the same on all ranks."""
     try:
         ordinary = _ordinary(model)
     except ValueError:  # tf_keras' models have no variables before they are built
-        return NotSameOnRanks(())
-    return NotSameOnRanks([*ordinary, *dense_in_keras.holders_of(model)])
+        return RankLocalVariables(())
+    return RankLocalVariables([*ordinary, *dense_in_keras.holders_of(model)])
 
 
 def _ordinary(model):
@@ -106,7 +113,7 @@ def save_together(
     call: str,
     filepath: Any,
     write: Callable[[Any], Any],
-    kinds: NotSameOnRanks | None = None,
+    kinds: RankLocalVariables | None = None,
     collective: bool = True,
 ) -> None:
     """Writes a file on rank 0, and tables beside it; all ranks call it with the same path.
@@ -131,9 +138,9 @@ def save_together(
         if path.endswith(_FILES):
             folders.remove_others(path, ())  # of an earlier save by several ranks
         return
-    kinds = kinds or NotSameOnRanks(())
-    pieces: list[Piece] = [HashPiece(table) for table in kinds.tables]
-    pieces += map(dense_in_keras.piece_of, kinds.holders)
+    kinds = kinds or RankLocalVariables(())
+    parts: list[CheckpointPart] = [HashTablePart(table) for table in kinds.tables]
+    parts += map(dense_in_keras.part_of, kinds.holders)
 
     def common(references):
         if not named:
@@ -145,7 +152,7 @@ def save_together(
                 with tempfile.TemporaryDirectory(prefix="sok_save_") as folder:
                     write(os.path.join(folder, os.path.basename(path)))
 
-    transaction.save(call, path, pieces, common)
+    transaction.save(call, path, parts, common)
 
 
 def _replaced(path, write):
@@ -191,7 +198,7 @@ def load_weights(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs:
     return transaction.load(call, _path(filepath), run)
 
 
-class _Replaced(Prepared):
+class _Replaced(StagedContent):
     """The values of a model's ordinary variables, which Keras replaces while it reads."""
 
     def __init__(self, model):

@@ -18,8 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.saving import dense_in_keras, keras_layers, table_names
+from sok_like.saving.containers import dense_in_keras, keras_layers
 from sok_like.saving.format import manifest
+from sok_like.saving.parts import table_names
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _UNDER = "tables/"

@@ -28,17 +28,18 @@ import numpy as np
 
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
-from sok_like.saving import sealed, table_names, transaction
-from sok_like.saving.format import manifest
-from sok_like.saving.hash_pieces import HashPiece
-from sok_like.saving.pieces import NotSameOnRanks, Prepared
+from sok_like.saving import transaction
+from sok_like.saving.format import hdf5_checksum, manifest
+from sok_like.saving.parts import table_names
+from sok_like.saving.parts.checkpointable import RankLocalVariables, StagedContent
+from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table import snapshots
 from sok_like.table.content import FIELDS, REQUIRED
 from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable
 
 _BESIDE = "beside"
-_ARRAYS = "|".join((*FIELDS, sealed.CHECKSUM, _BESIDE))
+_ARRAYS = "|".join((*FIELDS, hdf5_checksum.CHECKSUM, _BESIDE))
 _KEY = re.compile(rf"(?:([1-9]\d*|=[^.]+)\.)?({_ARRAYS})")
 # In earlier files: the layer of the first table, if there is one of this number, and the others'.
 _EARLIER = (
@@ -56,7 +57,7 @@ def tables_of(layer: Any) -> list[EmbeddingVariable]:
     A layer may have `tables_in_files` besides, of layers that it hides from Keras' files.
     """
     weights = [weight for weights in _lists_of(layer).values() for weight in weights]
-    return NotSameOnRanks([*weights, *getattr(layer, "tables_in_files", ())]).tables
+    return RankLocalVariables([*weights, *getattr(layer, "tables_in_files", ())]).tables
 
 
 def track(own: Callable, self: Any, attr: Any) -> Any:
@@ -94,7 +95,7 @@ def load(own: Callable, self: Any, store: Any) -> None:
         own(self, store)
         return
     ordinary, stored = _sorted(store)
-    prepared: list[Prepared] = []
+    prepared: list[StagedContent] = []
     try:
         for table, name, arrays in _matched(self, tables, stored or _of_earlier()):
             try:
@@ -168,7 +169,7 @@ def _save_table(table, store, prefix):
     content = table.snapshot().fields()
     arrays = {name: np.asarray(value) for name, value in content.items()}
     arrays["slot_names"] = _bytes_of_names(arrays["slot_names"])
-    sealed.write(store, arrays.items(), prefix)
+    hdf5_checksum.write(store, arrays.items(), prefix)
 
 
 # ---- reading ----
@@ -243,7 +244,7 @@ def _folder_of(stored):
 def _prepared(table, stored, has_checksum):
     """The table's new content, which it takes when all of the file is read."""
     if _BESIDE in stored:
-        return HashPiece(table).prepare(_folder_of(stored))
+        return HashTablePart(table).prepare(_folder_of(stored))
     name = table.table_name
     missing = {*REQUIRED} - stored.keys()
     if missing:
@@ -251,7 +252,7 @@ def _prepared(table, stored, has_checksum):
             f"The file must hold all of table '{name}'. Received: a file without its "
             f"{sorted(missing)}"
         )
-    sealed.check(stored, f"table '{name}'", has_checksum)
+    hdf5_checksum.check(stored, f"table '{name}'", has_checksum)
     fields = {field: stored[field] for field in FIELDS if field in stored}
     keys, rows = fields["keys"], fields["rows"]
     if keys.ndim != 1 or rows.shape != (len(keys), table.dim):
@@ -260,7 +261,7 @@ def _prepared(table, stored, has_checksum):
             f"{keys.shape} and rows of shape {rows.shape}"
         )
     fields["slot_names"] = _names_of_bytes(fields["slot_names"])
-    return HashPiece(table).prepare_content(**snapshots.owned(fields))
+    return HashTablePart(table).prepare_content(**snapshots.owned(fields))
 
 
 def _bytes_of_names(names):

@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from sok_like.saving import array_files
+from sok_like.saving.format import array_files
 
 
 def written(folder, seed=3):

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.saving import sealed, table_names, transaction
+from sok_like.saving import transaction
+from sok_like.saving.format import hdf5_checksum
+from sok_like.saving.parts import table_names
 from sok_like.table.keras_variable import is_keras_3
 from tests.checks import own_layers
 from tests.saving import fuzz_files
@@ -174,7 +176,7 @@ def test_a_file_of_version_0_1_without_checksums_is_read(sok, tmp_path, monkeypa
         for name, array in arrays:
             store[prefix + name] = array
 
-    monkeypatch.setattr(sealed, "write", write)
+    monkeypatch.setattr(hdf5_checksum, "write", write)
     monkeypatch.setattr(table_names, "key_of", lambda name, number: str(number))
     model.save_weights(path)
     other = one_layer()

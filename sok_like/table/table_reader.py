@@ -1,6 +1,6 @@
-"""A table's content in parts: from a table into files, and from files into a table aside.
+"""A table's content in parts: from a table into files, and from files into staged content.
 
-An op hands the table over as a number (`EmbeddingVariable.hand_over`). With this number, functions
+An op gives the table a number (`EmbeddingVariable.register_for_read`). With this number, functions
 of the op library are called by ctypes, because Python code within a graph has no tensors. So a dump
 or a restore needs only a few parts of memory beside the table, whatever its size.
 
@@ -22,13 +22,12 @@ from typing import Any
 import numpy as np
 
 from sok_like.runtime.native import libraries
-from sok_like.saving.format.shard_file import Shard, unread
-from sok_like.table.content import BY_KEY
+from sok_like.table.content import BY_KEY, TableShard, unread
 
 _INT64, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
 
-class _Content(ctypes.Structure):
+class _StreamContent(ctypes.Structure):
     """`StreamContent` of cpp/tf/streams.cc."""
 
     _fields_ = [
@@ -82,11 +81,11 @@ def see_problem(problem: bytes | None) -> None:
         raise ValueError(text)
 
 
-class Stream:
+class TableReader:
     """The content of a table at this instant, or what changed until then.
 
     Args:
-        number: The result of `hand_over`.
+        number: The result of `register_for_read`.
         since: None for the whole table; else what changed since that instant (0: everything, and
             the table records changes from now on).
         beside: Whether calls that change the table go on; `since` must be 0, and the table must
@@ -108,15 +107,15 @@ class Stream:
         see_problem(self._library.sok_stream_open(int(number), after, beside, *opened))
         self.instant = instant.value
 
-    def shard(self, dim: int) -> Shard:
+    def shard(self, dim: int) -> TableShard:
         """The content, as a shard that is read while it is written; called once."""
-        about = _Content()
+        about = _StreamContent()
         see_problem(self._library.sok_stream_about(self._stream, ctypes.byref(about)))
         return _shard_of(self._library, self._stream, about, dim, self._since)
 
     def keys(self) -> np.ndarray:
         """All keys, int64 `[num_keys]`, in place of `shard`."""
-        about = _Content()
+        about = _StreamContent()
         see_problem(self._library.sok_stream_about(self._stream, ctypes.byref(about)))
         found = np.empty(about.num_keys, np.int64)
         see_problem(self._library.sok_stream_keys(self._stream, len(found), found.ctypes.data))
@@ -141,17 +140,17 @@ class Stream:
 
 
 @contextlib.contextmanager
-def content(number: int, dim: int, since: int | None = None) -> Iterator[tuple[Shard, int]]:
-    """The shard and the instant of a `Stream`, while the table stands still."""
-    with contextlib.closing(Stream(number, since)) as stream:
+def content(number: int, dim: int, since: int | None = None) -> Iterator[tuple[TableShard, int]]:
+    """The shard and the instant of a `TableReader`, while the table stands still."""
+    with contextlib.closing(TableReader(number, since)) as stream:
         yield stream.shard(dim), stream.instant
 
 
-def make_aside(number: int, rest: Shard, num_keys: int, parts: Iterable[Shard]) -> int:
-    """Makes a table aside with this content; the op of `read_aside` takes it by its number.
+def stage_parts(number: int, rest: TableShard, num_keys: int, parts: Iterable[TableShard]) -> int:
+    """Stages this content; the op of `stage` takes it by its number.
 
     Args:
-        number: The result of `hand_over`.
+        number: The result of `register_for_read`.
         rest: What belongs to no key.
 
     Raises:
@@ -169,8 +168,8 @@ def make_aside(number: int, rest: Shard, num_keys: int, parts: Iterable[Shard]) 
         library.sok_aside_close(made)
 
 
-def drop_aside(number: int) -> None:
-    """Frees what `make_aside` made, if it will not be taken."""
+def drop_staged(number: int) -> None:
+    """Frees what `stage_parts` made, if it will not be taken."""
     _library().sok_aside_drop(number)
 
 
@@ -221,7 +220,7 @@ def _shard_of(library, stream, about, dim, since):
             see_problem(library.sok_stream_rows(stream, begin, keys, n, *wanted))
             yield found
 
-    shard = Shard(
+    shard = TableShard(
         unread((about.num_keys,), np.int64),
         unread((about.num_keys, dim), np.float32),
         unread((about.num_keys, about.slot_width), np.float32),

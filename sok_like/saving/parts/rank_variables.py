@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from sok_like.runtime.ranks import comm
-from sok_like.saving import array_files
-from sok_like.saving.pieces import Piece
+from sok_like.saving.format import array_files
+from sok_like.saving.parts.checkpointable import CheckpointPart
 
 
-class OwnVariables(Piece):
-    """Variables of this rank, as a piece.
+class RankVariables(CheckpointPart):
+    """Variables of this rank, as a part.
 
     Args:
         values: Their keys in the checkpoint, and their values.

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from sok_like.runtime.framework.keras_version import is_keras_3
-from sok_like.saving import folders
+from sok_like.saving.format import folders
 from sok_like.table import snapshots
 from sok_like.table.variable import EmbeddingVariable
 

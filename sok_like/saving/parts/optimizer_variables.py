@@ -2,7 +2,7 @@
 
 TensorFlow and Keras know an optimizer's variables by their positions in lists, which would differ
 between ranks. So the lists that they see do not contain the holders' variables: a holder stores
-them with its tables (`dense_pieces.py`).
+them with its tables (`dense_tables.py`).
 """
 
 from __future__ import annotations

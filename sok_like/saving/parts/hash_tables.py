@@ -1,4 +1,4 @@
-"""A hash table as a piece: a dump of it in a folder, as `sok.Saver` writes one.
+"""A hash table as a part: a dump of it in a folder, as `sok.Saver` writes one.
 
 model.keras.tables/user.3f2a9c0b/user.3f2a9c0b.0-of-2.npz     the shard of rank 0
 model.keras.tables/user.3f2a9c0b/user.json                    the manifest
@@ -15,52 +15,54 @@ import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.graph_collectives import text_of
-from sok_like.saving import dump_owners, sok1_files, streams
-from sok_like.saving.format import deltas, durable, manifest, shard_file
-from sok_like.saving.pieces import Piece, Prepared
+from sok_like.saving.format import deltas, durable, manifest, shard_file, sok1_files
+from sok_like.saving.parts import dump_checks
+from sok_like.saving.parts.checkpointable import CheckpointPart, StagedContent
+from sok_like.table import table_reader
 from sok_like.table.content import nothing
 
 
-class Ops:
-    """What a piece asks of its table, eagerly; `v1_saver` asks the same in a session."""
+class TableOps:
+    """What a part asks of its table, eagerly; `v1_saver` asks the same in a session."""
 
     def __init__(self, table: Any):
-        self._table, self._aside = table, None
+        self._table, self._staged = table, None
 
-    def hand_over(self, evict: bool) -> int:
-        """The number by which `streams` finds the table, once."""
-        return int(self._table.hand_over(evict=evict))
+    def register_for_read(self, evict: bool) -> int:
+        """The number by which `table_reader` finds the table, once."""
+        return int(self._table.register_for_read(evict=evict))
 
-    def read_aside(self, made: int, **content: Any) -> bytes:
+    def stage(self, staged_id: int, **content: Any) -> bytes:
         """Makes the new content; returns the problem, empty if there is none."""
-        self._aside, problem = self._table.read_aside(made, **content)
+        self._staged, problem = self._table.stage(staged_id, **content)
         return text_of(problem)
 
-    def take_aside(self) -> None:
+    def commit_staged(self) -> None:
         """Replaces the table's content."""
-        self._table.take_aside(self._aside)
+        self._table.commit_staged(self._staged)
 
     def drop(self) -> None:
         """Frees the new content."""
-        self._aside = None
+        self._staged = None
 
 
-class HashPiece(Piece):
-    """An EmbeddingVariable, as a piece.
+class HashTablePart(CheckpointPart):
+    """An EmbeddingVariable, as a part.
 
     Args:
         ops: What it is asked; None: eagerly.
     """
 
     def __init__(self, table: Any, ops: Any = None):
-        self.table, self.name, self._ops = table, table.table_name, ops or Ops(table)
+        self.table, self.name, self._ops = table, table.table_name, ops or TableOps(table)
 
     def write(self, folder: str) -> dict[str, Any]:
         """Writes this rank's shard."""
-        table, place = dump_owners.checked(self.table), comm.current()
+        table, place = dump_checks.checked(self.table), comm.current()
         name = manifest.shard_name(self.name, _dump_id(folder), place.rank, place.world_size)
         try:
-            with streams.content(self._ops.hand_over(evict=True), table.dim) as (shard, _):
+            handed = self._ops.register_for_read(evict=True)
+            with table_reader.content(handed, table.dim) as (shard, _):
                 what = f"dump of table '{self.name}'"
                 return shard_file.write_shard(folder, name, shard, what)
         except OSError as error:
@@ -72,38 +74,38 @@ class HashPiece(Piece):
         head = manifest.Head(self.name, table.dim, table.key_dtype.name, _dump_id(folder))
         manifest.write_manifest(folder, head, entries)
 
-    def prepare(self, folder: str) -> Prepared:
+    def prepare(self, folder: str) -> StagedContent:
         """Reads the keys that this rank owns; the dump may be that of a table of another name."""
         # Keras may have given the layer, and so its table, a new name.
         name = manifest.only_table(folder) or self.name
-        handed = self._ops.hand_over(evict=False)
+        handed = self._ops.register_for_read(evict=False)
         try:
-            found = make_aside(self.table, folder, handed, name)
+            found = stage_dump(self.table, folder, handed, name)
         except MemoryError as error:
             raise tf.errors.ResourceExhaustedError(None, None, str(error)) from error
-        return self._prepared(found.identity, found.made, **NOTHING)
+        return self._prepared(found.identity, found.staged_id, **NOTHING)
 
-    def prepare_content(self, **content: Any) -> Prepared:
+    def prepare_content(self, **content: Any) -> StagedContent:
         """The same for content that was inside a file: the arguments of `load_snapshot`."""
         return self._prepared("", 0, **content)
 
-    def _prepared(self, identity, made, **content):
-        code, _, text = self._ops.read_aside(made, **content).decode().partition(": ")
+    def _prepared(self, identity, staged_id, **content):
+        code, _, text = self._ops.stage(staged_id, **content).decode().partition(": ")
         if code == "RESOURCE_EXHAUSTED":
             raise tf.errors.ResourceExhaustedError(None, None, text)
         if code:
             raise tf.errors.InvalidArgumentError(None, None, text)
-        return _Aside(identity, self._ops, self.table)
+        return _StagedTable(identity, self._ops, self.table)
 
 
-class _Aside(Prepared):
+class _StagedTable(StagedContent):
     """A table's new content."""
 
     def __init__(self, identity, ops, table):
         self.identity, self._ops, self.target = identity, ops, table
 
     def commit(self):
-        self._ops.take_aside()
+        self._ops.commit_staged()
         self._ops.drop()
 
     def drop(self):
@@ -115,24 +117,26 @@ def _dump_id(folder):
     return os.path.basename(folder).rpartition(".")[2]
 
 
-class Made(NamedTuple):
-    """What `make_aside` has read."""
+class StagedDump(NamedTuple):
+    """What `stage_dump` has read."""
 
-    made: int  # argument of `read_aside`, with `NOTHING`
+    staged_id: int  # argument of `stage`, with `NOTHING`
     identity: str  # of the dump
     last: str  # name of the last dump of the chain
     may_grow: bool  # whether deltas may follow
 
 
-# Arguments of `read_aside` for a table that was made part by part.
+# Arguments of `stage` for a table that was made part by part.
 NOTHING = nothing().fields()
 
 
-def make_aside(variable: Any, folder: str, handed: int, name: str, rows_only: bool = False) -> Made:
-    """Reads the dump in a folder, with its deltas, into a table beside the present one.
+def stage_dump(
+    variable: Any, folder: str, handed: int, name: str, rows_only: bool = False
+) -> StagedDump:
+    """Reads the dump in a folder, with its deltas, into content beside the present one.
 
     Args:
-        handed: The result of its `hand_over`.
+        handed: The result of its `register_for_read`.
         name: Name of the table that was dumped.
         rows_only: Leaves out slot rows and the optimizer's step.
 
@@ -153,10 +157,10 @@ def make_aside(variable: Any, folder: str, handed: int, name: str, rows_only: bo
     what = f"restore of table '{variable.table_name}'"
     content = deltas.content_of(dump, *ranks, variable.dim, what)
     rest, parts = checked(content.rest), map(checked, content.parts())
-    made = streams.make_aside(handed, rest, content.num_keys, parts)
+    staged_id = table_reader.stage_parts(handed, rest, content.num_keys, parts)
     # Deltas may follow unless state was left out, or the next dump has another name.
     may_grow = dump.may_grow and not rows_only and name == variable.table_name
-    return Made(made, dump.identity, (dump.deltas or [dump])[-1].name, may_grow)
+    return StagedDump(staged_id, dump.identity, (dump.deltas or [dump])[-1].name, may_grow)
 
 
 def _dump_of(variable, folder, name):

@@ -6,7 +6,7 @@
 
 Keras visits layers and optimizers in any order, and a slot variable is sliced like its table. So
 slot variables are stored with their tables, and both are read once Keras has visited all of a
-model. The optimizer's other variables are where Keras puts them (`dense_pieces.py`).
+model. The optimizer's other variables are where Keras puts them (`dense_tables.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ import tensorflow as tf
 
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
-from sok_like.saving import dense_pieces, keras_layers, optimizer_variables, sealed, transaction
-from sok_like.saving.dense_pieces import DensePiece, Holder, Slice, Stored
+from sok_like.saving import transaction
+from sok_like.saving.containers import keras_layers
+from sok_like.saving.format import hdf5_checksum
+from sok_like.saving.parts import dense_tables, optimizer_variables
+from sok_like.saving.parts.dense_tables import DenseTablesPart, Holder, Slice, Stored
 
 _ID = "tables"  # the id of the only holder in a folder
 _PREFIX = "dense."  # of its arrays in a file; earlier versions had none
@@ -41,9 +44,9 @@ def holders_of(model: Any) -> list[Any]:
     return list({id(each): each for each in found if each is not None}.values())
 
 
-def piece_of(holder: Holder) -> DensePiece:
-    """A holder as a piece beside Keras' file."""
-    return DensePiece(holder.table_name, [holder], [_ID])
+def part_of(holder: Holder) -> DenseTablesPart:
+    """A holder as a part beside Keras' file."""
+    return DenseTablesPart(holder.table_name, [holder], [_ID])
 
 
 def is_hidden(layer: Any, name: str) -> bool:
@@ -72,9 +75,9 @@ def save(holder: Holder, store: Any) -> None:
         )
     wholes = (
         (key, (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy())
-        for key, value in dense_pieces.wholes_of(holder)
+        for key, value in dense_tables.wholes_of(holder)
     )
-    sealed.write(store, wholes, _PREFIX)
+    hdf5_checksum.write(store, wholes, _PREFIX)
 
 
 # ---- reading ----
@@ -87,7 +90,7 @@ def load(holder: Holder, store: Any) -> Any:
         ValueError: the file has other tables, or none.
     """
     with optimizer_variables.of_root(()):
-        parts = dense_pieces.parts_of(holder)
+        parts = dense_tables.parts_of(holder)
     names = [key.removeprefix(_PREFIX) for key in store.keys() if key.startswith(_PREFIX)]
     rest: Any = {}
     if names:
@@ -99,7 +102,7 @@ def load(holder: Holder, store: Any) -> Any:
         stored = Stored.of_folder(folder, ranks, listed == [_LISTED])
         stored = stored.renumbered(_ID, _matched(holder, stored.tables(_ID)))
     else:
-        sealed.check(store, f"the tables of layer '{holder.name}'", required=bool(names))
+        hdf5_checksum.check(store, f"the tables of layer '{holder.name}'", required=bool(names))
         keys = [key for key in store.keys() if re.fullmatch(r"\d+|=[^.]+", key)]
         stored = Stored.of_slices(_slices_in(store, parts, _matched(holder, keys)))
     stored.check_tables(holder, _ID, parts)
@@ -111,7 +114,7 @@ def load(holder: Holder, store: Any) -> Any:
 
 
 def _matched(holder, tables):
-    keys, problem = dense_pieces.match(holder, tables, "The file")
+    keys, problem = dense_tables.match(holder, tables, "The file")
     keras_layers.check(problem, bool(keys))
     return keys
 
@@ -151,7 +154,7 @@ def loading(model: Any, discarded: Callable[[], bool]) -> Iterator[None]:
 
 def _parts_in(holder, stored):
     """The parts of a holder that are read; not slot variables of another optimizer."""
-    parts = dense_pieces.parts_of(holder)
+    parts = dense_tables.parts_of(holder)
     mine = {part.key.partition(".")[2] for part in parts if "." in part.key}
     received = stored.slot_names(_ID)
     if mine and received and mine != received:  # Keras, too, keeps the optimizer's state then

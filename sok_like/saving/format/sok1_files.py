@@ -29,8 +29,8 @@ from sok_like.runtime.ranks.graph_collectives import Steps
 from sok_like.saving.format import durable
 from sok_like.saving.format.manifest import file_stem
 from sok_like.saving.format.part_file import write_part
-from sok_like.saving.format.shard_file import Shard
 from sok_like.saving.format.shard_reader import ShardFile, ShardInMemory
+from sok_like.table.content import TableShard
 
 _KEYS, _VALUES = "_keys.file", "_values.file"
 
@@ -82,7 +82,8 @@ class Sok1Dump:
         if len(np.unique(keys)) != num_keys:
             raise ValueError(f"{self.keys_file} must hold each key once")
         no_slots: np.ndarray = np.zeros([num_keys, 0], np.float32)
-        return ShardInMemory(Shard(keys, _Rows(values_file, (num_keys, dim)), no_slots, [], []))
+        rows = _RowFile(values_file, (num_keys, dim))
+        return ShardInMemory(TableShard(keys, rows, no_slots, [], []))
 
     def _values_file(self):
         path = self.keys_file.removesuffix(_KEYS) + _VALUES
@@ -91,7 +92,7 @@ class Sok1Dump:
         return path
 
 
-class _Rows:
+class _RowFile:
     """Rows in a file; a slice of them is read."""
 
     def __init__(self, path: str, shape: tuple[int, int]):

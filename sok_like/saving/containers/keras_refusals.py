@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sok_like.runtime.ranks import comm
-from sok_like.saving.keras_files import kinds_of
+from sok_like.saving.containers.keras_files import kinds_of
 
 _OLDER = (
     "Keras' older HDF5 files hold no hash tables, and no tables spread over ranks: use "
