@@ -179,6 +179,19 @@ void TestZeroDivisorAndNonFinite() {
   CHECK_EQ(weight_grad[1], 0.0f);
 }
 
+// Samples of one key each, without weights, are copied; others keep their combiner.
+void TestSimplified() {
+  const Problem one_key_each(2, 5, true, false, Combiner::kMean);
+  CHECK(Simplified(one_key_each.samples).combiner == Combiner::kNone);
+  CHECK(Simplified(Problem(2, 5, true, true, Combiner::kMean).samples).combiner == Combiner::kMean);
+  for (const std::vector<int64_t>& row_splits :
+       {std::vector<int64_t>{0, 1, 2, 4, 4, 5}, {0, 0, 2, 3, 4, 5}, {0, 1, 2, 3, 5, 5}}) {
+    Samples samples = one_key_each.samples;
+    samples.row_splits = row_splits.data();
+    CHECK(Simplified(samples).combiner == Combiner::kMean);
+  }
+}
+
 void TestNames() {
   CHECK(ParseCombiner("Mean") == Combiner::kMean);
   CHECK(ParseCombiner("sqrtn") == Combiner::kSqrtn);
@@ -200,6 +213,7 @@ int main() {
   sok::TestThreadCountDoesNotShow();
   sok::TestAddedGradient();
   sok::TestZeroDivisorAndNonFinite();
+  sok::TestSimplified();
   sok::TestNames();
   return 0;
 }

@@ -78,15 +78,10 @@ struct PositionMap {
 PositionMap MapPositions(Executor& ex, const Samples& samples) {
   PositionMap map;
   const bool none = samples.combiner == Combiner::kNone;
-  bool one_key_each = none || samples.batch == samples.num_keys;
-  if (!none && one_key_each) {
-    for (int64_t s = 0; s <= samples.batch; ++s) one_key_each &= samples.row_splits[s] == s;
-  }
-  const bool scaled =
-      samples.weights != nullptr || (!one_key_each && !none && samples.combiner != Combiner::kSum);
-  if (!one_key_each) map.sample = Scratch<int32_t>(samples.num_keys);
+  const bool scaled = samples.weights != nullptr || (!none && samples.combiner != Combiner::kSum);
+  if (!none) map.sample = Scratch<int32_t>(samples.num_keys);
   if (scaled) map.factor = Scratch<float>(samples.num_keys);
-  if (one_key_each && !scaled) return map;
+  if (none && !scaled) return map;
 
   ex.ParallelFor(samples.num_samples(), 2048, [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {
@@ -170,8 +165,9 @@ double Dot(const float* a, const float* b, int64_t dim) {
 }
 
 // CombineGradient, or AddGradient if it `adds`.
-void SumGradient(Executor& ex, const Samples& samples, const float* grad, int64_t num_unique,
+void SumGradient(Executor& ex, const Samples& any_samples, const float* grad, int64_t num_unique,
                  int64_t dim, bool adds, float* out) {
+  const Samples samples = Simplified(any_samples);
   // Every part walks all positions, so there are no more parts than threads to run them. A row
   // belongs to one part: how many there are does not show in the sums.
   const int64_t work_parts = 1 + samples.num_keys * dim / kGrainFloats;
@@ -195,6 +191,15 @@ void SumGradient(Executor& ex, const Samples& samples, const float* grad, int64_
 }
 
 }  // namespace
+
+Samples Simplified(Samples samples) {
+  const bool may_be = samples.combiner != Combiner::kNone && samples.weights == nullptr &&
+                      samples.batch == samples.num_keys;
+  int64_t differing = may_be ? 0 : 1;
+  for (int64_t s = 0; may_be && s <= samples.batch; ++s) differing |= samples.row_splits[s] ^ s;
+  if (differing == 0) samples.combiner = Combiner::kNone;
+  return samples;
+}
 
 void CombineRows(Executor& ex, const Samples& samples, const float* const* rows, int64_t num_unique,
                  int64_t dim, float* out) {

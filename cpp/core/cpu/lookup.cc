@@ -194,7 +194,7 @@ class RecordedLookup {
     lookup_->Make(ex);
     for (size_t f = 0; f < rows_.size(); ++f) {
       rows_[f].Find(ex, lookup_->withheld());
-      Combine(ex, rows_[f], *features_[f], features_[f]->samples);
+      Combine(ex, rows_[f], *features_[f], Simplified(features_[f]->samples));
     }
   }
 
@@ -210,7 +210,7 @@ class RecordedLookup {
 void CombineByKey(Executor& ex, CpuTable& table, const FeatureLookup& feature) {
   const int64_t num_keys = feature.samples.num_keys;
   const RowCatchUp* catch_up = table.catch_up().get();
-  Samples samples = feature.samples;
+  Samples samples = Simplified(feature.samples);
   if (catch_up != nullptr && catch_up->pending()) {
     // To replay the steps that a row owes costs more than to find out which keys repeat.
     const Scratch<uint64_t> unique(num_keys);
@@ -271,7 +271,7 @@ void LookupGroup(Executor& ex, std::vector<FeatureLookup>* features, bool insert
       if (table.keeps_records()) continue;
       UniqueRows rows(table, feature.unique_keys, feature.num_unique);
       rows.Insert(inner);
-      Combine(inner, rows, feature, feature.samples);
+      Combine(inner, rows, feature, Simplified(feature.samples));
     }
     if (!insert || !table.keeps_records()) return;
     recorded[places[0]] = std::make_unique<RecordedLookup>(inner, table, lookups, places, count);
