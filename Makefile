@@ -19,7 +19,7 @@ STAMPS := $(VENV)/stamps
 NUM_RANKS ?= 2
 RANKS := $(VENV)/bin/python -m sok_like.run -np $(NUM_RANKS)
 
-.PHONY: help venv build demo test test-all bench bench-dmp bench-groups bench-saving bench-storage predict soak lint cuda fake-gpu asan tsan soak-ranks
+.PHONY: help venv build demo test test-all bench bench-dmp bench-engines bench-groups bench-saving bench-storage predict soak lint cuda fake-gpu asan tsan soak-ranks
 .PHONY: clean distclean
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make bench-dmp  sharded against replicated dense tables, on NUM_RANKS=2 ranks"
 	@echo "make bench-saving  dumps, deltas and restores, beside cp and a checkpoint"
 	@echo "make bench-storage  rows on disk against rows in memory; ARGS='--path DIRECTORY'"
+	@echo "make bench-engines  exchanges and steps on 2 and 4 ranks, by MPI and by Horovod"
 	@echo "make bench-groups  many tables in one lookup, on NUM_RANKS=2 ranks"
 	@echo "make predict    the time of a step on any number of ranks; ARGS='--measure --machine FILE'"
 	@echo "make soak       20 minutes at a full table: memory stays flat, counts add up"
@@ -105,6 +106,9 @@ bench-saving: venv
 
 bench-storage: venv
 	@$(VENV)/bin/python -m benchmarks.storage $(ARGS)
+
+bench-engines: venv horovod
+	@$(VENV)/bin/python -m benchmarks.engines $(ARGS)
 
 bench-groups: venv
 	@$(RANKS) -m benchmarks --only groups $(ARGS)

@@ -1,11 +1,11 @@
 """One global batch, of W1 or of groups: on one rank with two threads, on two ranks with one thread.
 
-    parent --"layer"--> rank 0 of a job --broadcast--> its other ranks     a burst of steps
-    parent <--"8.13"--- rank 0                                             its median in ms
+    parent --"layer 5"------> rank 0 of a job --broadcast--> its other ranks     a burst of 5 steps
+    parent <--"8.13 15.9"---- rank 0               ms per step, and those of the ranks' processors
 
 Both jobs exist during the whole run and take turns. A signal stops the waiting job, because its
 ranks poll and would take a core. The cores are the same, so two ranks can at best be as fast as
-one.
+one. `benchmarks.engines` lets jobs of other engines take turns in the same way.
 
     python -m benchmarks --only two-ranks
 """
@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks import harness
 
@@ -28,31 +29,31 @@ GROUPS = {"300 tables": (300, 256, 4), "one key of 26 tables": (26, 2, 1)}
 
 
 class Job:
-    """Ranks that take a step on request.
+    """Ranks that make a burst of calls on request.
 
     Args:
-        num_ranks: Number of ranks; they share `num_threads` threads.
-        num_threads: Number of TensorFlow's threads over all ranks.
-        quick: Whether the data are small.
+        num_ranks: Number of ranks.
+        words: The program that calls `serve`, and its arguments.
+        environment: Variables beside those of this process.
     """
 
-    def __init__(self, num_ranks: int, num_threads: int, quick: bool):
-        each = str(max(1, num_threads // num_ranks))
-        line = [sys.executable, "-m", "sok_like.run", "-np", str(num_ranks)]
-        line += ["-m", "benchmarks.ranks", each, "quick" if quick else "full"]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(line, stdin=pipe, stdout=pipe, text=True)
+    def __init__(
+        self, num_ranks: int, words: Sequence[str], environment: Mapping[str, str] | None = None
+    ):
+        line = [sys.executable, "-m", "sok_like.run", "-np", str(num_ranks), *words]
+        pipe, variables = subprocess.PIPE, {**os.environ, **(environment or {})}
+        self._process = subprocess.Popen(line, stdin=pipe, stdout=pipe, text=True, env=variables)
         self._pids = [int(word) for word in self._answer("ready")]
         self._signal(signal.SIGSTOP)
 
-    def burst(self, name: str) -> float:
-        """Milliseconds per step of `name`, the median of a burst."""
+    def burst(self, name: str, calls: int) -> tuple[float, float]:
+        """Milliseconds per call of `name`: by the clock, the median; by all ranks' processors."""
         self._signal(signal.SIGCONT)
-        self._process.stdin.write(f"{name}\n")
+        self._process.stdin.write(f"{name},{calls}\n")
         self._process.stdin.flush()
-        (text,) = self._answer("took")
+        clock, processors = map(float, self._answer("took"))
         self._signal(signal.SIGSTOP)
-        return float(text)
+        return clock, processors
 
     def end(self) -> None:
         self._signal(signal.SIGCONT)
@@ -69,8 +70,8 @@ class Job:
             os.kill(pid, number)
 
 
-def rank_main(num_threads: int, quick: bool) -> None:
-    """Runs as a rank: makes its contenders, then runs bursts that rank 0 reads from its input."""
+def serve(num_threads: int, contenders: Callable[[], Mapping[str, harness.Contender]]) -> None:
+    """Runs as a rank of a job: warms its contenders up, then runs bursts that rank 0 reads."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
@@ -78,10 +79,46 @@ def rank_main(num_threads: int, quick: bool) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(num_threads)
 
     import sok_like as sok
-    from benchmarks import groups, steps, workloads
     from sok_like.runtime.ranks import comm
 
     sok.Init(global_batch_size=8192)
+    ranks, by_name = comm.current(), contenders()
+    names, calls = list(by_name), dict.fromkeys(by_name, 0)
+
+    def milliseconds(name):
+        start = time.perf_counter()
+        by_name[name].call(calls[name])
+        calls[name] += 1
+        return (time.perf_counter() - start) * 1e3
+
+    for name in names:
+        for _ in range(by_name[name].warm_up):
+            milliseconds(name)
+    pids = ranks.all_gather(tf.constant([os.getpid()]), "bench_pids")
+    if ranks.rank == 0:
+        print("ready", *pids.numpy(), flush=True)
+    while True:
+        turn = [-1, 0]
+        if ranks.rank == 0 and (line := sys.stdin.readline().strip()):
+            name, _, number = line.rpartition(",")
+            turn = [names.index(name), int(number)]
+        place, burst = ranks.broadcast(tf.constant(turn), 0, "bench_turn").numpy()
+        if place < 0:
+            return
+        before = time.process_time()
+        times = [milliseconds(names[place]) for _ in range(burst)]
+        used = tf.constant((time.process_time() - before) * 1e3 / burst)
+        used = float(ranks.sum(used, "bench_processors"))
+        if ranks.rank == 0:
+            print("took", statistics.median(times), used, flush=True)
+
+
+def _contenders(quick):
+    import tensorflow as tf
+
+    from benchmarks import groups, steps, workloads
+    from sok_like.runtime.ranks import comm
+
     ranks = comm.current()
     data = workloads.w1(quick)
     data = data._replace(
@@ -93,30 +130,7 @@ def rank_main(num_threads: int, quick: bool) -> None:
     for name, (num_tables, batch, most) in GROUPS.items():
         made, _ = groups.groups(num_tables, batch, quick, most, [groups.GROUP])
         contenders[name] = made[f"{groups.GROUP} (step)"]
-    names, calls = list(contenders), dict.fromkeys(contenders, 0)
-
-    def step(name):
-        start = time.perf_counter()
-        contenders[name].call(calls[name])
-        calls[name] += 1
-        return (time.perf_counter() - start) * 1e3
-
-    for name in names:
-        for _ in range(contenders[name].warm_up):
-            step(name)
-    pids = ranks.all_gather(tf.constant([os.getpid()]), "bench_pids")
-    if ranks.rank == 0:
-        print("ready", *pids.numpy(), flush=True)
-    while True:
-        told = -1
-        if ranks.rank == 0:
-            told = names.index(name) if (name := sys.stdin.readline().strip()) else -1
-        told = int(ranks.broadcast(tf.constant(told), 0, "bench_turn"))
-        if told < 0:
-            return
-        took = statistics.median(step(names[told]) for _ in range(BURST))
-        if ranks.rank == 0:
-            print("took", took, flush=True)
+    return contenders
 
 
 def contest(num_threads: int, rounds: int, quick: bool) -> list[harness.Result]:
@@ -124,14 +138,17 @@ def contest(num_threads: int, rounds: int, quick: bool) -> list[harness.Result]:
     from benchmarks.steps import RAGGED, SPARSE
 
     one, two = "ours, one rank", "ours, two ranks"
-    jobs = {name: Job(n, num_threads, quick) for n, name in ((1, one), (2, two))}
+    words = ["-m", "benchmarks.ranks", "quick" if quick else "full"]
+    jobs = {
+        name: Job(n, [*words, str(max(1, num_threads // n))]) for n, name in ((1, one), (2, two))
+    }
     results = []
     for name in ("layer", RAGGED, SPARSE, *GROUPS):
         times: dict[str, list[float]] = {job: [] for job in jobs}
         for r in range(rounds):
             harness.progress_line(f"{name}: round {r + 1}/{rounds}")
             for job in list(jobs)[:: 1 if r % 2 == 0 else -1]:
-                times[job].append(jobs[job].burst(name))
+                times[job].append(jobs[job].burst(name, BURST)[0])
         what, target = f"W1 step {RULE}, {name.removeprefix('ours, ')}", TARGET
         if name in GROUPS:  # one rank exchanges nothing, and here that is most of a step
             what, target = f"step {RULE}, {name}", None
@@ -144,4 +161,4 @@ def contest(num_threads: int, rounds: int, quick: bool) -> list[harness.Result]:
 
 
 if __name__ == "__main__":
-    rank_main(int(sys.argv[1]), sys.argv[2] == "quick")
+    serve(int(sys.argv[2]), lambda: _contenders(sys.argv[1] == "quick"))
