@@ -42,6 +42,7 @@ help:
 	@echo "make soak       20 minutes at a full table: memory stays flat, counts add up"
 	@echo "make lint       ruff, mypy, clang-format"
 	@echo "make docs       the site, in out/site; the first time it makes .venv-docs"
+	@echo "make docs-check opens the site in Chromium: links, a narrow screen, the search"
 	@echo "make cuda       build with the CUDA backend, where nvcc is"
 	@echo "make fake-gpu   device tables under TensorFlow's own GPU runtime, without a GPU"
 	@echo "make soak-ranks random programs on 2 and 3 ranks; ARGS='--steps 20000'"
@@ -122,9 +123,12 @@ soak: venv
 lint: $(STAMPS)/requirements
 	@tools/lint.sh
 
-.PHONY: docs
+.PHONY: docs docs-check
 docs: .venv-docs/stamps/requirements
 	@tools/docs.sh
+
+docs-check: docs
+	@tools/docs.sh check
 
 .venv-docs/stamps/requirements: requirements/docs.txt requirements/constraints.txt
 	@tools/docs.sh venv

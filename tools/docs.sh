@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# `docs.sh venv` creates .venv-docs from requirements/docs.txt; `docs.sh` builds the site into out/site.
+# `docs.sh venv` creates .venv-docs from requirements/docs.txt; `docs.sh` builds the site into out/site;
+# `docs.sh check` opens it in a browser, and installs what drives one before.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 LOG=out/docs.log
@@ -12,6 +13,11 @@ if [ "${1:-}" = venv ]; then
   phase "Installing MkDocs" "$venv/bin/python" -m pip --disable-pip-version-check \
     install -r requirements/docs.txt
   exit
+fi
+if [ "${1:-}" = check ]; then
+  phase "Installing Playwright" "$venv/bin/python" -m pip --disable-pip-version-check \
+    install -r requirements/docs_check.txt
+  exec "$venv/bin/python" tools/check_site.py
 fi
 export NO_MKDOCS_2_WARNING=1  # an advertisement in the log of every build
 phase "Building the site" "$venv/bin/mkdocs" build --strict

@@ -52,6 +52,19 @@ def on_page_markdown(markdown, page, config, files):
     return markdown
 
 
+def on_page_content(html, page, config, files):
+    """Docstrings name pages by their path, which `help` shows; here these become links."""
+
+    def link(match):
+        target = files.get_file_from_path(match[1])
+        if target is None:
+            raise ValueError(f"{page.file.src_uri} names a page that is missing: docs/{match[1]}")
+        return f'<a href="{target.url_relative_to(page.file)}">{target.page.title}</a>'
+
+    of_the_api = page.file.src_uri.startswith("reference/")
+    return re.sub(r"(?:<code>)?\bdocs/([\w/]+\.md)\b(?:</code>)?", link, html) if of_the_api else html
+
+
 def _page_of(source):
     """Path in the site of a file of the repository; None if it is not there."""
     if source.startswith("docs/"):
