@@ -1,6 +1,6 @@
 """Opens the built documentation in a headless browser, as a reader does: `make docs-check`.
 
-    every page   at 400 pixels: nothing is wider than the screen; no file is missing, no script fails
+    every page   at 400 pixels: nothing is wider than the screen; files load, no script fails
     every link   its page and its anchor exist (links to other hosts are not followed); pages of
                  this site are named by links
     the search   finds WORDS, on a page that has them
@@ -77,13 +77,14 @@ def problems_of_pages(page: Page, address: str) -> Iterator[str]:
     failures: list[str] = []
     page.on("requestfailed", lambda request: failures.append(f"cannot load {request.url}"))
     page.on("pageerror", lambda error: failures.append(f"a script fails: {error}"))
-    page.on("response", lambda r: r.status < 400 or failures.append(f"status {r.status} of {r.url}"))
+    page.on("response", lambda r: r.status < 400 or failures.append(f"{r.status} for {r.url}"))
     anchors: dict[str, set[str]] = {}
     links: list[tuple[str, str]] = []
     names = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
     for name in names:
         page.goto(address + name, wait_until="networkidle")  # leaving it earlier ends requests
-        anchors[address + name] = set(page.eval_on_selector_all("[id]", "all => all.map(e => e.id)"))
+        ids = page.eval_on_selector_all("[id]", "all => all.map(e => e.id)")
+        anchors[address + name] = {*ids}
         hrefs = page.eval_on_selector_all("a[href]", "all => all.map(e => e.href)")
         links += [(name, href) for href in dict.fromkeys(hrefs) if href.startswith(address)]
         found = [*failures, *page.evaluate(TOO_WIDE), *page.evaluate(PLAIN_PATH)]

@@ -61,8 +61,9 @@ def on_page_content(html, page, config, files):
             raise ValueError(f"{page.file.src_uri} names a page that is missing: docs/{match[1]}")
         return f'<a href="{target.url_relative_to(page.file)}">{target.page.title}</a>'
 
-    of_the_api = page.file.src_uri.startswith("reference/")
-    return re.sub(r"(?:<code>)?\bdocs/([\w/]+\.md)\b(?:</code>)?", link, html) if of_the_api else html
+    if not page.file.src_uri.startswith("reference/"):
+        return html
+    return re.sub(r"(?:<code>)?\bdocs/([\w/]+\.md)\b(?:</code>)?", link, html)
 
 
 def _page_of(source):
