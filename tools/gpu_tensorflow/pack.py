@@ -4,7 +4,8 @@
     pack.py OUT [--work FOLDER] [--arch 90] [--python 3.12] [--part-mib 54] [--preset 6]
 
 FOLDER keeps the wheels and what was unpacked of them (5 GB). Into OUT go part-00, part-01, ...,
-pieces of one compressed tar, which holds the op library of build-cuda, too. cpp/tests/README.md says more.
+pieces of one compressed tar, which holds the op library of build-cuda, too. More is in
+cpp/tests/README.md.
 """
 
 import argparse
