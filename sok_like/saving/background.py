@@ -21,51 +21,47 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sok_like.runtime.ranks import agreement, comm
+from sok_like.runtime.ranks.graph_collectives import Steps
 from sok_like.saving.format import checksums, durable, manifest, shard_file
 from sok_like.saving.parts import dump_checks
-from sok_like.saving.parts.checkpointable import CheckpointPart
-from sok_like.saving.transaction import ON_ALL_RANKS
+from sok_like.saving.parts.hash_tables import HashTablePart
+from sok_like.saving.parts.table_dumps import GrowingDump
 from sok_like.table import table_reader
 
-_CALL, _DONE = "a dump in the background", "`done` of a dump in the background"
+CALL, _DONE = "a dump in the background", "`done` of a dump in the background"
 _POLL = 0.05  # seconds between two looks for the file of another rank
 
 
-class BackgroundPart(CheckpointPart):
-    """A table of which a thread writes a dump into a folder, as a part (`checkpointable.py`).
+class BackgroundPart(HashTablePart):
+    """A table of which a thread writes a dump into a folder."""
 
-    Args:
-        table: The EmbeddingVariable.
-        folder: The folder.
-        dump_id: Part of the names of all files; the same on all ranks.
-        reference: The folder's name, if it lies beside a file.
-    """
+    following = ()
+    instant = 0
 
-    def __init__(self, table: Any, folder: str, dump_id: str, reference: str | None = None):
-        self.table, self.name, self.reference = table, table.table_name, reference
-        self.folder, self.id = folder, dump_id
-        self.instant = 0  # of the dump
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
         self._entry: dict[str, Any] = {}
-        self._step, self._read_back = -1, ""  # the checksum of the file of another rank
-        self._stream: Any = None
+        self._read_back = ""  # the checksum of the file of another rank
+        self._reader: Any = None
         self._stopped = threading.Event()
-        # The thread asks nobody: a program may have several communicators.
-        self._rank, self._world_size = comm.current().rank, comm.current().world_size
-        self._other = dump_checks.read_back()
 
     # ---- on every rank, in this order; the two in the middle by the thread ----
 
     def open(self) -> None:
         """The instant of the dump. Nothing is read yet."""
-        self._stream = table_reader.TableReader(int(self.table.register_for_read()), 0, beside=True)
-        self.instant = self._stream.instant
+        # The thread asks nobody: a program may have several communicators.
+        self._several, self._other = comm.current().world_size > 1, dump_checks.read_back()
+        self._own_file, self._other_file = self.file(comm.current().rank), self.file(self._other)
+        number = int(self.table.register_for_read())
+        self._reader = table_reader.TableReader(number, 0, beside=True)
+        self.instant = self._reader.instant
 
     def write_file(self) -> None:
         """Writes all keys."""
-        with contextlib.closing(self._stream):
+        with contextlib.closing(self._reader):
             self._check_stopped()
-            shard = self._stream.shard(self.table.dim)
-            self._step, shard.erased, read = int(shard.optimizer_step), None, shard.read
+            shard = self._reader.shard(self.table.dim)
+            self.step, shard.erased, read = int(shard.optimizer_step), None, shard.read
 
             def parts(num_rows):
                 for part in read(num_rows):
@@ -73,44 +69,34 @@ class BackgroundPart(CheckpointPart):
                     yield part
 
             shard.read = parts
-            try:
-                self._entry = shard_file.write_shard(self.folder, self._file(self._rank), shard)
-            except OSError as error:
-                raise durable.explained(error, self.name) from error
+            with self._explaining():
+                self._entry = shard_file.write_shard(self.folder, self._own_file, shard)
 
     def read_back(self) -> None:
         """Reads what another rank has written, once it is there."""
-        if self._world_size == 1:
+        if not self._several:
             return
-        path = durable.join(self.folder, self._file(self._other))
+        path = durable.join(self.folder, self._other_file)
         while not durable.exists(path):
             self._check_stopped()
             time.sleep(_POLL)
         self._read_back = checksums.of_file(path)
 
-    def write(self, folder: str) -> dict[str, Any]:
+    def write(self) -> dict[str, Any]:
         """What the thread has written."""
-        if folder != self.folder:
-            raise ValueError(f"{_CALL} must end in {self.folder}. Received: {folder}")
-        return {"entry": self._entry, "step": self._step}
+        return self._entry
 
-    def see(self, folder: str, told: Sequence[dict[str, Any]]) -> None:
+    def see(self, entries: Sequence[Any]) -> None:
         """The same, with what the thread has read back."""
-        entries = [each["entry"] for each in told]
-        if self._world_size > 1:
+        if self._several:
             entry = entries[self._other]
-            manifest.check_same(folder, {**entry, "checksum": self._read_back}, entry, self._other)
-
-    def finish(self, folder: str, told: Sequence[dict[str, Any]]) -> None:
-        """Writes the manifest."""
-        key_dtype = self.table.key_dtype.name
-        head = manifest.Head(self.name, self.table.dim, key_dtype, self.id)
-        manifest.write_manifest(folder, head, [each["entry"] for each in told], told[0]["step"], [])
+            found = {**entry, "checksum": self._read_back}
+            manifest.check_same(self.folder, found, entry, self._other)
 
     def hurry(self) -> None:
         """Somebody waits for the dump: the thread does not rest any more."""
-        if self._stream is not None:
-            self._stream.hurry()
+        if self._reader is not None:
+            self._reader.hurry()
 
     # ---- ending early ----
 
@@ -121,19 +107,16 @@ class BackgroundPart(CheckpointPart):
 
     def close(self) -> None:
         """Frees what the table keeps for it."""
-        if self._stream is not None:
-            self._stream.close()
-
-    def remove_mine(self) -> None:
-        """Removes this rank's file, unless it is part of a dump that is complete."""
-        manifest.remove_unlisted(self.folder, self.name, self._file(self._rank))
+        if self._reader is not None:
+            self._reader.close()
 
     def _check_stopped(self):
         if self._stopped.is_set():
             raise RuntimeError(f"The dump of table '{self.name}' was given up")
 
-    def _file(self, rank):
-        return manifest.shard_name(self.name, self.id, rank, self._world_size)
+
+class BackgroundTableDump(BackgroundPart, GrowingDump):
+    """The same, as a dump in a folder of the user's."""
 
 
 class BackgroundDump:
@@ -141,13 +124,11 @@ class BackgroundDump:
 
     Args:
         parts: The tables, in the same order on all ranks.
-        publish: Called with `parts` by `finish`, on all ranks, when all files are written: makes
-            them the dump. Its result is that of `finish`.
+        publish: Called by `finish`, on all ranks, when all files are written: makes them the dump.
+            Its result is that of `finish`.
     """
 
-    def __init__(
-        self, parts: Sequence[BackgroundPart], publish: Callable[[Sequence[BackgroundPart]], Any]
-    ):
+    def __init__(self, parts: Sequence[BackgroundPart], publish: Callable[[], Any]):
         self._parts, self._publish = list(parts), publish
         self._written, self._result = threading.Event(), None
         self._error: BaseException | None = None
@@ -241,11 +222,11 @@ class BackgroundDump:
             # First, as nobody must wait for the file of a rank that could not write.
             _agreed(lambda: self._settled(self._written.wait))
             _agreed(lambda: self._settled(self._thread.join))
-            self._result = self._publish(self._parts)
+            self._result = self._publish()
             self._failed = None
         except BaseException as error:
             self._failed = error if isinstance(error, Exception) else self._failed
-            self._give_up(comm.current().world_size == 1 or isinstance(error, ON_ALL_RANKS))
+            self._give_up(agreement.raised_on_all(error, comm.current()))
             raise
 
     def cancel(self) -> None:
@@ -273,7 +254,7 @@ class BackgroundDump:
         self._thread.join()
         for part in self._parts if remove else ():
             with contextlib.suppress(OSError):
-                part.remove_mine()
+                part.remove()
 
     @staticmethod
     def _at_exit():
@@ -302,30 +283,6 @@ atexit.register(BackgroundDump._at_exit)
 os.register_at_fork(after_in_child=BackgroundDump._after_fork)
 
 
-def publish(parts: Sequence[BackgroundPart]) -> None:
-    """Writes the manifests of dumps that stand alone, all in one folder."""
-    folder = parts[0].folder
-
-    def see():
-        for part, entries in listed:
-            part.see(folder, entries)
-
-    def finish():
-        for part, entries in listed if comm.current().rank == 0 else ():
-            part.finish(folder, entries)
-
-    told = _agreed(lambda: [part.write(folder) for part in parts])
-    listed = list(zip(parts, zip(*told, strict=True), strict=True))
-    _agreed(see)
-    _agreed(finish)
-
-
 def _agreed(function):
-    """`agreed`, with the exceptions of several ranks on one rank, too."""
-    communicator = comm.current()
-    try:
-        return agreement.agreed(function, communicator, _CALL)
-    except Exception as error:
-        if communicator.world_size == 1 and not isinstance(error, ON_ALL_RANKS):
-            agreement.raise_first([agreement.problem_of(error)], cause=error)
-        raise
+    """`function` on all ranks; a single rank raises what several would."""
+    Steps(CALL, alone_alike=True).take(function)

@@ -3,7 +3,7 @@
 Each rank writes its shard. On the way back each rank reads all shards and keeps the keys it owns,
 so a dump of 4 ranks can be restored on 1, 3 or 64. `format/manifest.py` describes the files.
 
-Both directions are collective, in steps that all ranks take together
+Both directions are collective, in steps that all ranks take together, at once or in a graph
 (`sok_like/runtime/ranks/graph_collectives.py`):
 
     dump      agree on call and dump | write the shards | see all shards             | manifest
@@ -22,13 +22,14 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.native import libraries
-from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.graph_collectives import Steps, text_of
+from sok_like.runtime.ranks.graph_collectives import GraphSteps, Steps, text_of
 from sok_like.saving import delta_saver
-from sok_like.saving.format import sok1_files as files_of_sok1
 from sok_like.saving.parts import dump_checks, hash_tables
 from sok_like.saving.parts.dump_checks import check_arguments, checked, same_dump
+from sok_like.saving.parts.sok1_files import Sok1Files
+from sok_like.saving.parts.table_dumps import TableDump, remember
 from sok_like.saving.parts.table_names import name_in_files
+from sok_like.saving.transaction import Saving
 from sok_like.table import table_reader
 from sok_like.table.export_assign import assign
 from sok_like.table.keys import as_rows
@@ -37,8 +38,9 @@ from sok_like.table.keys import as_rows
 class Saver(delta_saver.DeltaSaver):
     """Dumps tables with their optimizer state, whole or as deltas; restores on any number of ranks.
 
-    The methods work eagerly. In a `tf.compat.v1` graph they return an op to run, and an
-    `os.PathLike` is asked for its folder in each run.
+    The methods work eagerly. In a graph `dump_to_file`, `restore`, `restore_from_file` and
+    `load_embedding_values` return an op to run, and an `os.PathLike` is asked for its folder in
+    each run; the others raise.
     """
 
     def dump_to_file(
@@ -77,13 +79,16 @@ class Saver(delta_saver.DeltaSaver):
         variable = checked(embedding_variable)
         check_arguments(variable, filepath, rows_only=rows_only, sok1_files=sok1_files)
         dump_checks.finish_running(variable)
-        work = delta_saver.WholeDump(variable, filepath, rows_only)
-        work.steps.take(work.agree)
-        handed = variable.register_for_read(not rows_only, evict=True)
-        work.write([handed])
+        steps = _steps("dump_to_file", "dump", variable)
+        dump = TableDump(variable, filepath, rows_only)
+        saving = Saving(steps, [dump])
+        saving.agree()
+        saving.write([variable.register_for_read(not rows_only, evict=True)])
         if sok1_files:
-            files_of_sok1.write(work.steps, variable, filepath, work.latest)
-        return work.steps.end("OK")
+            saving = Saving(steps, [Sok1Files(dump)])
+            saving.agree()
+            saving.write()
+        return steps.end("OK")
 
     def restore(
         self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
@@ -177,16 +182,10 @@ class Reading:
     ):
         check_arguments(variable, filepath, rows_only=rows_only)
         self.variable, self._filepath, self._rows_only = variable, filepath, rows_only
-        self._communicator, self._last, self._staged_id = comm.current(), "", 0
-        table = variable.table_name
-        self._name = name_in_files(table)
+        self._last, self._staged_id = "", 0
+        self._name = name_in_files(variable.table_name)
         dump_checks.finish_running(variable)
-        self.steps = Steps(
-            self._communicator,
-            f"sok_restore_{table}",
-            f"restore_from_file of table '{table}'",
-            variable.mark,
-        )
+        self.steps = _steps("restore_from_file", "restore", variable)
         self.steps.take(lambda: None)
         staged_id, self._keep = self.steps.take(
             self._read,
@@ -224,7 +223,15 @@ class Reading:
     def remember(self, _: Any, number: Any) -> None:
         """Stores the result of `number`."""
         if number > 0:
-            delta_saver.remember(self.variable, self._last, int(number))
+            remember(self.variable, self._last, int(number))
+
+
+def _steps(call, name, variable):
+    """The steps of a call of the Saver: at once, or in a graph."""
+    call = f"{call} of table '{variable.table_name}'"
+    if tf.executing_eagerly():
+        return Steps(call, alone_alike=True)
+    return GraphSteps(call, f"sok_{name}_{variable.table_name}", variable.mark)
 
 
 def restored(reading: Reading) -> tf.Tensor:

@@ -25,11 +25,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import tensorflow as tf
-
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
+from sok_like.runtime.ranks.graph_collectives import Steps
 from sok_like.saving.format import durable, folders
 from sok_like.saving.parts.checkpointable import CheckpointPart, StagedContent
 
@@ -39,15 +38,123 @@ _SAME_PATH = (
     "contains a metric, put `sok.callbacks.MetricAverage()` first in the list of callbacks. "
     "Received: {here!r} on rank {rank} and {first!r} on rank 0"
 )
-# What `agreed` raises on all ranks, once all of them have said how far they have come.
-ON_ALL_RANKS = (RuntimeError, tf.errors.ResourceExhaustedError)
 
 
 # ---- saving ----
 
 
+class Saving:
+    """The steps of a save of parts that have their folders. Parts are the same on all ranks.
+
+    Args:
+        steps: Takes them, at once or in a graph.
+    """
+
+    def __init__(self, steps: Steps, parts: Sequence[CheckpointPart]):
+        self._steps, self._parts = steps, list(parts)
+        self._entries: list[Any] = []  # by part: what all ranks have written
+
+    def agree(self) -> None:
+        """All ranks agree on what they will write; nothing is written yet."""
+        self._steps.take(self._begin, verify=self._check)
+
+    def write(self, inputs: Sequence[Any] = ()) -> None:
+        """All ranks write, then see what the others have written; then rank 0 publishes it.
+
+        Args:
+            inputs: By part, the number that its table was registered by; parts without one ask.
+        """
+        self._steps.take(self._write, inputs, undo=self._undo)
+        self._steps.take(self._see, undo=self._undo)
+        self._steps.take(self._publish, verify=self._done, undo=self._undo)
+
+    def _begin(self, *_: Any) -> Any:
+        return [[part.name, part.begin()] for part in self._parts]
+
+    def _check(self, told):
+        names = [[name for name, _ in begun] for begun in told]
+        for rank, of_rank in enumerate(names):
+            if of_rank != names[0]:
+                raise RuntimeError(
+                    f"All ranks must save the same tables ({self._steps.call}). Received: "
+                    f"{of_rank} on rank {rank} and {names[0]} on rank 0"
+                )
+        for part, begun in zip(self._parts, zip(*told, strict=True), strict=True):
+            part.agree([message for _, message in begun])
+
+    def _write(self, _, *numbers):
+        for part, number in zip(self._parts, numbers, strict=False):
+            part.registered = int(number)
+        return [part.write() for part in self._parts]
+
+    def _see(self, told):
+        self._entries = list(zip(*told, strict=True))
+        for part, entries in zip(self._parts, self._entries, strict=True):
+            part.see(entries)
+
+    def _publish(self, _):
+        if comm.current().rank == 0:
+            for part, entries in zip(self._parts, self._entries, strict=True):
+                part.finish(entries)
+
+    def _done(self, _):
+        for part in self._parts:
+            part.done()
+
+    def _undo(self):
+        for part in self._parts:
+            part.remove()
+
+
+class _Beside(Saving):
+    """A save of parts into new folders beside a file, which `common` writes."""
+
+    def __init__(self, call, path, parts, common):
+        super().__init__(Steps(call), parts)
+        self._path, self._common = path, common
+        self._references: list[str] = []
+        self._may_be_named = False
+
+    def _begin(self, *_):
+        _make_parent(self._path)
+        references = [part.reference or folders.new_reference(part.name) for part in self._parts]
+        return {"path": self._path, "references": references, "parts": super()._begin()}
+
+    def _check(self, told):
+        first = told[0]["path"]
+        for rank, each in enumerate(told):
+            if each["path"] != first:
+                raise RuntimeError(_SAME_PATH.format(here=each["path"], rank=rank, first=first))
+        super()._check([each["parts"] for each in told])
+        self._references = told[0]["references"]
+
+    def _write(self, *arguments):
+        for part, reference in zip(self._parts, self._references, strict=True):
+            part.folder = folders.folder_of(self._path, reference)
+        return super()._write(*arguments)
+
+    def _publish(self, told):
+        # From here on nothing new is removed: the file may name it, though an error comes.
+        self._may_be_named = True
+        folders.may_name(self._path, self._references)
+        super()._publish(told)
+        self._common(self._references)
+
+    def _done(self, told):
+        super()._done(told)
+        if comm.current().rank == 0:
+            folders.remove_others(self._path, self._references)
+
+    def _undo(self):
+        if not self._may_be_named:
+            folders.remove(self._path, self._references)
+
+
 def save(
-    call: str, path: str, parts: Sequence[CheckpointPart], common: Callable[[Sequence[str]], None]
+    call: str,
+    path: str,
+    parts: Sequence[CheckpointPart],
+    common: Callable[[Sequence[str]], None],
 ) -> None:
     """Writes parts beside a file, then the file; all ranks call it.
 
@@ -61,44 +168,9 @@ def save(
         RuntimeError: a rank has failed, or ranks differ in path or parts; on all ranks. The
             previous save is intact, unless rank 0 failed while writing the file.
     """
-    communicator, names = comm.current(), [part.name for part in parts]
-
-    def start():
-        _make_parent(path)
-        references = [part.reference or folders.new_reference(part.name) for part in parts]
-        return {"path": path, "parts": names, "references": references}
-
-    told = agreed(start, communicator, call)
-    _check_same(call, told)
-    references, places = told[0]["references"], []
-
-    def write():
-        places.extend(folders.folder_of(path, reference) for reference in references)
-        return [part.write(folder) for part, folder in zip(parts, places, strict=True)]
-
-    def see():
-        for part, folder, entries in listed:
-            part.see(folder, entries)
-
-    def publish():
-        for part, folder, entries in listed if communicator.rank == 0 else ():
-            part.finish(folder, entries)
-        common(references)
-
-    try:
-        told = agreed(write, communicator, call)
-        listed = list(zip(parts, places, zip(*told, strict=True), strict=True))
-        agreed(see, communicator, call)
-    except Exception as error:
-        # Otherwise another rank may go on, and publish what this one removes.
-        if communicator.world_size == 1 or isinstance(error, ON_ALL_RANKS):
-            folders.remove(path, references)
-        raise
-    # From here on nothing new is removed: the file may name it, though an error comes.
-    folders.may_name(path, references)
-    agreed(publish, communicator, call)
-    if communicator.rank == 0:
-        folders.remove_others(path, references)
+    saving = _Beside(call, path, parts, common)
+    saving.agree()
+    saving.write()
 
 
 def _make_parent(path):
@@ -107,18 +179,6 @@ def _make_parent(path):
         durable.make_folder(os.path.dirname(local) or ".")
     else:  # object stores have no folders; an unknown scheme raises
         durable.exists(path)
-
-
-def _check_same(call, told):
-    first = told[0]
-    for rank, each in enumerate(told):
-        if each["path"] != first["path"]:
-            raise RuntimeError(_SAME_PATH.format(here=each["path"], rank=rank, first=first["path"]))
-        if each["parts"] != first["parts"]:
-            raise RuntimeError(
-                f"All ranks must save the same tables ({call}). Received: {each['parts']} on rank "
-                f"{rank} and {first['parts']} on rank 0"
-            )
 
 
 # ---- loading ----
@@ -166,22 +226,16 @@ def load(
     results: list[_T] = []
 
     def run():
-        with attributes(_load, {"prepared": prepared, "path": path}):
-            results.append(read())
-
-    def look():
+        if not results:
+            with attributes(_load, {"prepared": prepared, "path": path}):
+                results.append(read())
         return [each.identity for each in prepared]
 
     try:
-        if collective:
-            agree_on_file(compared, communicator, call)
-            agreed(run, communicator, call)
-        else:
-            run()
-            if not prepared:
-                return results[0]
-            agree_on_file(compared, communicator, call)
-        _check_same_parts(agreed(look, communicator, call))
+        if not collective and not run():
+            return results[0]
+        agree_on_file(compared, communicator, call)
+        _check_same_parts(agreed(run, communicator, call))
         # What may fail takes its content while nothing else has.
         agreed(lambda: _commit(prepared, may_fail=True), communicator, call)
     except BaseException:

@@ -11,16 +11,18 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import agreed
+from sok_like.runtime.ranks.graph_collectives import Steps
+from sok_like.saving import transaction
 from sok_like.saving.format import durable
 from sok_like.saving.format.part_file import write_part
+from sok_like.saving.parts.checkpointable import CheckpointPart, StagedContent
+from sok_like.saving.transaction import Saving
 from sok_like.sok2 import dump_files as files
 from sok_like.sok2.dumped import dumped_of, optimizer_name
 
@@ -41,73 +43,88 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
         ValueError: two variables have the same name, or there are several optimizers.
         RuntimeError: in a graph; a rank could not write; the folder is not shared.
     """
-    folder, communicator = os.fspath(path), comm.current()
     dumped = _dumped("dump", dump_vars, optimizer)
-    parts: list[tuple[str, bytes, np.ndarray, str]] = []  # name of a file, head, items, table
+    steps = Steps(f"sok2.dump of {[table.stem for table in dumped]}")
+    saving = Saving(steps, [_Files(os.fspath(path), dumped)])
+    saving.agree()
+    saving.write()
 
-    def count():
-        parts.extend((*part, table.stem) for table in dumped for part in table.parts())
-        durable.make_folder(folder)
-        return {"dump": f"{secrets.randbits(62):016x}", "counts": [len(part[2]) for part in parts]}
 
-    statuses = agreed(count, communicator, f"sok2.dump of {[table.stem for table in dumped]}")
-    totals = np.sum([status["counts"] for status in statuses], 0)
-    before = np.sum([status["counts"] for status in statuses[: communicator.rank]], 0)
-    aside = [durable.join(folder, f"{name}.{statuses[0]['dump']}.tmp") for name, *_ in parts]
-    # Several ranks write into one file, if the file system can do that; otherwise rank 0 joins
-    # their files.
-    is_local = durable.local(folder) is not None
-    ranks = range(communicator.world_size)
+class _Files(CheckpointPart):
+    """The files of all variables of a dump, as a part; every rank writes a part of each file.
 
-    def write():
-        firsts = np.broadcast_to(before, len(parts)).tolist()
-        for file, first, (_, head, items, table) in zip(aside, firsts, parts, strict=True):
-            begin = head if communicator.rank == 0 else b""
-            if is_local:
-                position = files.HEAD + int(first) * items[:1].nbytes
-                write_part(file, items, position, table, begin)
+    Several ranks write into one file, if the file system can do that; otherwise rank 0 joins
+    their files.
+    """
+
+    name = "files of sok2.dump"
+
+    def __init__(self, folder, dumped):
+        self.folder, self._dumped, self._rank = folder, dumped, comm.current().rank
+        self._ranks = range(comm.current().world_size)
+        self._is_local = durable.local(folder) is not None
+        self._files: list[Any] = []  # name, head, items, table
+        self._staged: list[str] = []  # a path for each of them, until it has its name
+        self._counts: Any = None  # items, by rank and file
+
+    def begin(self):
+        self._files = [(*file, table.stem) for table in self._dumped for file in table.parts()]
+        durable.make_folder(self.folder)
+        counts = [len(items) for _, _, items, _ in self._files]
+        return {"dump": f"{secrets.randbits(62):016x}", "counts": counts}
+
+    def agree(self, begun):
+        self._counts = np.array([each["counts"] for each in begun], np.int64)
+        suffix = f".{begun[0]['dump']}.tmp"
+        self._staged = [durable.join(self.folder, name + suffix) for name, *_ in self._files]
+
+    def write(self):
+        firsts = self._counts[: self._rank].sum(0).tolist()
+        for path, first, file in zip(self._staged, firsts, self._files, strict=True):
+            _, head, items, table = file
+            begin = head if self._rank == 0 else b""
+            if self._is_local:
+                position = files.HEAD + first * items[:1].nbytes
+                write_part(path, items, position, table, begin)
             else:
                 data = np.ascontiguousarray(items, items.dtype.newbyteorder("<"))
-                durable.write(f"{file}.{communicator.rank}", begin + data.tobytes())
+                durable.write(f"{path}.{self._rank}", begin + data.tobytes())
 
-    def publish():
-        if communicator.rank > 0:
-            return
-        for file, total, (name, _, items, _) in zip(aside, totals.tolist(), parts, strict=True):
+    def _written(self, path):
+        return [path] if self._is_local else [f"{path}.{rank}" for rank in self._ranks]
+
+    def see(self, entries):
+        totals = self._counts.sum(0).tolist() if self._rank == 0 else []
+        for path, total, file in zip(self._staged, totals, self._files, strict=False):
+            name, _, items, _ = file
             row = int(np.prod(items.shape[1:], dtype=np.int64)) * items.itemsize
-            wanted = files.HEAD + total * row
-            written = [file] if is_local else [f"{file}.{rank}" for rank in ranks]
-            size = sum(durable.size(part) for part in written)
-            if size != wanted:
+            required = files.HEAD + total * row
+            size = sum(durable.size(part) for part in self._written(path))
+            if size != required:
                 raise ValueError(
-                    f"{folder} must be a folder that all ranks share. Received: {size} bytes of "
-                    f"{wanted} in {name}"
+                    f"{self.folder} must be a folder that all ranks share. Received: {size} bytes "
+                    f"of {required} in {name}"
                 )
-            if not is_local:
-                with durable.written(file) as joined:
-                    for part in written:
-                        joined.write(durable.read(part))
-        tables = zip(aside, parts, strict=True)
+
+    def finish(self, entries):
+        for path in () if self._is_local else self._staged:
+            with durable.written(path) as joined:
+                for part in self._written(path):
+                    joined.write(durable.read(part))
+        tables = zip(self._staged, self._files, strict=True)
         for _, files_of_table in itertools.groupby(tables, lambda pair: pair[1][3]):
-            pairs = [(file, durable.join(folder, name)) for file, (name, *_) in files_of_table]
+            pairs = [(path, durable.join(self.folder, name)) for path, (name, *_) in files_of_table]
             durable.rename_all(pairs[::-1])  # the keys come last
-        remove(ranks)
+        self._remove(self._ranks)
 
-    def remove(of_ranks):
-        for file in aside:
-            durable.remove(file)
-            for rank in () if is_local else of_ranks:
-                durable.remove(f"{file}.{rank}")
+    def remove(self):
+        self._remove([self._rank])
 
-    def undone(function: Callable) -> None:
-        try:
-            agreed(function, communicator, "sok2.dump")
-        except BaseException:
-            remove([communicator.rank])
-            raise
-
-    undone(write)
-    undone(publish)
+    def _remove(self, ranks):
+        for path in self._staged:
+            durable.remove(path)
+            for rank in () if self._is_local else ranks:
+                durable.remove(f"{path}.{rank}")
 
 
 def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None:
@@ -127,31 +144,33 @@ def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None
             variable. If memory runs out while rows are written, the error names the variables that
             were loaded.
     """
-    folder, communicator = os.fspath(path), comm.current()
     dumped = _dumped("load", load_vars, optimizer)
     call = f"sok2.load of {[table.stem for table in dumped]}"
-    contents: list[Any] = []
+    transaction.load(call, None, lambda: transaction.prepare(_Contents(os.fspath(path), dumped)))
 
-    def read():
-        contents.extend(table.read(folder) for table in dumped)
-        for table, content in zip(dumped, contents, strict=True):
+
+class _Contents(StagedContent):
+    """What the files have of all variables of a load."""
+
+    may_fail = True
+
+    def __init__(self, folder, dumped):
+        self._dumped, self._contents = dumped, [table.read(folder) for table in dumped]
+        for table, content in zip(dumped, self._contents, strict=True):
             table.check_room(content.keys)
 
-    def take():
-        for number, (table, content) in enumerate(zip(dumped, contents, strict=True)):
+    def commit(self):
+        for number, (table, content) in enumerate(zip(self._dumped, self._contents, strict=True)):
             try:
                 table.take(content)
             except (MemoryError, tf.errors.ResourceExhaustedError) as error:
-                loaded = [before.stem for before in dumped[:number]]
+                loaded = [before.stem for before in self._dumped[:number]]
                 raise tf.errors.ResourceExhaustedError(
                     None,
                     None,
                     f"{getattr(error, 'message', error)}. Loaded before it on this rank: {loaded}; "
                     f"possibly loaded in part: '{table.stem}'; other ranks may have loaded all",
                 ) from error
-
-    agreed(read, communicator, call)
-    agreed(take, communicator, call)
 
 
 def _dumped(call, variables, optimizer):

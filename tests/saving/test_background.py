@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.saving import background, delta_saver
+from sok_like.runtime.ranks.graph_collectives import Steps
+from sok_like.saving import background
 from sok_like.saving.format import durable, shard_file
-from sok_like.saving.parts import dump_checks
+from sok_like.saving.transaction import Saving
 from sok_like.table import table_reader
 from tests import emulated
 from tests.saving.test_deltas import RULES, check_same, made, restored, state, train
@@ -33,7 +34,8 @@ def begun(table, folder, monkeypatch, change):
     """A dump that calls `change` before each part of a few keys, and its table's state."""
     monkeypatch.setattr(shard_file, "CHUNK_BYTES", 256)
     monkeypatch.setattr(background.BackgroundPart, "_check_stopped", lambda _: change())
-    part = background.BackgroundPart(table, str(folder), "0" * 16)
+    part = background.BackgroundTableDump(table, folder)
+    part.agree([part.begin()])
     part.open()
     return part, state(table)
 
@@ -42,9 +44,7 @@ def complete(part, change):
     change()
     part.write_file()
     change()
-    background.publish([part])
-    delta_saver.remember(part.table, part.id, part.instant)
-    dump_checks.mark_writer(part.folder, part.table)
+    Saving(Steps("dump"), [part]).write()
 
 
 class Changes:

@@ -201,26 +201,15 @@ def test_compact_that_wrote_what_cannot_be_read_removes_nothing(sok, tmp_path, m
     check_same(state(restored(sok, tmp_path)[0]), state(table))
 
 
-def test_a_session_writes_and_reads_deltas(sok, tmp_path):
-    with tf.Graph().as_default():
-        init = sok.Init(global_batch_size=12, seed=7)
-        table, other = made(sok)[0], made(sok)[0]
-        ones = tf.ones([10, DIM])
-        fill = sok.assign(table, np.arange(10), ones), sok.assign(table, [3], 2 * ones[:1])
-        base, delta = (sok.Saver().dump(table, tmp_path, since=s) for s in (None, "last"))
-        restore = sok.Saver().restore(other, tmp_path)
-        erase, exported = table.erase([5]), sok.export(other)
-        with tf.compat.v1.Session() as session:
-            session.run([init, table.initializer, other.initializer])
-            session.run(fill[0])
-            name = session.run(base)
-            for step in (fill[1], delta, erase, delta, restore):
-                session.run(step)
-            keys, rows = session.run(exported)
-    manifest = json.loads((tmp_path / "grown.json").read_text())
-    assert manifest["dump"].encode() == name and len(manifest["deltas"]) == 2
-    assert keys.tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9]
-    assert rows[:, 0].tolist() == [1, 1, 1, 2, 1, 1, 1, 1, 1]
+@pytest.mark.parametrize("method", ["dump", "begin_dump", "compact"])
+def test_deltas_are_written_eagerly(sok, tmp_path, method):
+    table, call = made(sok)[0], getattr(sok.Saver(), method)
+    error = pytest.raises(NotImplementedError, match=f"`{method}` works eagerly; .*`dump_to_file`")
+    with error:
+        tf.function(lambda: call(table, tmp_path))()
+    with error, tf.Graph().as_default():
+        call(table, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_delta_of_few_keys_is_small_and_costs_the_table_little(sok, tmp_path):

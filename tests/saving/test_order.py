@@ -3,7 +3,6 @@
 import time
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from sok_like.saving.format import manifest
@@ -30,16 +29,13 @@ def write(sok, table, value, keys=(1, 2)):
     sok.assign(table, tf.constant(keys, tf.int64), tf.fill([len(keys), 2], value))
 
 
-@pytest.mark.parametrize("method", ["dump_to_file", "dump"])
-def test_a_dump_holds_what_came_before_it_and_nothing_that_comes_after(
-    sok, tmp_path, monkeypatch, method
-):
+def test_a_dump_holds_what_came_before_it_and_nothing_after(sok, tmp_path, monkeypatch):
     table, saver = sok.EmbeddingVariable(2, name="ordered"), sok.Saver()
 
     @tf.function
     def program():
         write(sok, table, 1.0)
-        getattr(saver, method)(table, tmp_path)
+        saver.dump_to_file(table, tmp_path)
         write(sok, table, 2.0)
         table.erase([2])
 
@@ -56,9 +52,8 @@ def test_dumps_and_restores_of_one_program_see_each_other(sok, tmp_path, monkeyp
     @tf.function
     def program():
         write(sok, table, 1.0)
-        saver.dump(table, tmp_path)
         write(sok, table, 2.0, keys=(2,))
-        saver.dump(table, tmp_path, since="last")
+        saver.dump_to_file(table, tmp_path)
         write(sok, table, 3.0)
         rows = [sok.export(table)[1]]
         saver.restore(table, tmp_path)

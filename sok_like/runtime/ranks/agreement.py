@@ -1,7 +1,7 @@
 """Agreement between ranks, and errors that every rank raises.
 
-`raise_on_all` also works in graphs, and `Steps` (steps.py) runs code that may fail inside one. The
-other functions work outside of graphs only.
+`raise_on_all` also works in graphs, and `GraphSteps` (graph_collectives.py) runs code that may fail
+inside one. The other functions work outside of graphs only.
 """
 
 from __future__ import annotations
@@ -95,6 +95,12 @@ def agreed(
     messages = _told_by_all({**message, "call": call}, communicator)
     raise_first(messages, raises, error)
     return [each["said"] for each in messages]
+
+
+def raised_on_all(error: BaseException, communicator: Communicator) -> bool:
+    """Whether `agreed` raised it on all ranks, once all had said how far they have come."""
+    agreed_errors = (RuntimeError, tf.errors.ResourceExhaustedError)
+    return communicator.world_size == 1 or isinstance(error, agreed_errors)
 
 
 def all_or_none(function: Callable[[], Any] | None, communicator: Communicator) -> None:

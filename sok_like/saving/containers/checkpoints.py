@@ -231,10 +231,9 @@ class _Begun:
         references = agreed(start, communicator, _CALL)[0]
         places = [folders.folder_of(self.path, reference) for reference in references]
         found = list(zip([*kinds.tables, *others], places, references, strict=True))
-        self.parts = [
-            background.BackgroundPart(table, place, reference.rpartition(".")[2], reference)
-            for table, place, reference in found[: len(kinds.tables)]
-        ]
+        for table, *place in found[: len(kinds.tables)]:
+            self.parts.append(part := background.BackgroundPart(table))
+            part.folder, part.reference = place
         self.parts += others
 
         def write():
@@ -277,7 +276,7 @@ def begin(
     finally:
         checkpoint.save_counter.assign_sub(1)
     parts = [each for each in begun.parts if isinstance(each, background.BackgroundPart)]
-    return background.BackgroundDump(parts, lambda _: within(write))
+    return background.BackgroundDump(parts, lambda: within(write))
 
 
 def _values(saver, objects):

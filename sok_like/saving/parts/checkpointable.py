@@ -36,13 +36,24 @@ class StagedContent:
 
 
 class CheckpointPart:
-    """A part of a program's state that ranks store in files of their own."""
+    """A part of a program's state that ranks store in files of their own.
+
+    A save calls its methods on every rank in this order, and on all ranks waits for each.
+    """
 
     name: str  # part of the folder's name, and for errors; the same on all ranks
+    folder: str  # of its files; beside a file, the save chooses it
     reference: str | None = None  # the folder's name, of a part that has begun to write
+    registered: int | None = None  # the number of its table to read, within a graph
 
-    def write(self, folder: str) -> dict[str, Any]:
-        """Writes this rank's file into a new folder, and flushes it to the disk.
+    def begin(self) -> Any:
+        """What ranks must know of each other before they write, in JSON."""
+
+    def agree(self, begun: Sequence[Any]) -> None:
+        """Takes what `begin` has returned, by rank; what it raises, it raises on all ranks."""
+
+    def write(self) -> Any:
+        """Writes this rank's file, and flushes it to the disk.
 
         Returns:
             `file` (its name), `bytes` and `checksum`.
@@ -51,20 +62,27 @@ class CheckpointPart:
 
     def write_now(self, folder: str, reference: str) -> None:
         """Writes it before the others of a save; `write` only returns its result then."""
-        entry, self.reference = self.write(folder), reference
-        vars(self)["write"] = lambda _: entry
+        self.folder, self.reference = folder, reference
+        entry = self.write()
+        vars(self)["write"] = lambda: entry
 
-    def see(self, folder: str, entries: Sequence[dict[str, Any]]) -> None:
-        """Raises unless the folder shows what all ranks have written. Every rank calls it."""
-        dump_checks.see_shards(folder, entries)
-
-    def finish(self, folder: str, entries: Sequence[dict[str, Any]]) -> None:
-        """Lists the files, which all ranks have seen, in the folder. Rank 0 calls it.
+    def see(self, entries: Sequence[Any]) -> None:
+        """Raises unless the folder shows what all ranks have written.
 
         Args:
             entries: What `write` has returned, by rank.
         """
+        dump_checks.see_shards(self.folder, entries)
+
+    def finish(self, entries: Sequence[Any]) -> None:
+        """Lists the files, which all ranks have seen, in the folder. Only rank 0 calls it."""
         raise NotImplementedError
+
+    def done(self) -> None:
+        """The save is complete, on all ranks."""
+
+    def remove(self) -> None:
+        """Removes this rank's file, unless it is part of a complete save."""
 
 
 class RankLocalVariables:

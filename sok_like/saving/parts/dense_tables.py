@@ -82,10 +82,10 @@ class DenseTablesPart(CheckpointPart):
     def __init__(self, name: str, holders: Sequence[Holder], ids: Sequence[str]):
         self.name, self._holders, self._ids = name, list(holders), list(ids)
 
-    def write(self, folder: str) -> dict[str, Any]:
+    def write(self) -> dict[str, Any]:
         """Writes this rank's slices."""
-        communicator = comm.current()
-        return array_files.write(folder, communicator.rank, communicator.world_size, self._blocks())
+        here = comm.current()
+        return array_files.write(self.folder, here.rank, here.world_size, self._blocks())
 
     def _blocks(self):
         for holder_id, holder in zip(self._ids, self._holders, strict=True):
@@ -97,9 +97,9 @@ class DenseTablesPart(CheckpointPart):
                     slice_ = (*part.shape, start, stop, *part.columns)
                     yield ",".join(map(str, (holder_id, part.key, *slice_))), block.numpy()
 
-    def finish(self, folder: str, entries: Sequence[dict[str, Any]]) -> None:
+    def finish(self, entries: Sequence[dict[str, Any]]) -> None:
         """Lists the files of all ranks."""
-        array_files.finish(folder, entries)
+        array_files.finish(self.folder, entries)
 
 
 def blocks_of(part: Part) -> Iterator[tuple[int, int]]:

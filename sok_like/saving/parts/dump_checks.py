@@ -79,7 +79,7 @@ def check_owner(folder: str, variable: Any) -> None:
         )
 
 
-def same_dump(told: list) -> None:
+def same_dump(told: Sequence[Any]) -> None:
     """Raises RuntimeError unless all ranks report the same `dump`."""
     if len({message["dump"] for message in told}) > 1:
         raise RuntimeError(

@@ -6,6 +6,7 @@ model.keras.tables/user.3f2a9c0b/user.json                    the manifest
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -53,26 +54,53 @@ class HashTablePart(CheckpointPart):
         ops: What it is asked; None: eagerly.
     """
 
+    step = -1  # of the optimizer, as the manifest has it
+    following: Sequence[dict[str, Any]] | None = None  # deltas; None: none can follow
+
     def __init__(self, table: Any, ops: Any = None):
         self.table, self.name, self._ops = table, table.table_name, ops or TableOps(table)
 
-    def write(self, folder: str) -> dict[str, Any]:
+    def dump_id(self) -> str:
+        """Part of the names of all files; all ranks know it: the end of the folder's name."""
+        return os.path.basename(self.folder).rpartition(".")[2]
+
+    def file(self, rank: int) -> str:
+        """The name of one rank's file."""
+        return manifest.shard_name(self.name, self.dump_id(), rank, comm.current().world_size)
+
+    def write(self) -> Any:
         """Writes this rank's shard."""
-        table, place = dump_checks.checked(self.table), comm.current()
-        name = manifest.shard_name(self.name, _dump_id(folder), place.rank, place.world_size)
+        table = dump_checks.checked(self.table)
+        number = self.registered
+        if number is None:
+            number = self._ops.register_for_read(evict=True)
+        with table_reader.content(number, table.dim) as (shard, _):
+            return self._write_shard(shard)
+
+    def _write_shard(self, shard):
+        name, what = self.file(comm.current().rank), f"dump of table '{self.name}'"
+        with self._explaining():
+            return shard_file.write_shard(self.folder, name, shard, what)
+
+    def finish(self, entries: Sequence[Any]) -> None:
+        """Writes the manifest."""
+        self._write_manifest(self.dump_id(), entries, self.step, self.following)
+
+    def _write_manifest(self, dump_id, entries, step, following):
+        head = manifest.Head(self.name, self.table.dim, self.table.key_dtype.name, dump_id)
+        with self._explaining():
+            manifest.write_manifest(self.folder, head, entries, step, following)
+
+    @contextlib.contextmanager
+    def _explaining(self):
         try:
-            handed = self._ops.register_for_read(evict=True)
-            with table_reader.content(handed, table.dim) as (shard, _):
-                what = f"dump of table '{self.name}'"
-                return shard_file.write_shard(folder, name, shard, what)
+            yield
         except OSError as error:
             raise durable.explained(error, self.name) from error
 
-    def finish(self, folder: str, entries: Sequence[dict[str, Any]]) -> None:
-        """Writes the manifest."""
-        table = self.table
-        head = manifest.Head(self.name, table.dim, table.key_dtype.name, _dump_id(folder))
-        manifest.write_manifest(folder, head, entries)
+    def remove(self) -> None:
+        """Removes this rank's file, unless it is part of a complete dump."""
+        manifest.remove_unlisted(self.folder, self.name, self.file(comm.current().rank))
 
     def prepare(self, folder: str) -> StagedContent:
         """Reads the keys that this rank owns; the dump may be that of a table of another name."""
@@ -110,11 +138,6 @@ class _StagedTable(StagedContent):
 
     def drop(self):
         self._ops.drop()
-
-
-def _dump_id(folder):
-    """All ranks know it: the last part of the folder's name."""
-    return os.path.basename(folder).rpartition(".")[2]
 
 
 class StagedDump(NamedTuple):

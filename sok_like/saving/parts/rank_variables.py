@@ -27,15 +27,15 @@ class RankVariables(CheckpointPart):
     def __init__(self, values: Callable[[], Iterable[tuple[str, Any]]]):
         self._values = values
 
-    def write(self, folder: str) -> dict[str, Any]:
+    def write(self) -> dict[str, Any]:
         """Writes the values of this rank."""
         communicator = comm.current()
         values = ((key, np.asarray(value)) for key, value in self._values())
-        return array_files.write(folder, communicator.rank, communicator.world_size, values)
+        return array_files.write(self.folder, communicator.rank, communicator.world_size, values)
 
-    def finish(self, folder: str, entries: Sequence[dict[str, Any]]) -> None:
+    def finish(self, entries: Sequence[dict[str, Any]]) -> None:
         """Lists the files of all ranks."""
-        array_files.finish(folder, entries)
+        array_files.finish(self.folder, entries)
 
 
 def read(folder: str, world_size: int, listed: bool) -> dict[str, np.ndarray]:
