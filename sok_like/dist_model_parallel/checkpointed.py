@@ -11,10 +11,12 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.dist_model_parallel.optimizer_state import slot_objects
+from sok_like.dist_model_parallel.weights import slice_of
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.planner.tables import DATA_PARALLEL, HASHED
 from sok_like.saving.parts import optimizer_variables, table_names
-from sok_like.saving.parts.dense_tables import Part
+from sok_like.saving.parts.dense_tables import DenseSlice
+from sok_like.table.slices import HeldSlice
 
 
 class DenseTables(tf.__internal__.tracking.Trackable):
@@ -36,7 +38,7 @@ class DenseTables(tf.__internal__.tracking.Trackable):
             f"Received: a restore in a graph of layer '{self.name}'"
         )
 
-    def dense_parts(self, optimizers: Sequence[Any]) -> list[Part]:
+    def dense_parts(self, optimizers: Sequence[Any]) -> list[DenseSlice]:
         """The parts of this rank, with their slot variables in these optimizers."""
         layer: Any = self._layer()
         layer.build()
@@ -48,15 +50,14 @@ class DenseTables(tf.__internal__.tracking.Trackable):
                 continue
             table, shard = plan.tables[table_id], plan.shard(table_id, layer.rank)
             shape = table.input_dim, table.output_dim
-            rows = shard.row_start, shard.row_stop
-            columns = shard.column_start, shard.column_stop
             # All ranks have the whole of a replicated table.
             written = layer.rank == 0 or plan.kinds[table_id] != DATA_PARALLEL
             found = {keys[table_id]: as_tf_table(weight)}
             slots = _slots(weight, optimizers)
             found |= {f"{keys[table_id]}.{name}": slot for name, slot in slots.items()}
             for key, variable in found.items():
-                parts.append(Part(key, shape, rows, columns, variable, first_row, written))
+                held = HeldSlice(slice_of(shard), variable, first_row)
+                parts.append(DenseSlice(key, shape, held, written))
         return parts
 
     def tables(self) -> dict[str, Any]:

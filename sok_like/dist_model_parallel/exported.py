@@ -39,13 +39,12 @@ def spread_tables(layer: Any) -> dict[str, Spread]:
 
 
 def _spread(part):
-    first, (low, high) = part.first_row, part.rows
+    place, variable, _ = part.held
 
-    def read(start, stop):  # without copying other rows
-        return tf.gather(part.variable, tf.range(first + start, first + stop, dtype=tf.int64))
+    def read(start, stop):
+        return part.held.read(place.rows(place.begin[0] + start, place.begin[0] + stop))
 
-    dtype = part.variable.dtype.base_dtype
-    return Spread(part.shape, dtype, (low, part.columns[0]), high - low, read)
+    return Spread(part.shape, variable.dtype.base_dtype, place.begin, place.shape[0], read)
 
 
 def outputs(layer: Any, inputs: list[Any], whole: dict[str, Any], tables: Any) -> list[Any]:

@@ -18,10 +18,11 @@ import tensorflow as tf
 from sok_like.dist_model_parallel import hash_weights
 from sok_like.dist_model_parallel.hash_weights import CHUNK_BYTES
 from sok_like.lookup.dense_lookup import as_tf_table
-from sok_like.planner.tables import DATA_PARALLEL, HASHED, Plan, TableConfig
+from sok_like.planner.tables import DATA_PARALLEL, HASHED, Plan, Shard, TableConfig
 from sok_like.runtime.checks import check_integer
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.runtime.ranks.agreement import all_or_none, one_rank_at_a_time, send
+from sok_like.table.slices import HeldSlice, TableSlice
 from sok_like.table.weights import replace_rows
 
 
@@ -30,6 +31,17 @@ class Held(NamedTuple):
 
     plan: Plan
     here: Mapping[int, tuple[Any, int]]
+
+    def dense_slice(self, table_id: int) -> HeldSlice:
+        """What this rank holds of a dense table, which is something."""
+        variable, first_row = self.here[table_id]
+        shard: Any = self.plan.shard(table_id, comm.current().rank)
+        return HeldSlice(slice_of(shard), as_tf_table(variable), first_row)
+
+
+def slice_of(shard: Shard) -> TableSlice:
+    """A shard of a plan as a slice of its table."""
+    return TableSlice((shard.row_start, shard.column_start), (shard.row_stop, shard.column_stop))
 
 
 def get_tables(held: Held, all_ranks: bool) -> list[Any]:
@@ -46,35 +58,26 @@ def get_table(held: Held, table_id: int, all_ranks: bool) -> Any:
     communicator = comm.current()
     receive = all_ranks or communicator.rank == 0
     table = plan.tables[table_id]
-    variable, first_row = here.get(table_id, (None, 0))
-    variable = as_tf_table(variable)
+    own_slice: Any = held.dense_slice(table_id) if table_id in here else None
     if plan.kinds[table_id] == DATA_PARALLEL or communicator.world_size == 1:
-        return _read(variable, first_row, first_row + table.input_dim) if receive else None
-    shards = plan.shards_of(table_id)
-    mine = plan.shard(table_id, communicator.rank)
-    dtype = tf.as_dtype(_agree_on_dtype(variable, communicator))
+        return own_slice.read(own_slice.place).numpy() if receive else None
+    dtype = tf.as_dtype(_agree_on_dtype(own_slice and own_slice.variable, communicator))
     whole: Any = (
         np.empty([table.input_dim, table.output_dim], dtype.as_numpy_dtype) if receive else None
     )
     rows = max(1, CHUNK_BYTES // (table.output_dim * dtype.size))
     for start in range(0, table.input_dim, rows):
-        stop = min(start + rows, table.input_dim)
+        chunk = TableSlice((start, 0), (min(start + rows, table.input_dim), table.output_dim))
         block = np.zeros([0], dtype.as_numpy_dtype)
-        if mine is not None:
-            low, high = _overlap(mine, start, stop)
-            if low < high:
-                offset = first_row - mine.row_start
-                block = _read(variable, low + offset, high + offset).reshape(-1)
+        common = own_slice and own_slice.place.common(chunk)
+        if common and common.size:
+            block = own_slice.read(common).numpy().reshape(-1)
         received = send(block, communicator, all_ranks)
-        if receive:
-            at = 0
-            for shard in shards:
-                low, high = _overlap(shard, start, stop)
-                size = max(0, high - low) * shard.num_columns
-                if size:
-                    part = received[at : at + size].reshape(high - low, shard.num_columns)
-                    whole[low:high, shard.column_start : shard.column_stop] = part
-                at += size
+        at = 0
+        for shard in plan.shards_of(table_id) if receive else ():
+            common = slice_of(shard).common(chunk)
+            whole[common.slices] = received[at : at + common.size].reshape(common.shape)
+            at += common.size
     return whole
 
 
@@ -84,15 +87,6 @@ def _agree_on_dtype(variable, communicator):
     mine = tf.constant([mine], tf.int32)
     known = exchange_order.collective_in_turn(communicator, "all_gather", mine, "dmp_table_dtype")
     return int(tf.reduce_max(known))
-
-
-def _overlap(shard, start, stop):
-    return max(shard.row_start, start), min(shard.row_stop, stop)
-
-
-def _read(variable, start, stop):
-    """Rows `[start, stop)` as an array, without copying other rows."""
-    return tf.gather(variable, tf.range(start, stop, dtype=tf.int64)).numpy()
 
 
 def set_tables(held: Held, weights: Sequence[Any], chunk: int, use_lock: bool) -> None:
@@ -117,16 +111,9 @@ def set_tables(held: Held, weights: Sequence[Any], chunk: int, use_lock: bool) -
 
 def copy_shard(held: Held, table_id: int, source: np.ndarray, chunk: int) -> None:
     """Copies this rank's shard out of a whole dense table, `chunk` elements at a time."""
-    shard: Any = held.plan.shard(table_id, comm.current().rank)
-    variable, first_row = as_tf_table(held.here[table_id][0]), held.here[table_id][1]
-    rows = max(1, chunk // shard.num_columns)
-    for start in range(shard.row_start, shard.row_stop, rows):
-        stop = min(start + rows, shard.row_stop)
-        values = source[start:stop, shard.column_start : shard.column_stop]
-        offset = first_row - shard.row_start
-        indices = tf.range(start + offset, stop + offset, dtype=tf.int64)
-        updates = tf.cast(np.ascontiguousarray(values), variable.dtype)
-        tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=indices, updates=updates)
+    own_slice = held.dense_slice(table_id)
+    for rows in own_slice.place.by_rows(max(1, chunk // own_slice.place.shape[1])):
+        own_slice.write(rows, np.ascontiguousarray(source[rows.slices]))
 
 
 def _open(held, weights):

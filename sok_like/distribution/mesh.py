@@ -26,6 +26,7 @@ import tensorflow as tf
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import ensure_initialized
+from sok_like.table.slices import TableSlice
 
 TensorLayout = keras.distribution.TensorLayout
 
@@ -216,14 +217,12 @@ class Placement:
             for dim, (axis, length) in enumerate(zip(self.layout, self.global_shape, strict=True))
             if axis is not None and sizes[axis] > 1
         )
-        self.slices = [slice(None)] * len(self.layout)
+        bounds = [(0, length) for length in self.global_shape]
         for cut in self.cuts:
-            self.slices[cut.dim] = slice(*cut.bounds())
-        self.local_shape = tuple(
-            len(range(*s.indices(length)))
-            for s, length in zip(self.slices, self.global_shape, strict=True)
-        )
+            bounds[cut.dim] = cut.bounds()
+        self.place = TableSlice(tuple(b for b, _ in bounds), tuple(e for _, e in bounds))
+        self.local_shape = self.place.shape
 
     def take(self, whole: Any) -> Any:
         """This rank's shard of an array or tensor of the global shape."""
-        return whole[tuple(self.slices)] if self.cuts else whole
+        return whole[self.place.slices] if self.cuts else whole

@@ -135,7 +135,6 @@ class _Sharded:
         with on_shards():
             dtype = as_tf_table(self).dtype.base_dtype
         shard = self._sok_shard
-        begin = [own.start or 0 for own in shard.slices]
         # Ranks that differ along other axes hold the same.
         is_first = not any(at for axis, at in shard.mesh.index.items() if axis not in shard.axes)
         num_rows = self.local_shape[0] if is_first and all(self.local_shape) else 0
@@ -143,7 +142,7 @@ class _Sharded:
         def read(start, stop):
             return local_rows(self, tf.range(start, stop))
 
-        return Spread(self.global_shape, dtype, begin, num_rows, read)
+        return Spread(self.global_shape, dtype, shard.place.begin, num_rows, read)
 
     def _export_to_saved_model_graph(self, *args, **kwargs):
         raise ValueError(

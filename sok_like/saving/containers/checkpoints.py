@@ -44,10 +44,11 @@ from sok_like.saving.parts.checkpointable import (
     StagedContent,
     is_of_all_ranks,
 )
-from sok_like.saving.parts.dense_tables import DenseTablesPart, Slice, Stored
+from sok_like.saving.parts.dense_tables import DenseTablesPart, SliceInFile, StoredTables
 from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.saving.parts.rank_variables import RankVariables
 from sok_like.table import snapshots
+from sok_like.table.slices import TableSlice
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _CALL = "a save of tf.train.Checkpoint"
@@ -476,11 +477,11 @@ def _dense(path):
     note = _note(path, _DENSE) or {}
     if note.get("folder") is not None:
         folder = transaction.folder_read(note["folder"])
-        return Stored.of_folder(folder, note["world_size"], note.get("listed", False))
+        return StoredTables.of_folder(folder, note["world_size"], note.get("listed", False))
     reader, slices = tf.train.load_checkpoint(path), {}
     for name, shape in reader.get_variable_to_shape_map().items():
         if name.startswith(f"{_DENSE}/"):
             holder, key = name.removeprefix(f"{_DENSE}/").split("/")
-            read, (rows, columns) = functools.partial(reader.get_tensor, name), shape
-            slices[holder, key] = Slice((rows, columns), (0, rows), (0, columns), read)
-    return Stored.of_slices(slices)
+            read = functools.partial(reader.get_tensor, name)
+            slices[holder, key] = SliceInFile(shape, TableSlice((0, 0), tuple(shape)), read)
+    return StoredTables.of_slices(slices)

@@ -28,7 +28,8 @@ from sok_like.saving import transaction
 from sok_like.saving.containers import keras_layers
 from sok_like.saving.format import hdf5_checksum
 from sok_like.saving.parts import dense_tables, optimizer_variables
-from sok_like.saving.parts.dense_tables import DenseTablesPart, Holder, Slice, Stored
+from sok_like.saving.parts.dense_tables import DenseTablesPart, Holder, SliceInFile, StoredTables
+from sok_like.table.slices import TableSlice
 
 _ID = "tables"  # the id of the only holder in a folder
 _PREFIX = "dense."  # of its arrays in a file; earlier versions had none
@@ -99,12 +100,12 @@ def load(holder: Holder, store: Any) -> Any:
         reference = np.asarray(store[_REFERENCE]).tobytes().decode()
         ranks, *listed = np.asarray(store[_RANKS]).tolist()
         folder = transaction.folder_read(reference)
-        stored = Stored.of_folder(folder, ranks, listed == [_LISTED])
+        stored = StoredTables.of_folder(folder, ranks, listed == [_LISTED])
         stored = stored.renumbered(_ID, _matched(holder, stored.tables(_ID)))
     else:
         hdf5_checksum.check(store, f"the tables of layer '{holder.name}'", required=bool(names))
         keys = [key for key in store.keys() if re.fullmatch(r"\d+|=[^.]+", key)]
-        stored = Stored.of_slices(_slices_in(store, parts, _matched(holder, keys)))
+        stored = StoredTables.of_slices(_slices_in(store, parts, _matched(holder, keys)))
     stored.check_tables(holder, _ID, parts)
     if getattr(_state, "found", None) is None:
         transaction.prepare(stored.prepare(_ID, parts))
@@ -121,16 +122,17 @@ def _matched(holder, tables):
 
 def _slices_in(store, parts, keys):
     """This rank's slices of whole tables and slot variables, which are copied at once."""
-    found, mine = {}, {part.key: (part.rows, part.columns) for part in parts}
+    nothing = TableSlice((0, 0), (0, 0))
+    found, places = {}, {part.key: part.held.place for part in parts}
     for key in store.keys():
         table, dot, slot = key.partition(".")
         if table not in keys:
             continue
         whole, table = np.asarray(store[key]), keys[table]
-        rows, columns = mine.get(table, ((0, 0), (0, 0)))
-        value = np.array(whole[slice(*rows), slice(*columns)])
-        found[_ID, f"{table}{dot}{slot}"] = Slice(
-            whole.shape, rows, columns, functools.partial(np.asarray, value)
+        place = places.get(table, nothing)
+        value = np.array(whole[place.slices])
+        found[_ID, f"{table}{dot}{slot}"] = SliceInFile(
+            whole.shape, place, functools.partial(np.asarray, value)
         )
     return found
 

@@ -10,6 +10,7 @@ tables are inside the file. A reader takes its own slices out of the blocks of a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -21,20 +22,22 @@ from sok_like.saving.format import array_files
 from sok_like.saving.format.array_files import Folder
 from sok_like.saving.parts import optimizer_variables, table_names
 from sok_like.saving.parts.checkpointable import CheckpointPart, StagedContent
+from sok_like.table.slices import HeldSlice, TableSlice
 
 BLOCK_BYTES = 8 * 2**20
 
 
-class Part(NamedTuple):
-    """A slice of a whole table, or of one of its slot variables."""
+class DenseSlice(NamedTuple):
+    """This rank's slice of a whole table, or of one of its slot variables."""
 
     key: str  # "<table>" or "<table>.<slot variable>", by `table_names.key_of`
     shape: tuple[int, int]  # of the whole table
-    rows: tuple[int, int]  # of this rank: from, to
-    columns: tuple[int, int]
-    variable: tf.Variable
-    first_row: int  # of the slice within the variable
+    held: HeldSlice
     written: bool  # False if another rank writes the same slice
+
+    def blocks(self) -> Iterator[TableSlice]:
+        """Its rows, some megabytes at a time; bounds are the same on all ranks."""
+        return self.held.place.by_rows(max(1, BLOCK_BYTES // (4 * self.shape[1])))
 
 
 class Holder(Protocol):
@@ -44,7 +47,7 @@ class Holder(Protocol):
     table_name: str  # names a folder beside a file
     id: str  # in files; unique within a process
 
-    def dense_parts(self, optimizers: Sequence[Any]) -> list[Part]:
+    def dense_parts(self, optimizers: Sequence[Any]) -> list[DenseSlice]:
         """The parts of this rank, with their slot variables in these optimizers."""
 
     def shapes(self) -> dict[str, tuple[int, int]]:
@@ -57,7 +60,7 @@ class Holder(Protocol):
         """The holder's variables that an optimizer knows, and their slot variables."""
 
 
-def parts_of(holder: Holder) -> list[Part]:
+def parts_of(holder: Holder) -> list[DenseSlice]:
     """The holder's parts on this rank, with slot variables of the optimizers in scope."""
     return holder.dense_parts(optimizer_variables.in_scope())
 
@@ -65,9 +68,9 @@ def parts_of(holder: Holder) -> list[Part]:
 def wholes_of(holder: Holder) -> Iterator[tuple[str, Any]]:
     """On one rank: the key and value of each whole table and of its slot variables."""
     for part in parts_of(holder):
-        value = part.variable.read_value()
+        value = part.held.variable.read_value()
         if value.shape[0] != part.shape[0]:
-            value = value[part.first_row : part.first_row + part.shape[0]]
+            value = part.held.read(part.held.place)
         yield part.key, value
 
 
@@ -90,26 +93,16 @@ class DenseTablesPart(CheckpointPart):
     def _blocks(self):
         for holder_id, holder in zip(self._ids, self._holders, strict=True):
             for part in parts_of(holder):
-                for start, stop in blocks_of(part) if part.written else ():
-                    offset = part.first_row - part.rows[0]
-                    block = tf.gather(part.variable, tf.range(start + offset, stop + offset))
+                for place in part.blocks() if part.written else ():
+                    block = part.held.read(place)
                     block = tf.cast(block, tf.float32) if block.dtype == tf.bfloat16 else block
-                    slice_ = (*part.shape, start, stop, *part.columns)
-                    yield ",".join(map(str, (holder_id, part.key, *slice_))), block.numpy()
+                    bounds = itertools.chain(*zip(*place, strict=True))  # of rows, then of columns
+                    name = holder_id, part.key, *part.shape, *bounds
+                    yield ",".join(map(str, name)), block.numpy()
 
     def finish(self, entries: Sequence[dict[str, Any]]) -> None:
         """Lists the files of all ranks."""
         array_files.finish(self.folder, entries)
-
-
-def blocks_of(part: Part) -> Iterator[tuple[int, int]]:
-    """First and last row (exclusive) of each block; bounds are the same on all ranks."""
-    step = max(1, BLOCK_BYTES // (4 * part.shape[1]))
-    start, end = part.rows
-    while start < end:
-        stop = min(end, (start // step + 1) * step)
-        yield start, stop
-        start = stop
 
 
 # ---- reading ----
@@ -127,25 +120,23 @@ def match(holder: Holder, tables: Sequence[str], file: str) -> tuple[dict[str, s
     return {there[place]: mine[i] for i, place in pairs}, problem
 
 
-class Block(NamedTuple):
-    """A slice of a whole table in a file."""
+class _Block(NamedTuple):
+    """An array of a file, which is a slice of a whole table."""
 
-    rows: tuple[int, int]
-    columns: tuple[int, int]
-    name: str  # of the array
+    place: TableSlice
+    name: str
     rank: int  # that has written it
 
 
-class Slice(NamedTuple):
+class SliceInFile(NamedTuple):
     """A slice of a whole table inside a file."""
 
     shape: tuple[int, int]  # of the whole table
-    rows: tuple[int, int]
-    columns: tuple[int, int]
+    place: TableSlice
     read: Callable[[], np.ndarray]
 
 
-class Stored:
+class StoredTables:
     """The dense tables of one save.
 
     Args:
@@ -155,14 +146,14 @@ class Stored:
 
     def __init__(
         self,
-        found: Mapping[tuple[str, str], tuple[tuple[int, int], list[Block]]],
-        arrays: Callable[[Iterable[Block]], Iterator[tuple[Block, np.ndarray]]],
+        found: Mapping[tuple[str, str], tuple[tuple[int, int], list[_Block]]],
+        arrays: Callable[[Iterable[_Block]], Iterator[tuple[_Block, np.ndarray]]],
         identity: str = "",
     ):
         self._found, self._arrays, self.identity = found, arrays, identity
 
     @classmethod
-    def of_folder(cls, path: str, world_size: int, listed: bool) -> Stored:
+    def of_folder(cls, path: str, world_size: int, listed: bool) -> StoredTables:
         """Of a folder that `world_size` ranks have written.
 
         Each rank compares the SHA-256 of some files, so that together they compare all. The blocks
@@ -173,15 +164,15 @@ class Stored:
         """
         folder, communicator = Folder(path, world_size, listed), comm.current()
         folder.check(range(communicator.rank, world_size, communicator.world_size))
-        found: dict[tuple[str, str], tuple[tuple[int, int], list[Block]]] = {}
+        found: dict[tuple[str, str], tuple[tuple[int, int], list[_Block]]] = {}
         for rank in range(world_size):
             with folder.open(rank) as archive:
                 for name in archive.files:
                     holder, key, *numbers = name.split(",")
-                    rows, columns, *slice_ = map(int, numbers)
-                    blocks = found.setdefault((holder, key), ((rows, columns), []))[1]
-                    a, b, c, d = slice_
-                    blocks.append(Block((a, b), (c, d), name, rank))
+                    num_rows, num_columns, *bounds = map(int, numbers)
+                    blocks = found.setdefault((holder, key), ((num_rows, num_columns), []))[1]
+                    place = TableSlice(tuple(bounds[::2]), tuple(bounds[1::2]))
+                    blocks.append(_Block(place, name, rank))
 
         def arrays(blocks):
             blocks = list(blocks)
@@ -194,10 +185,10 @@ class Stored:
         return cls(found, arrays, folder.identity)
 
     @classmethod
-    def of_slices(cls, slices: Mapping[tuple[str, str], Slice]) -> Stored:
+    def of_slices(cls, slices: Mapping[tuple[str, str], SliceInFile]) -> StoredTables:
         """Of slices inside a file, by holder's id and part's key."""
         found = {
-            (holder, key): (each.shape, [Block(each.rows, each.columns, f"{holder},{key}", 0)])
+            (holder, key): (each.shape, [_Block(each.place, f"{holder},{key}", 0)])
             for (holder, key), each in slices.items()
         }
 
@@ -212,21 +203,21 @@ class Stored:
         """The keys of a holder's tables; `read_as` is its id in the save."""
         return [key for name, key in self._found if name == read_as and "." not in key]
 
-    def renumbered(self, read_as: str, keys: Mapping[str, str]) -> Stored:
+    def renumbered(self, read_as: str, keys: Mapping[str, str]) -> StoredTables:
         """The same with new keys of a holder's tables; those without one are left out."""
         found = {}
         for (name, key), value in self._found.items():
             table, dot, slot = key.partition(".")
             if name != read_as or table in keys:
                 found[name, f"{keys[table]}{dot}{slot}" if name == read_as else key] = value
-        return Stored(found, self._arrays, self.identity)
+        return StoredTables(found, self._arrays, self.identity)
 
     def slot_names(self, read_as: str) -> set[str]:
         """The names of the holder's slot variables in the save."""
         keys = [key for name, key in self._found if name == read_as]
         return {key.partition(".")[2] for key in keys if "." in key}
 
-    def check_tables(self, holder: Holder, read_as: str, parts: Sequence[Part]) -> None:
+    def check_tables(self, holder: Holder, read_as: str, parts: Sequence[DenseSlice]) -> None:
         """Raises ValueError unless a holder's tables have their shapes, and its parts all rows.
 
         Args:
@@ -242,7 +233,7 @@ class Stored:
                 )
         self._check_parts(holder, read_as, [part for part in parts if "." not in part.key])
 
-    def check_slots(self, holder: Holder, read_as: str, parts: Sequence[Part]) -> None:
+    def check_slots(self, holder: Holder, read_as: str, parts: Sequence[DenseSlice]) -> None:
         """Raises ValueError if the save has slot variables, but not all of those of the parts."""
         slots = [part for part in parts if "." in part.key]
         slots = [part for part in slots if part.key.partition(".")[0] in self.tables(read_as)]
@@ -259,46 +250,30 @@ class Stored:
         for part in parts:
             if (read_as, part.key) not in self._found:  # of a table that the file lacks
                 continue
-            held = sum(_common(block.rows, part.rows) * _common(block.columns, part.columns)
-                       for block in self._found[read_as, part.key][1])  # fmt: skip
-            if held != (part.rows[1] - part.rows[0]) * (part.columns[1] - part.columns[0]):
+            place, (_, blocks) = part.held.place, self._found[read_as, part.key]
+            if sum(block.place.common(place).size for block in blocks) != place.size:
                 raise ValueError(f"Rows of '{part.key}' of layer '{holder.name}' are missing.")
 
-    def prepare(self, read_as: str, parts: Sequence[Part]) -> StagedContent:
+    def prepare(self, read_as: str, parts: Sequence[DenseSlice]) -> StagedContent:
         """Reads parts into memory; `read_as` is their holder's id in the save."""
-        values, wanted = [], []
+        values = []
+        wanted: dict[_Block, list[Any]] = {}  # by block: what takes elements of it
         for part in parts:
             _, blocks = self._found.get((read_as, part.key), (None, None))
             if blocks is None:
                 continue
-            shape = part.rows[1] - part.rows[0], part.columns[1] - part.columns[0]
-            value = np.empty(shape, part.variable.dtype.as_numpy_dtype)
+            place, variable, _ = part.held
+            value = np.empty(place.shape, variable.dtype.as_numpy_dtype)
             values.append((part, value))
-            wanted += [
-                (block, part, value)
-                for block in blocks
-                if _common(block.rows, part.rows) * _common(block.columns, part.columns)
-            ]
-        found = {block: [(p, v) for b, p, v in wanted if b == block] for block, *_ in wanted}
-        for block, array in self._arrays(found):
-            for part, value in found[block]:
-                _copy(block, array, part, value)
+            for block in blocks:
+                common = block.place.common(place)
+                if common.size:
+                    wanted.setdefault(block, []).append((common, place, value))
+        for block, array in self._arrays(wanted):
+            array = array.reshape(block.place.shape)
+            for common, place, value in wanted[block]:
+                value[common.slices_in(place)] = array[common.slices_in(block.place)]
         return _Values(values, self.identity)
-
-
-def _copy(block, array, part, value):
-    """The elements that a block and a part have in common."""
-    (a, b), (c, d) = block.rows, block.columns
-    array = array.reshape(b - a, d - c)
-    (start, stop), (left, right) = part.rows, part.columns
-    low, high, first, last = max(a, start), min(b, stop), max(c, left), min(d, right)
-    value[low - start : high - start, first - left : last - left] = array[
-        low - a : high - a, first - c : last - c
-    ]
-
-
-def _common(one, other):
-    return max(0, min(one[1], other[1]) - max(one[0], other[0]))
 
 
 class _Values(StagedContent):
@@ -309,10 +284,5 @@ class _Values(StagedContent):
 
     def commit(self):
         for part, value in self._values:
-            offset = part.first_row - part.rows[0]
-            for start, stop in blocks_of(part):
-                tf.raw_ops.ResourceScatterUpdate(
-                    resource=part.variable.handle,
-                    indices=tf.range(start + offset, stop + offset, dtype=tf.int64),
-                    updates=value[start - part.rows[0] : stop - part.rows[0]],
-                )
+            for block in part.blocks():
+                part.held.write(block, value[block.slices_in(part.held.place)])
