@@ -93,6 +93,9 @@ class BackgroundPart(HashTablePart):
             found = {**entry, "checksum": self._read_back}
             manifest.check_same(self.folder, found, entry, self._other)
 
+    def remove(self) -> None:
+        manifest.remove_unlisted(self.folder, self.name, self._own_file)
+
     def hurry(self) -> None:
         """Somebody waits for the dump: the thread does not rest any more."""
         if self._reader is not None:

@@ -128,7 +128,10 @@ class Saver(delta_saver.DeltaSaver):
             tf.errors.ResourceExhaustedError: a rank cannot hold its keys; on all ranks.
                 After either error the table is unchanged on every rank.
         """
-        return restored(Reading(checked(embedding_variable), filepath, rows_only))
+        variable = checked(embedding_variable)
+        check_arguments(variable, filepath, rows_only=rows_only)
+        dump_checks.finish_running(variable)
+        return _restore(variable, filepath, rows_only)
 
     def load_embedding_values(self, embedding_variable: Any, tensors: Sequence[Any]) -> Any:
         """Writes rows of a dense table: row i becomes the row of key i.
@@ -162,70 +165,6 @@ class Saver(delta_saver.DeltaSaver):
             return tf.constant("OK")
 
 
-class Reading:
-    """The first half of a restore, which may fail: stages a table's new content, on all ranks.
-
-    Args:
-        variable, filepath, rows_only: As in `restore_from_file`.
-
-    Attributes:
-        variable: The table, which is unchanged.
-        staged: The argument of its `commit_staged`.
-        steps: The steps that the ranks have taken so far.
-    """
-
-    def __init__(
-        self,
-        variable: Any,
-        filepath: str | os.PathLike,
-        rows_only: bool = False,
-    ):
-        check_arguments(variable, filepath, rows_only=rows_only)
-        self.variable, self._filepath, self._rows_only = variable, filepath, rows_only
-        self._last, self._staged_id = "", 0
-        self._name = name_in_files(variable.table_name)
-        dump_checks.finish_running(variable)
-        self.steps = _steps("restore_from_file", "restore", variable)
-        self.steps.take(lambda: None)
-        staged_id, self._keep = self.steps.take(
-            self._read,
-            [variable.register_for_read()],
-            outputs=[tf.int64, tf.bool],
-            verify=same_dump,
-            undo=self._drop,
-        )
-        staged, problem = variable.stage(staged_id, **hash_tables.NOTHING)
-        self.steps.take(
-            lambda _, text: table_reader.see_problem(text_of(text)),
-            [problem],
-            verify=self._finished,
-        )
-        with self.steps.done():
-            self.staged = tf.identity(staged)
-
-    def _read(self, _, handed):
-        folder, name = os.fspath(self._filepath), self._name
-        found = hash_tables.stage_dump(self.variable, folder, int(handed), name, self._rows_only)
-        self._staged_id, self._last = found.staged_id, found.last
-        return {"dump": found.identity}, np.int64(found.staged_id), np.bool_(found.may_grow)
-
-    def _drop(self):
-        table_reader.drop_staged(self._staged_id)
-        self._staged_id = 0
-
-    def _finished(self, _):
-        dump_checks.mark_reader(os.fspath(self._filepath), self.variable)
-
-    def number(self) -> tf.Tensor:
-        """Starts to record changes if deltas may follow. Called when the table has its content."""
-        return libraries.ops().sok_table_keep_changes(handle=self.variable.handle, keep=self._keep)
-
-    def remember(self, _: Any, number: Any) -> None:
-        """Stores the result of `number`."""
-        if number > 0:
-            remember(self.variable, self._last, int(number))
-
-
 def _steps(call, name, variable):
     """The steps of a call of the Saver: at once, or in a graph."""
     call = f"{call} of table '{variable.table_name}'"
@@ -234,11 +173,43 @@ def _steps(call, name, variable):
     return GraphSteps(call, f"sok_{name}_{variable.table_name}", variable.mark)
 
 
-def restored(reading: Reading) -> tf.Tensor:
-    """The second half of a restore; `'OK'`."""
-    with reading.steps.done():
-        taken = reading.variable.commit_staged(reading.staged)
+def _restore(variable, filepath, rows_only):
+    """Stages the table's new content on all ranks, which may fail, then takes it."""
+    name, steps = (
+        name_in_files(variable.table_name),
+        _steps("restore_from_file", "restore", variable),
+    )
+    dumps: list[hash_tables.StagedDump] = []  # the one that is read at present
+
+    def read(_, registered):
+        folder = os.fspath(filepath)
+        dump = hash_tables.stage_dump(variable, folder, int(registered), name, rows_only)
+        dumps[:] = [dump]
+        return {"dump": dump.identity}, np.int64(dump.staged_id), np.bool_(dump.may_grow)
+
+    def drop():
+        if dumps:
+            table_reader.drop_staged(dumps.pop().staged_id)
+
+    def see(_, problem):
+        table_reader.see_problem(text_of(problem))
+
+    def finished(_):
+        dump_checks.mark_reader(os.fspath(filepath), variable)
+
+    def note(_, number):
+        if number > 0:
+            remember(variable, dumps[0].last, int(number))
+
+    steps.take(lambda: None)
+    inputs, dtypes = [variable.register_for_read()], [tf.int64, tf.bool]
+    staged_id, may_grow = steps.take(read, inputs, dtypes, verify=same_dump, undo=drop)
+    staged, problem = variable.stage(staged_id, **hash_tables.NOTHING)
+    steps.take(see, [problem], verify=finished)
+    with steps.done():
+        taken = variable.commit_staged(staged)
     with tf.control_dependencies([taken] if isinstance(taken, tf.Operation) else []):
-        number = reading.number()
-    reading.steps.take(reading.remember, [number])
-    return reading.steps.end("OK")
+        # Starts to record changes if deltas may follow.
+        number = libraries.ops().sok_table_keep_changes(handle=variable.handle, keep=may_grow)
+    steps.take(note, [number])
+    return steps.end("OK")
