@@ -2,9 +2,10 @@
 
     dense.3f2a/0-of-2.npz      the arrays of rank 0, uncompressed
     dense.3f2a/1-of-2.npz
-    dense.3f2a/files.json      size and SHA-256 of each file, and a SHA-256 of the list itself
+    dense.3f2a/files.json      size and checksum of each file, and a SHA-256 of the list itself
 
-Folders of version 0.1 have no list. There the CRC-32 of each array is all that is checked.
+Lists of version 0.1 have the SHA-256 of each file, and its first folders have no list: there the
+CRC-32 of each array is all that is checked.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import zipfile
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_like.saving.format import durable, manifest
+from sok_like.saving.format import array_file, durable, manifest
 
 _LIST = "files.json"
 
@@ -28,48 +28,21 @@ def file_of(folder: str, rank: int, world_size: int) -> str:
     return durable.join(folder, f"{rank}-of-{world_size}.npz")
 
 
-def write(
-    folder: str, rank: int, world_size: int, arrays: Iterable[tuple[str, np.ndarray]]
-) -> dict[str, Any]:
-    """Writes one rank's file and flushes it to the disk.
+class Unread(NamedTuple):
+    """An array that is read when it is written."""
 
-    Args:
-        arrays: Names and values; values are taken one after the other.
-
-    Returns:
-        `file`, `bytes` and `sha256`.
-
-    Raises:
-        OSError: names the file.
-    """
-    path = file_of(folder, rank, world_size)
-    durable.make_folder(folder)
-    with durable.written(path) as file:
-        sink = _Hashed(file)
-        with zipfile.ZipFile(sink, "w") as archive:  # type: ignore[call-overload]
-            for name, array in arrays:
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
-    name = f"{rank}-of-{world_size}.npz"
-    return {"file": name, "bytes": sink.bytes, "sha256": sink.digest.hexdigest()}
+    shape: tuple[int, ...]
+    dtype: Any
+    read: Callable[[], Any]
 
 
-class _Hashed:
-    """A file that is hashed while zipfile writes it; it cannot seek."""
-
-    def __init__(self, file):
-        self._file, self.bytes, self.digest = file, 0, hashlib.sha256()
-
-    def write(self, data):
-        left = memoryview(data)
-        while left:
-            left = left[self._file.write(left) :]
-        self.digest.update(data)
-        self.bytes += len(data)
-        return len(data)
-
-    def flush(self):
-        self._file.flush()
+def write(folder: str, rank: int, world_size: int, arrays: Mapping[str, Unread]) -> dict[str, Any]:
+    """Writes one rank's file; returns its entry in the list."""
+    shapes = {name: array[:2] for name, array in arrays.items()}
+    with array_file.written(folder, f"{rank}-of-{world_size}.npz", shapes) as file:
+        for name, array in arrays.items():
+            file.put(name, np.asarray(array.read()))
+    return file.entry
 
 
 def finish(folder: str, entries: Sequence[dict[str, Any]]) -> None:
@@ -122,7 +95,7 @@ class Folder:
             raise ValueError(f"{path} must be a list of files. Received: {error}") from error
 
     def check(self, ranks: Iterable[int]) -> None:
-        """Raises ValueError unless the files of these ranks have the SHA-256 in the list."""
+        """Raises ValueError unless the files of these ranks have the checksum in the list."""
         if self._entries:
             for rank in ranks:
                 manifest.check_bytes(self._folder, self._entries[rank], rank)

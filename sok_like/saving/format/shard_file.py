@@ -19,103 +19,42 @@ a few parts of `CHUNK_BYTES` bytes.
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
-import os
 from typing import Any
 
 import numpy as np
 
-from sok_like.saving.format import durable
-from sok_like.saving.format.checksums import RunningChecksum
-from sok_like.saving.format.npz import Layout
-from sok_like.saving.format.progress import Progress
+from sok_like.saving.format import array_file
 from sok_like.table.content import TableShard
 
 CHUNK_BYTES = 2**22  # bytes that are read and written at a time: the memory is used again at once
-_WRITERS = 2  # threads
-_WAITING = 4  # arrays that wait for them at most
 
 
 def write_shard(
     folder: str, name: str, shard: TableShard, progress: str | None = None
 ) -> dict[str, Any]:
-    """Writes one rank's shard to a temporary file, flushes it to the disk, and renames it.
-
-    Args:
-        progress: The call whose progress rank 0 prints; None: it prints nothing.
+    """Writes one rank's shard, as `array_file.written` does.
 
     Returns:
         `file`, `bytes`, `checksum` and `keys` (their number), as the manifest lists them.
-
-    Raises:
-        OSError: the file could not be written; names the file.
     """
-    durable.make_folder(folder)
-    arrays = _arrays_of(shard)
-    layout = Layout({each: (array.shape, array.dtype) for each, array in arrays.items()})
-    with durable.written(durable.join(folder, name)) as file:
-        output = _Output(file, Progress(progress, layout.size) if progress else None)
-        with output.threads:
-            _write_arrays(output, layout, arrays, shard)
-    checksum = output.checksum.checksum(layout.size)
-    return {"file": name, "bytes": layout.size, "checksum": checksum, "keys": len(shard.keys)}
-
-
-class _Output:
-    """Writes and hashes arrays on threads, while the next part of a table is read."""
-
-    def __init__(self, file, progress):
-        self._file, self._progress, self.checksum = file, progress, RunningChecksum()
-        self.threads = concurrent.futures.ThreadPoolExecutor(_WRITERS)
-        self._waiting: collections.deque = collections.deque()
-
-    def put(self, at: int, data: Any) -> None:
-        """Writes bytes, or an array that nobody changes, at a position; raises earlier errors."""
-        if not len(data):
-            return
-        data = memoryview(data)
-        self._waiting.append(self.threads.submit(self._write, at, data))
-        self.wait(_WAITING)
-        if self._progress is not None:
-            self._progress.add(data.nbytes)
-
-    def wait(self, left: int = 0) -> None:
-        """Waits until at most so many arrays are left to write."""
-        while len(self._waiting) > left:
-            self._waiting.popleft().result()
-
-    def _write(self, at, data):
-        self.checksum.add(at, data)
-        begin, size = at, data.nbytes
-        while data:
-            written = os.pwrite(self._file.fileno(), data, at)
-            at, data = at + written, data[written:]
-        durable.begin_flush(self._file, begin, size)
-
-
-def _write_arrays(output, layout, arrays, shard):
-    for at, header in layout.npy_headers():
-        output.put(at, header)
-    by_key = {name: arrays[name] for name in shard.by_key()}
-    for name in arrays.keys() - by_key.keys():
-        output.put(layout.begins[name], arrays[name].tobytes())
+    arrays, by_key = _arrays_of(shard), shard.by_key()
+    shapes = {each: (array.shape, array.dtype) for each, array in arrays.items()}
     row_bytes = {
-        name: array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-        for name, array in by_key.items()
+        each: array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+        for each, array in by_key.items()
     }
-    begin = 0
-    for part in shard.parts(max(1, CHUNK_BYTES // max(1, sum(row_bytes.values())))):
-        for name, array in by_key.items():
-            rows = np.ascontiguousarray(part[name], array.dtype)
-            output.put(layout.begins[name] + begin * row_bytes[name], rows.reshape(-1).view("u1"))
-        begin += len(part["keys"])
-    if begin != len(shard.keys):
-        raise ValueError(f"A table must have {len(shard.keys)} keys. Received: {begin} keys of it")
-    output.wait()
-    for at, header in layout.zip_headers(output.checksum.crc):
-        output.put(at, header)
-    output.wait()
+    with array_file.written(folder, name, shapes, progress) as file:
+        for each in arrays.keys() - by_key.keys():
+            file.put(each, arrays[each])
+        begin = 0
+        for part in shard.parts(max(1, CHUNK_BYTES // max(1, sum(row_bytes.values())))):
+            for each, array in by_key.items():
+                file.put(each, np.asarray(part[each], array.dtype), begin * row_bytes[each])
+            begin += len(part["keys"])
+        if begin != len(shard.keys):
+            required = f"A table must have {len(shard.keys)} keys"
+            raise ValueError(f"{required}. Received: {begin} keys of it")
+    return {**file.entry, "keys": len(shard.keys)}
 
 
 def _arrays_of(shard):

@@ -10,6 +10,7 @@ tables are inside the file. A reader takes its own slices out of the blocks of a
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -88,21 +89,26 @@ class DenseTablesPart(CheckpointPart):
     def write(self) -> dict[str, Any]:
         """Writes this rank's slices."""
         here = comm.current()
-        return array_files.write(self.folder, here.rank, here.world_size, self._blocks())
+        return array_files.write(self.folder, here.rank, here.world_size, dict(self._blocks()))
 
     def _blocks(self):
         for holder_id, holder in zip(self._ids, self._holders, strict=True):
             for part in parts_of(holder):
                 for place in part.blocks() if part.written else ():
-                    block = part.held.read(place)
-                    block = tf.cast(block, tf.float32) if block.dtype == tf.bfloat16 else block
                     bounds = itertools.chain(*zip(*place, strict=True))  # of rows, then of columns
                     name = holder_id, part.key, *part.shape, *bounds
-                    yield ",".join(map(str, name)), block.numpy()
+                    dtype = part.held.variable.dtype.as_numpy_dtype
+                    dtype = np.float32 if dtype == tf.bfloat16.as_numpy_dtype else dtype
+                    read = functools.partial(_read, part.held, place, dtype)
+                    yield ",".join(map(str, name)), array_files.Unread(place.shape, dtype, read)
 
     def finish(self, entries: Sequence[dict[str, Any]]) -> None:
         """Lists the files of all ranks."""
         array_files.finish(self.folder, entries)
+
+
+def _read(held, place, dtype):
+    return tf.cast(held.read(place), dtype).numpy()
 
 
 # ---- reading ----

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
 from sok_like.saving.format import array_files
@@ -29,9 +30,13 @@ class RankVariables(CheckpointPart):
 
     def write(self) -> dict[str, Any]:
         """Writes the values of this rank."""
-        communicator = comm.current()
-        values = ((key, np.asarray(value)) for key, value in self._values())
-        return array_files.write(self.folder, communicator.rank, communicator.world_size, values)
+        arrays = {}
+        for key, tensor in self._values():
+            value = tf.convert_to_tensor(tensor)
+            dtype = value.dtype.as_numpy_dtype
+            arrays[key] = array_files.Unread(tuple(value.shape), dtype, value.numpy)
+        here = comm.current()
+        return array_files.write(self.folder, here.rank, here.world_size, arrays)
 
     def finish(self, entries: Sequence[dict[str, Any]]) -> None:
         """Lists the files of all ranks."""

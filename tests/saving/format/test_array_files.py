@@ -14,7 +14,13 @@ def written(folder, seed=3):
         {f"id,{rank},{i}": rng.normal(size=[3, 4]).astype("f") for i in range(2)}
         for rank in range(2)
     ]
-    entries = [array_files.write(folder, rank, 2, arrays[rank].items()) for rank in range(2)]
+    entries = []
+    for rank, named in enumerate(arrays):
+        unread = {
+            name: array_files.Unread(array.shape, array.dtype, array.copy)
+            for name, array in named.items()
+        }
+        entries.append(array_files.write(folder, rank, 2, unread))
     array_files.finish(folder, entries)
     return arrays
 
