@@ -44,11 +44,7 @@ _SAME_PATH = (
 
 
 class Saving:
-    """The steps of a save of parts that have their folders. Parts are the same on all ranks.
-
-    Args:
-        steps: Takes them, at once or in a graph.
-    """
+    """The steps of a save of parts that have their folders. Parts are the same on all ranks."""
 
     def __init__(self, steps: Steps, parts: Sequence[CheckpointPart]):
         self._steps, self._parts = steps, list(parts)
@@ -61,8 +57,7 @@ class Saving:
     def write(self, inputs: Sequence[Any] = ()) -> None:
         """All ranks write, then see what the others have written; then rank 0 publishes it.
 
-        Args:
-            inputs: By part, the number that its table was registered by; parts without one ask.
+        `inputs` are the numbers that the parts' tables were registered by; without one a part asks.
         """
         self._steps.take(self._write, inputs, undo=self._undo)
         self._steps.take(self._see, undo=self._undo)
@@ -106,18 +101,33 @@ class Saving:
             part.remove()
 
 
-class _Beside(Saving):
-    """A save of parts into new folders beside a file, which `common` writes."""
+class SavingBeside(Saving):
+    """A save of parts into new folders beside a file.
 
-    def __init__(self, call, path, parts, common):
+    Attributes:
+        common: Called on every rank with the references of the parts. On rank 0 it puts the file in
+            its place.
+    """
+
+    common: Callable[[Sequence[str]], None]
+
+    def __init__(self, call: str, path: str, parts: Sequence[CheckpointPart]):
         super().__init__(Steps(call), parts)
-        self._path, self._common = path, common
+        self._path, self._may_be_named = path, False
         self._references: list[str] = []
-        self._may_be_named = False
+
+    def place(self) -> None:
+        """Gives the parts their folders, on which the ranks have agreed."""
+        for part, reference in zip(self._parts, self._references, strict=True):
+            part.folder = folders.folder_of(self._path, reference)
 
     def _begin(self, *_):
-        _make_parent(self._path)
-        references = [part.reference or folders.new_reference(part.name) for part in self._parts]
+        local = durable.local(self._path)
+        if local is not None:
+            durable.make_folder(os.path.dirname(local) or ".")
+        else:  # object stores have no folders; an unknown scheme raises
+            durable.exists(self._path)
+        references = [folders.new_reference(part.name) for part in self._parts]
         return {"path": self._path, "references": references, "parts": super()._begin()}
 
     def _check(self, told):
@@ -129,8 +139,7 @@ class _Beside(Saving):
         self._references = told[0]["references"]
 
     def _write(self, *arguments):
-        for part, reference in zip(self._parts, self._references, strict=True):
-            part.folder = folders.folder_of(self._path, reference)
+        self.place()
         return super()._write(*arguments)
 
     def _publish(self, told):
@@ -138,7 +147,7 @@ class _Beside(Saving):
         self._may_be_named = True
         folders.may_name(self._path, self._references)
         super()._publish(told)
-        self._common(self._references)
+        self.common(self._references)
 
     def _done(self, told):
         super()._done(told)
@@ -156,29 +165,15 @@ def save(
     parts: Sequence[CheckpointPart],
     common: Callable[[Sequence[str]], None],
 ) -> None:
-    """Writes parts beside a file, then the file; all ranks call it.
+    """Writes parts beside the file at `path`, then the file; all ranks call it with the same.
 
-    Args:
-        path: Path of the file, the same on all ranks.
-        parts: The parts, the same on all ranks.
-        common: Called on every rank with the references of the parts. On rank 0 it puts the file
-            in its place.
-
-    Raises:
-        RuntimeError: a rank has failed, or ranks differ in path or parts; on all ranks. The
-            previous save is intact, unless rank 0 failed while writing the file.
+    An error raises on all ranks, and the previous save is intact, unless rank 0 failed while
+    writing the file.
     """
-    saving = _Beside(call, path, parts, common)
+    saving = SavingBeside(call, path, parts)
+    saving.common = common
     saving.agree()
     saving.write()
-
-
-def _make_parent(path):
-    local = durable.local(path)
-    if local is not None:
-        durable.make_folder(os.path.dirname(local) or ".")
-    else:  # object stores have no folders; an unknown scheme raises
-        durable.exists(path)
 
 
 # ---- loading ----
@@ -202,21 +197,16 @@ def load(
     compared: str | None = None,
     collective: bool = True,
 ) -> _T:
-    """Reads a file and its parts; all ranks call it.
+    """Reads a file and its parts; all ranks call it. Returns the result of `read`.
+
+    If a rank sees another file or fails, all ranks raise RuntimeError, and nothing has changed. A
+    single rank raises the error itself.
 
     Args:
         path: Path of the file; None: not known, so all its parts must be inside.
         read: Finds parts in the file, and hands each to `prepare`. It is no collective.
         compared: The file that must be the same on all ranks; None: the one at `path`.
         collective: False if it is not known yet whether the file has parts.
-
-    Returns:
-        The result of `read`.
-
-    Raises:
-        FileNotFoundError: the file is missing, on one rank. On several it is a RuntimeError.
-        RuntimeError: a rank sees another file, or has failed; on all ranks. Nothing has changed.
-            A single rank raises the error itself.
     """
     if _load.prepared is not None:  # part of another one
         with attributes(_load, {"path": path}):

@@ -93,10 +93,6 @@ class TableReader:
 
     Attributes:
         instant: The number of this instant if the table records changes.
-
-    Raises:
-        ValueError: the table has not recorded the changes since, or is in device memory.
-        MemoryError: there is too little memory.
     """
 
     def __init__(self, number: int, since: int | None = None, beside: bool = False):
@@ -147,16 +143,7 @@ def content(number: int, dim: int, since: int | None = None) -> Iterator[tuple[T
 
 
 def stage_parts(number: int, rest: TableShard, num_keys: int, parts: Iterable[TableShard]) -> int:
-    """Stages this content; the op of `stage` takes it by its number.
-
-    Args:
-        number: The result of `register_for_read`.
-        rest: What belongs to no key.
-
-    Raises:
-        ValueError: the content does not fit the table.
-        MemoryError: more keys than the table may hold, or too little memory.
-    """
+    """Stages this content; the op of `stage` takes it by its number. `rest` belongs to no key."""
     library, made = _library(), _POINTER()
     see_problem(library.sok_aside_open(int(number), num_keys, ctypes.byref(made)))
     try:

@@ -176,13 +176,14 @@ def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> A
     together = bool(kinds) or vars(_now).get("together", False)
     if not together or not comm.is_initialized():
         return write(saver, file_prefix, options)
-    if begun is not None:
-        parts = begun.parts
-    elif comm.current().world_size == 1:
+    if begun is None and comm.current().world_size == 1:
         _put_inside(saver, kinds.holders)
         return write(saver, file_prefix, options)
-    else:
-        parts = [*map(HashTablePart, kinds.tables), *_others(saver, kinds)]
+    parts = (
+        [*map(HashTablePart, kinds.tables), *_others(saver, kinds)]
+        if begun is None
+        else begun.parts
+    )
 
     def common(references):
         if comm.current().rank == 0:
@@ -190,7 +191,11 @@ def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> A
                 _refer(saver, kinds, part, reference)
             write(saver, file_prefix, options)
 
-    transaction.save(_CALL, _path_of(file_prefix, kinds), parts, common)
+    if begun is None:
+        transaction.save(_CALL, _path_of(file_prefix, kinds), parts, common)
+    else:
+        begun.saving.common = common
+        begun.saving.write()
     return None
 
 
@@ -207,8 +212,9 @@ class _Begun:
     """A checkpoint whose values are those of the instant at which it was begun."""
 
     def __init__(self, path: str):
-        self.path, self.saver = path, None
+        self._path, self.saver = path, None
         self.parts: list[CheckpointPart] = []
+        self.saving: Any = None
 
     def take(self, saver: Any) -> None:
         """Takes all values but those of tables in host memory; writes dense tables of ranks."""
@@ -221,29 +227,21 @@ class _Begun:
         for tensor in _tensors_of(saver):
             spec = tensor._tensor_save_spec
             spec._tensor = spec.tensor
-        self.saver, kinds, communicator = saver, _kinds(saver), comm.current()
-        several = communicator.world_size > 1
+        self.saver, kinds = saver, _kinds(saver)
+        several = comm.current().world_size > 1
         others = list(_others(saver, kinds)) if several else []
-
-        def start():
-            tables = [dump_checks.checked(each).table_name for each in kinds.tables]
-            return [folders.new_reference(name) for name in [*tables, *(e.name for e in others)]]
-
-        references = agreed(start, communicator, _CALL)[0]
-        places = [folders.folder_of(self.path, reference) for reference in references]
-        found = list(zip([*kinds.tables, *others], places, references, strict=True))
-        for table, *place in found[: len(kinds.tables)]:
-            self.parts.append(part := background.BackgroundPart(table))
-            part.folder, part.reference = place
-        self.parts += others
+        self.parts = [*map(background.BackgroundPart, kinds.tables), *others]
+        self.saving = transaction.SavingBeside(_CALL, self._path, self.parts)
+        self.saving.agree()
 
         def write():
+            self.saving.place()
             if not several:
                 _put_inside(saver, kinds.holders)
-            for part, *place in found[len(kinds.tables) :]:
-                part.write_now(*place)
+            for part in others:
+                part.write_now()
 
-        agreed(write, communicator, _CALL)
+        agreed(write, comm.current(), _CALL)
 
 
 def begin(
@@ -251,13 +249,8 @@ def begin(
 ) -> background.BackgroundDump:
     """Begins a checkpoint of this instant, whose tables are written while training goes on.
 
-    All ranks call it. Other values are copied now.
-
-    Args:
-        checkpoint: Eager.
-        path: Path at which the checkpoint will be written.
-        write: Writes it there, as the next save of its counter; `finish` of the result calls it on
-            all ranks.
+    All ranks call it. Other values are copied now. `finish` of the result calls `write` on all
+    ranks, which writes the checkpoint to `path`, as the next save of its counter.
     """
     tables = RankLocalVariables(util.list_objects(checkpoint._saver._graph_view)).tables
     for table in tables:

@@ -85,11 +85,7 @@ def save(holder: Holder, store: Any) -> None:
 
 
 def load(holder: Holder, store: Any) -> Any:
-    """Reads what `save` wrote, at the end of `loading`; returns what the file has besides.
-
-    Raises:
-        ValueError: the file has other tables, or none.
-    """
+    """Reads what `save` wrote, at the end of `loading`; returns what the file has besides."""
     with optimizer_variables.of_root(()):
         parts = dense_tables.parts_of(holder)
     names = [key.removeprefix(_PREFIX) for key in store.keys() if key.startswith(_PREFIX)]
@@ -141,8 +137,7 @@ def _slices_in(store, parts, keys):
 def loading(model: Any, discarded: Callable[[], bool]) -> Iterator[None]:
     """A scope that prepares tables at its end, when the model's optimizer is known.
 
-    Args:
-        discarded: Whether the values must be discarded: Keras collects errors.
+    If `discarded` is True then, Keras has collected errors, and the values are dropped.
     """
     found: list[Any] = []
     with attributes(_state, {"found": found}):

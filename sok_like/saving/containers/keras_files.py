@@ -123,9 +123,6 @@ def save_together(
         kinds: The tables in the file, and the holders of dense tables; None: neither.
         collective: Whether writing involves all ranks. Then the other ranks write, too, to a file
             that is discarded.
-
-    Raises:
-        RuntimeError: a rank has failed, or paths differ; on all ranks. The previous file stays.
     """
     communicator = comm.current()
     named = isinstance(filepath, (str, os.PathLike))

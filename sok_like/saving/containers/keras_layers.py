@@ -83,11 +83,7 @@ def save(own: Callable, self: Any, store: Any) -> None:
 
 
 def load(own: Callable, self: Any, store: Any) -> None:
-    """`Layer.load_own_variables`; other keys of the tables are removed.
-
-    Raises:
-        ValueError: the file has other tables in the layer, or is damaged.
-    """
+    """`Layer.load_own_variables`; other keys of the tables are removed."""
     if hasattr(self, "_update_trackables"):  # tf_keras finds what is in lists only now
         self._update_trackables()
     tables = tables_of(self)
@@ -117,8 +113,7 @@ def reading(
 ) -> contextlib.AbstractContextManager[None]:
     """A scope in which Keras reads the layer that is at a path in the file.
 
-    Args:
-        partial: Whether tables that the file lacks may start empty.
+    With `partial`, tables that the file lacks may start empty.
     """
 
     def get(name):

@@ -92,8 +92,7 @@ def look_up(own: Callable, self: Any, name: str, cached_dependencies: Any = None
 def check_place(key: str, folder: str, table: str) -> None:
     """Raises ValueError if a table of features would read another one's dump, by its place.
 
-    Args:
-        key: Of one of the table's tensors in the checkpoint.
+    `key` is that of one of the table's tensors in the checkpoint.
     """
     name = manifest.only_table(folder) if re.search(r"/_table_\d+/_weight/", key) else None
     if name is not None and name.partition("/")[2] != table.partition("/")[2]:
@@ -119,13 +118,8 @@ def check(objects: Sequence[Any], status: Any, path: str, problems: list[str]) -
     """Warns of tables that a checkpoint lacks, or has beyond those of a layer.
 
     TensorFlow asks a program whether that is right only after the restore: `assert_consumed` and
-    `assert_existing_objects_matched` of its result then raise.
-
-    Args:
-        objects: All objects that could be restored.
-        status: The result of the restore.
-        path: The checkpoint's.
-        problems: Those of dense tables.
+    `assert_existing_objects_matched` of its result, `status`, then raise. `objects` are all that
+    could be restored, and `problems` those of dense tables.
     """
     checkpoint, file = status._checkpoint, f"Checkpoint {path!r}"
     known: dict[int, list[str]] = {}  # by object: the names of its children in the checkpoint

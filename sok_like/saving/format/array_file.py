@@ -35,15 +35,7 @@ _END = struct.Struct("<4sQ2H2L4Q4sLQL4s4H2LH")
 
 
 class Layout:
-    """The places of arrays in a file.
-
-    Args:
-        arrays: By name: shape and dtype.
-
-    Attributes:
-        begins: By name, where the elements begin.
-        size: Bytes of the file.
-    """
+    """The places of arrays in a file: `begins` says where the elements of each begin."""
 
     def __init__(self, arrays: Mapping[str, tuple[tuple[int, ...], Any]]):
         self.begins: dict[str, int] = {}
@@ -73,11 +65,7 @@ class Layout:
             yield self.begins[name] - len(header), header
 
     def zip_headers(self, crc: Callable[[int, int], int]) -> Iterator[tuple[int, bytes]]:
-        """Position and bytes of what makes it a zip file.
-
-        Args:
-            crc: The CRC-32 of the bytes between two positions.
-        """
+        """Position and bytes of what makes it a zip file; `crc` is of bytes between positions."""
         directory = b""
         for name, at, data, end in self._members:
             size, checksum = end - data, crc(data, end)
@@ -103,11 +91,7 @@ class Layout:
 
 
 class ArrayFile:
-    """A file whose arrays are written.
-
-    Attributes:
-        entry: When it is complete: its name, bytes and checksum, as a manifest or list has them.
-    """
+    """A file whose arrays are written; at its end `entry` is its name, bytes and checksum."""
 
     def __init__(self, file: Any, layout: Layout, progress: Progress | None):
         self._file, self._layout, self._progress = file, layout, progress
@@ -158,9 +142,7 @@ def written(
 ) -> Iterator[ArrayFile]:
     """A file whose arrays are written within the block; then it gets its name, on the disk.
 
-    Args:
-        arrays: By name: shape and dtype.
-        progress: The call whose progress rank 0 prints; None: it prints nothing.
+    `arrays` has shapes and dtypes. `progress` is the call whose progress rank 0 prints.
     """
     durable.make_folder(folder)
     layout = Layout(arrays)

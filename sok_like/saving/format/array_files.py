@@ -57,17 +57,10 @@ def _checksum(listed):
 
 
 class Folder:
-    """The files that `world_size` ranks have written.
+    """The files that `world_size` ranks have written; `identity` is the list's SHA-256.
 
-    Args:
-        listed: Whether the list must be there; False for files of version 0.1.
-
-    Attributes:
-        identity: The list's SHA-256; "" without one.
-
-    Raises:
-        OSError: a file is missing.
-        ValueError: the list is damaged.
+    Version 0.1 wrote some that are not `listed`. Raises OSError if a file is missing, ValueError if
+    the list is damaged.
     """
 
     def __init__(self, folder: str, world_size: int, listed: bool):
@@ -104,8 +97,7 @@ class Folder:
     def open(self, rank: int) -> Iterator[Any]:
         """The arrays of one rank, as `np.load` opens them; reading one checks its CRC-32.
 
-        Raises:
-            ValueError: the file is damaged; names the file. So does an error within the scope.
+        Damaged bytes, and any error within the scope, raise ValueError, which names the file.
         """
         path = file_of(self._folder, rank, self.world_size)
         try:

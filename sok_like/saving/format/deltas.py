@@ -45,7 +45,6 @@ class MergedDump:
 
     Attributes:
         rest: What belongs to no key; its arrays by key are empty.
-        num_keys: Number of keys.
     """
 
     def __init__(
@@ -234,11 +233,7 @@ def content_of(
 ) -> MergedDump:
     """The part of a dump and its deltas that `rank` of `world_size` owns; checks all files first.
 
-    Args:
-        progress: The call whose progress rank 0 prints; None: it prints nothing.
-
-    Raises:
-        ValueError: a file is damaged, or does not belong to this dump.
+    `progress` is the call whose progress rank 0 prints.
     """
     dumps = [dump, *dump.deltas]
     size = sum(durable.size(file) for each in dumps for file in each.files)

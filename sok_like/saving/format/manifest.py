@@ -185,11 +185,7 @@ def _checksum(manifest):
 
 
 def only_table(folder: str) -> str | None:
-    """The table of a folder with one dump; None if it has several, or none.
-
-    Raises:
-        ValueError: the manifest is damaged.
-    """
+    """The table of a folder with one dump; None if it has several, or none."""
     found = manifests(folder)
     return _load(folder, found[0])["table"] if len(found) == 1 else None
 

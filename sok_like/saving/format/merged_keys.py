@@ -27,18 +27,10 @@ class Run(NamedTuple):
 def ranges(
     sources: Sequence[ShardSource], num_bytes: int = 2 * CHUNK_BYTES
 ) -> Iterator[tuple[np.uint64, list[Run]]]:
-    """Ranges of keys in ascending order, by uint64 value.
+    """Ranges of keys in ascending order, by uint64 value; the keys of each source ascend.
 
-    Args:
-        sources: Sources whose keys ascend.
-        num_bytes: Approximate bytes of all keys of a range with what belongs to them. A merge
-            holds several copies.
-
-    Yields:
-        The last key that belongs to a range, and the runs of the sources that have keys in it.
-
-    Raises:
-        ValueError: keys do not ascend.
+    Yields the last key that belongs to a range, and the runs of the sources that have keys in it. A
+    range has about `num_bytes` with what belongs to its keys; a merge holds several copies.
     """
     total = sum(source.num_keys * source.key_bytes for source in sources)
     # In proportion to their sizes, so that all sources end at about the same time.

@@ -13,15 +13,9 @@ from sok_like.saving.format.durable import explained, local
 def write_part(
     path: str | os.PathLike, items: np.ndarray, position: int, table: str, begin: bytes = b""
 ) -> None:
-    """Writes this rank's items, little-endian, and flushes them to the disk.
+    """Writes this rank's items into a local file, from byte `position` on, and flushes them.
 
-    Args:
-        path: The file, which is local; created if it is missing.
-        position: Number of bytes before these items in the file.
-        begin: What this rank writes at the start of the file.
-
-    Raises:
-        OSError: names the file and the table.
+    `begin` is what this rank writes at the start of the file. Errors name the file and the table.
     """
     items = np.ascontiguousarray(items, items.dtype.newbyteorder("<"))
     path = local(path) or path

@@ -11,11 +11,7 @@ _SECONDS = 2.0
 
 
 class Progress:
-    """Prints every 2 s to stderr how far a call has come, on rank 0 only.
-
-    Args:
-        total: Bytes that this rank will write or read.
-    """
+    """Prints every 2 s to stderr how far a call has come, out of `total` bytes, on rank 0 only."""
 
     def __init__(self, what: str, total: int):
         self._what, self._total, self._done = what, total, 0

@@ -32,11 +32,7 @@ CHUNK_BYTES = 2**22  # bytes that are read and written at a time: the memory is 
 def write_shard(
     folder: str, name: str, shard: TableShard, progress: str | None = None
 ) -> dict[str, Any]:
-    """Writes one rank's shard, as `array_file.written` does.
-
-    Returns:
-        `file`, `bytes`, `checksum` and `keys` (their number), as the manifest lists them.
-    """
+    """Writes one rank's shard, as `array_file.written` does; returns its entry in the manifest."""
     arrays, by_key = _arrays_of(shard), shard.by_key()
     shapes = {each: (array.shape, array.dtype) for each, array in arrays.items()}
     row_bytes = {

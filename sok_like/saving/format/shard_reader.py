@@ -116,9 +116,6 @@ class ShardFile(ShardSource):
         entry: The manifest's entry for the file; None in version 1, which had none.
         progress: Is told how many bytes were read.
         owner: The rank that wrote it, and the number of ranks; None: not known.
-
-    Raises:
-        ValueError: damaged, or of wrong shapes; names the file and the fault.
     """
 
     def __init__(

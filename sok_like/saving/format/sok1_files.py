@@ -54,11 +54,7 @@ class Sok1Dump:
     name, may_grow = "", False
 
     def open(self, number: int, dim: int, progress: Any = None) -> ShardInMemory:
-        """Keys and rows; rows stay in the file until they are read.
-
-        Raises:
-            FileNotFoundError: the file of the rows is missing.
-        """
+        """Keys and rows; rows stay in the file until they are read."""
         values_file = self._values_file()
         sizes = [durable.size(path) for path in (self.keys_file, values_file)]
         num_keys, rest = divmod(sizes[0], self.key_dtype.itemsize)

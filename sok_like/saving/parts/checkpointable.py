@@ -43,7 +43,6 @@ class CheckpointPart:
 
     name: str  # part of the folder's name, and for errors; the same on all ranks
     folder: str  # of its files; beside a file, the save chooses it
-    reference: str | None = None  # the folder's name, of a part that has begun to write
     registered: int | None = None  # the number of its table to read, within a graph
 
     def begin(self) -> Any:
@@ -53,25 +52,16 @@ class CheckpointPart:
         """Takes what `begin` has returned, by rank; what it raises, it raises on all ranks."""
 
     def write(self) -> Any:
-        """Writes this rank's file, and flushes it to the disk.
-
-        Returns:
-            `file` (its name), `bytes` and `checksum`.
-        """
+        """Writes this rank's file, and flushes it; returns its entry, for `see` and `finish`."""
         raise NotImplementedError
 
-    def write_now(self, folder: str, reference: str) -> None:
+    def write_now(self) -> None:
         """Writes it before the others of a save; `write` only returns its result then."""
-        self.folder, self.reference = folder, reference
         entry = self.write()
         vars(self)["write"] = lambda: entry
 
     def see(self, entries: Sequence[Any]) -> None:
-        """Raises unless the folder shows what all ranks have written.
-
-        Args:
-            entries: What `write` has returned, by rank.
-        """
+        """Raises unless the folder shows what all ranks have written; `entries` are by rank."""
         dump_checks.see_shards(self.folder, entries)
 
     def finish(self, entries: Sequence[Any]) -> None:

@@ -78,9 +78,7 @@ def wholes_of(holder: Holder) -> Iterator[tuple[str, Any]]:
 class DenseTablesPart(CheckpointPart):
     """The dense tables of some holders, as a part; both directions within `of_root`.
 
-    Args:
-        holders: The holders, in the same order on all ranks.
-        ids: Their ids in files, the same on all ranks.
+    Holders are in the same order on all ranks, and `ids` are what files call them.
     """
 
     def __init__(self, name: str, holders: Sequence[Holder], ids: Sequence[str]):
@@ -115,11 +113,7 @@ def _read(held, place, dtype):
 
 
 def match(holder: Holder, tables: Sequence[str], file: str) -> tuple[dict[str, str], str]:
-    """The holder's key of each table, by that in a file; and what one side lacks, "" for nothing.
-
-    Args:
-        tables: The keys in the file.
-    """
+    """The holder's key of each table, by that in a file; and what one side lacks, or ""."""
     mine, there = list(holder.shapes()), sorted(tables, key=table_names.order)
     expected, received = ([*map(table_names.name_of, keys)] for keys in (mine, there))
     pairs, problem = table_names.matched(holder.name, expected, received, file)
@@ -162,11 +156,8 @@ class StoredTables:
     def of_folder(cls, path: str, world_size: int, listed: bool) -> StoredTables:
         """Of a folder that `world_size` ranks have written.
 
-        Each rank compares the SHA-256 of some files, so that together they compare all. The blocks
-        that a rank reads have a CRC-32 besides.
-
-        Raises:
-            OSError, ValueError: a file is missing or damaged; names the file.
+        Each rank compares the checksums of some files, so that together they compare all. The
+        blocks that a rank reads have a CRC-32 besides.
         """
         folder, communicator = Folder(path, world_size, listed), comm.current()
         folder.check(range(communicator.rank, world_size, communicator.world_size))
@@ -224,11 +215,7 @@ class StoredTables:
         return {key.partition(".")[2] for key in keys if "." in key}
 
     def check_tables(self, holder: Holder, read_as: str, parts: Sequence[DenseSlice]) -> None:
-        """Raises ValueError unless a holder's tables have their shapes, and its parts all rows.
-
-        Args:
-            read_as: The holder's id in the save.
-        """
+        """Raises ValueError unless a holder's tables have their shapes, and its parts all rows."""
         expected = holder.shapes()
         for key in sorted(self.tables(read_as)):  # checks all tables, so that ranks agree
             received = tuple(self._found[read_as, key][0])

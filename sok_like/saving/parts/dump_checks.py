@@ -92,10 +92,8 @@ def see_shards(folder: str, entries: Sequence[Any]) -> None:
     """Raises unless the folder shows all shards of a dump; called before the manifest names them.
 
     Rank 0 looks for all of them. Every shard is read back by one rank that did not write it, on
-    another host if there are several: each rank reads about as much as it wrote.
-
-    Args:
-        entries: The results of `write_shard`, by rank; None where there was nothing to write.
+    another host if there are several: each rank reads about as much as it wrote. Entries are None
+    where there was nothing to write.
     """
     rank, world_size = comm.current().rank, comm.current().world_size
     if entries[0] is None:
@@ -115,8 +113,7 @@ def read_back() -> int:
 def finish_running(variable: Any) -> None:
     """Finishes the table's dump in the background, if there is one; all ranks call it.
 
-    Raises:
-        RuntimeError: in a graph, where it could only be finished when an op runs; or as `finish`.
+    Raises RuntimeError in a graph, where it could only be finished when an op runs.
     """
     dump = variable.__dict__.get("running_dump")
     if dump is None or dump not in running:

@@ -48,11 +48,7 @@ class TableOps:
 
 
 class HashTablePart(CheckpointPart):
-    """An EmbeddingVariable, as a part.
-
-    Args:
-        ops: What it is asked; None: eagerly.
-    """
+    """An EmbeddingVariable, as a part; `ops` is what it is asked, by default eagerly."""
 
     step = -1  # of the optimizer, as the manifest has it
     following: Sequence[dict[str, Any]] | None = None  # deltas; None: none can follow
@@ -68,13 +64,14 @@ class HashTablePart(CheckpointPart):
         """The name of one rank's file."""
         return manifest.shard_name(self.name, self.dump_id(), rank, comm.current().world_size)
 
+    def begin(self) -> Any:
+        dump_checks.checked(self.table)
+
     def write(self) -> Any:
-        """Writes this rank's shard."""
-        table = dump_checks.checked(self.table)
         number = self.registered
         if number is None:
             number = self._ops.register_for_read(evict=True)
-        with table_reader.content(number, table.dim) as (shard, _):
+        with table_reader.content(number, self.table.dim) as (shard, _):
             return self._write_shard(shard)
 
     def _write_shard(self, shard):
@@ -106,9 +103,9 @@ class HashTablePart(CheckpointPart):
         """Reads the keys that this rank owns; the dump may be that of a table of another name."""
         # Keras may have given the layer, and so its table, a new name.
         name = manifest.only_table(folder) or self.name
-        handed = self._ops.register_for_read(evict=False)
+        registered = self._ops.register_for_read(evict=False)
         try:
-            found = stage_dump(self.table, folder, handed, name)
+            found = stage_dump(self.table, folder, registered, name)
         except MemoryError as error:
             raise tf.errors.ResourceExhaustedError(None, None, str(error)) from error
         return self._prepared(found.identity, found.staged_id, **NOTHING)
@@ -154,18 +151,14 @@ NOTHING = nothing().fields()
 
 
 def stage_dump(
-    variable: Any, folder: str, handed: int, name: str, rows_only: bool = False
+    variable: Any, folder: str, registered: int, name: str, rows_only: bool = False
 ) -> StagedDump:
     """Reads the dump in a folder, with its deltas, into content beside the present one.
 
     Args:
-        handed: The result of its `register_for_read`.
+        registered: The result of its `register_for_read`.
         name: Name of the table that was dumped.
         rows_only: Leaves out slot rows and the optimizer's step.
-
-    Raises:
-        OSError, ValueError: there is no dump, or it is damaged or does not fit.
-        MemoryError: more keys than the table may hold, or too little memory.
     """
 
     def checked(shard):
@@ -180,7 +173,7 @@ def stage_dump(
     what = f"restore of table '{variable.table_name}'"
     content = deltas.content_of(dump, *ranks, variable.dim, what)
     rest, parts = checked(content.rest), map(checked, content.parts())
-    staged_id = table_reader.stage_parts(handed, rest, content.num_keys, parts)
+    staged_id = table_reader.stage_parts(registered, rest, content.num_keys, parts)
     # Deltas may follow unless state was left out, or the next dump has another name.
     may_grow = dump.may_grow and not rows_only and name == variable.table_name
     return StagedDump(staged_id, dump.identity, (dump.deltas or [dump])[-1].name, may_grow)

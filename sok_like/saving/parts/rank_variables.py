@@ -17,11 +17,7 @@ from sok_like.saving.parts.checkpointable import CheckpointPart
 
 
 class RankVariables(CheckpointPart):
-    """Variables of this rank, as a part.
-
-    Args:
-        values: Their keys in the checkpoint, and their values.
-    """
+    """Variables of this rank, as a part: `values` yields their keys and values."""
 
     name = "ranks"
 
@@ -44,11 +40,7 @@ class RankVariables(CheckpointPart):
 
 
 def read(folder: str, world_size: int, listed: bool) -> dict[str, np.ndarray]:
-    """The values of this rank, by key.
-
-    Raises:
-        OSError, ValueError: the file is missing or damaged.
-    """
+    """The values of this rank, by key."""
     files, rank = array_files.Folder(folder, world_size, listed), comm.current().rank
     files.check([rank])
     with files.open(rank) as archive:
