@@ -59,7 +59,11 @@ class Saving:
 
         `inputs` are the numbers that the parts' tables were registered by; without one a part asks.
         """
-        self._steps.take(self._write, inputs, undo=self._undo)
+
+        def write(*arguments):  # after what the ranks told each other, if these steps asked it
+            return self._write(arguments[len(arguments) - len(inputs) :])
+
+        self._steps.take(write, inputs, undo=self._undo)
         self._steps.take(self._see, undo=self._undo)
         self._steps.take(self._publish, verify=self._done, undo=self._undo)
 
@@ -77,7 +81,7 @@ class Saving:
         for part, begun in zip(self._parts, zip(*told, strict=True), strict=True):
             part.agree([message for _, message in begun])
 
-    def _write(self, _, *numbers):
+    def _write(self, numbers):
         for part, number in zip(self._parts, numbers, strict=False):
             part.registered = int(number)
         return [part.write() for part in self._parts]
@@ -138,9 +142,9 @@ class SavingBeside(Saving):
         super()._check([each["parts"] for each in told])
         self._references = told[0]["references"]
 
-    def _write(self, *arguments):
+    def _write(self, numbers):
         self.place()
-        return super()._write(*arguments)
+        return super()._write(numbers)
 
     def _publish(self, told):
         # From here on nothing new is removed: the file may name it, though an error comes.
