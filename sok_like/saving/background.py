@@ -91,7 +91,7 @@ class BackgroundPart(HashTablePart):
         if self._several:
             entry = entries[self._other]
             found = {**entry, "checksum": self._read_back}
-            manifest.check_same(self.folder, found, entry, self._other)
+            checksums.check_same(self.folder, found, entry, self._other)
 
     def remove(self) -> None:
         manifest.remove_unlisted(self.folder, self.name, self._own_file)

@@ -1,6 +1,14 @@
-"""Arrays of all ranks in one folder, a file of each rank, in NumPy's format.
+"""Files of arrays, one of each rank: uncompressed `.npz`, which NumPy reads.
 
-    dense.3f2a/0-of-2.npz      the arrays of rank 0, uncompressed
+    local header | .npy header, elements | local header | ... | directory | its end
+
+All sizes are known before anything is written, so elements are written in any order and by several
+threads, while others are read. The local headers and the directory hold CRC-32, so they are written
+last. Every size is written as in zip files beyond 4 GiB, whatever it is.
+
+A dump's manifest lists its files (`manifest.py`). Dense tables and variables of ranks have a list:
+
+    dense.3f2a/0-of-2.npz      the arrays of rank 0
     dense.3f2a/1-of-2.npz
     dense.3f2a/files.json      size and checksum of each file, and a SHA-256 of the list itself
 
@@ -10,17 +18,153 @@ CRC-32 of each array is all that is checked.
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
 import contextlib
 import hashlib
+import io
 import json
+import math
+import os
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_like.saving.format import array_file, durable, manifest
+from sok_like.saving.format import checksums, durable
+from sok_like.saving.format.progress import Progress
 
 _LIST = "files.json"
+_WRITERS = 2  # threads
+_WAITING = 4  # arrays that wait for them at most
+_VERSION, _UTF_8 = 45, 0x800  # of zip: sizes of 64 bits; names beyond ASCII
+_DATE = 1 << 5 | 1  # 1980-01-01
+_LARGE = 0xFFFFFFFF  # the size is in the extra field
+_LOCAL, _ENTRY = struct.Struct("<4s5H3L2HHH2Q"), struct.Struct("<4s2B5H3L5H2LHH3Q")
+_END = struct.Struct("<4sQ2H2L4Q4sLQL4s4H2LH")
+
+
+class Layout:
+    """The places of arrays in a file: `begins` says where the elements of each begin."""
+
+    def __init__(self, arrays: Mapping[str, tuple[tuple[int, ...], Any]]):
+        self.begins: dict[str, int] = {}
+        self._members: list[tuple[bytes, int, int, int]] = []  # name, header, data, end
+        self._npy: dict[str, bytes] = {}
+        at = 0
+        for name, (shape, dtype) in arrays.items():
+            if np.dtype(dtype).hasobject:
+                raise ValueError(f"A file of arrays cannot hold array '{name}' of {dtype}")
+            file_name, header = f"{name}.npy".encode(), io.BytesIO()
+            descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+            fields = {"descr": descr, "fortran_order": False, "shape": tuple(shape)}
+            np.lib.format.write_array_header_1_0(header, fields)
+            self._npy[name] = header.getvalue()
+            data = at + _LOCAL.size + len(file_name)
+            self.begins[name] = data + len(self._npy[name])
+            end = self.begins[name] + math.prod(shape) * np.dtype(dtype).itemsize
+            self._members.append((file_name, at, data, end))
+            at = end
+        self._directory = at
+        entries = sum(_ENTRY.size + len(name) for name, *_ in self._members)
+        self.size = at + entries + _END.size
+
+    def npy_headers(self) -> Iterator[tuple[int, bytes]]:
+        """Position and bytes of each `.npy` header."""
+        for name, header in self._npy.items():
+            yield self.begins[name] - len(header), header
+
+    def zip_headers(self, crc: Callable[[int, int], int]) -> Iterator[tuple[int, bytes]]:
+        """Position and bytes of what makes it a zip file; `crc` is of bytes between positions."""
+        directory = b""
+        for name, at, data, end in self._members:
+            size, checksum = end - data, crc(data, end)
+            flags = 0 if name.isascii() else _UTF_8
+            common = _VERSION, flags, 0, 0, _DATE, checksum, _LARGE, _LARGE, len(name)
+            fixed = _LOCAL.pack(b"PK\3\4", *common, 20, 1, 16, size, size)
+            yield at, fixed[:30] + name + fixed[30:]
+            entry = _ENTRY.pack(
+                *(b"PK\1\2", _VERSION, 3, *common, 28, 0, 0, 0, 0o600 << 16, _LARGE),
+                *(1, 24, size, size, at),
+            )
+            directory += entry[:46] + name + entry[46:]
+        count, end = len(self._members), self._directory + len(directory)
+        yield (
+            self._directory,
+            directory
+            + _END.pack(
+                *(b"PK\6\6", 44, _VERSION, _VERSION, 0, 0, count, count, len(directory)),
+                *(self._directory, b"PK\6\7", 0, end, 1),
+                *(b"PK\5\6", 0, 0, count, count, _LARGE, _LARGE, 0),
+            ),
+        )
+
+
+class ArrayFile:
+    """A file whose arrays are written; at its end `entry` is its name, bytes and checksum."""
+
+    def __init__(self, file: Any, layout: Layout, progress: Progress | None):
+        self._file, self._layout, self._progress = file, layout, progress
+        self._checksum = checksums.RunningChecksum()
+        self._threads = concurrent.futures.ThreadPoolExecutor(_WRITERS)
+        self._waiting: collections.deque = collections.deque()
+        self.entry: dict[str, Any] = {}
+
+    def put(self, name: str, elements: np.ndarray, at: int = 0) -> None:
+        """Writes elements that nobody changes any more into an array, from byte `at` of it on."""
+        if elements.nbytes:
+            elements = np.ascontiguousarray(elements).reshape(-1).view(np.uint8)
+            self._put(self._layout.begins[name] + at, elements.data)
+
+    def _put(self, at, data):
+        self._waiting.append(self._threads.submit(self._write, at, data))
+        self._wait(_WAITING)  # raises earlier errors
+        if self._progress is not None:
+            self._progress.add(len(data))
+
+    def _wait(self, left=0):
+        while len(self._waiting) > left:
+            self._waiting.popleft().result()
+
+    def _write(self, at, data):
+        self._checksum.add(at, data)
+        begin, size = at, len(data)
+        while data:
+            written = os.pwrite(self._file.fileno(), data, at)
+            at, data = at + written, data[written:]
+        durable.begin_flush(self._file, begin, size)
+
+    def _finish(self, name):
+        for headers in (self._layout.npy_headers(), self._layout.zip_headers(self._checksum.crc)):
+            for at, header in headers:
+                self._put(at, memoryview(header))
+            self._wait()
+        size = self._layout.size
+        self.entry = {"file": name, "bytes": size, "checksum": self._checksum.checksum(size)}
+
+
+@contextlib.contextmanager
+def written(
+    folder: str,
+    name: str,
+    arrays: Mapping[str, tuple[tuple[int, ...], Any]],
+    progress: str | None = None,
+) -> Iterator[ArrayFile]:
+    """A file whose arrays are written within the block; then it gets its name, on the disk.
+
+    `arrays` has shapes and dtypes. `progress` is the call whose progress rank 0 prints.
+    """
+    durable.make_folder(folder)
+    layout = Layout(arrays)
+    with durable.written(durable.join(folder, name)) as file:
+        array_file = ArrayFile(file, layout, Progress(progress, layout.size) if progress else None)
+        with array_file._threads:
+            yield array_file
+            array_file._finish(name)
+
+
+# ---- a folder of them ----
 
 
 def file_of(folder: str, rank: int, world_size: int) -> str:
@@ -39,7 +183,7 @@ class Unread(NamedTuple):
 def write(folder: str, rank: int, world_size: int, arrays: Mapping[str, Unread]) -> dict[str, Any]:
     """Writes one rank's file; returns its entry in the list."""
     shapes = {name: array[:2] for name, array in arrays.items()}
-    with array_file.written(folder, f"{rank}-of-{world_size}.npz", shapes) as file:
+    with written(folder, f"{rank}-of-{world_size}.npz", shapes) as file:
         for name, array in arrays.items():
             file.put(name, np.asarray(array.read()))
     return file.entry
@@ -91,7 +235,7 @@ class Folder:
         """Raises ValueError unless the files of these ranks have the checksum in the list."""
         if self._entries:
             for rank in ranks:
-                manifest.check_bytes(self._folder, self._entries[rank], rank)
+                checksums.check_bytes(self._folder, self._entries[rank], rank)
 
     @contextlib.contextmanager
     def open(self, rank: int) -> Iterator[Any]:

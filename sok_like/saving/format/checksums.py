@@ -84,6 +84,22 @@ def of_entry(path: str, entry: Mapping[str, Any], progress: Progress | None = No
     return {**entry, "checksum": of_file(path, progress)}
 
 
+def check_bytes(folder: str, entry: dict[str, Any], rank: int) -> None:
+    """Raises ValueError unless a file, read from the folder, is what its rank wrote."""
+    found = of_entry(durable.join(folder, entry["file"]), entry)
+    check_same(folder, found, entry, rank)
+
+
+def check_same(folder: str, found: dict[str, Any], entry: dict[str, Any], rank: int) -> None:
+    """The same for bytes that were read before; `found` is the entry with their checksum."""
+    if found != entry:
+        raise ValueError(
+            f"{durable.join(folder, entry['file'])} must have the bytes that rank {rank} has "
+            "written. Received: bytes with a different checksum; the folder does not yet show "
+            "them, or has lost them"
+        )
+
+
 def _sha256_of_file(path: str, progress: Progress | None) -> str:
     """The checksum of a file that version 0.1 wrote."""
     digest = hashlib.sha256()

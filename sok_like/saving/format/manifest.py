@@ -31,7 +31,7 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sok_like.saving.format import checksums, durable
+from sok_like.saving.format import durable
 from sok_like.saving.format.progress import Progress
 from sok_like.saving.format.shard_reader import ShardFile
 
@@ -101,22 +101,6 @@ def check_seen(folder: str, entries: Sequence[dict[str, Any]]) -> None:
                 f"{path} must have the {entry['bytes']} bytes that rank {rank} has written. "
                 f"Received: {durable.size(path)}"
             )
-
-
-def check_bytes(folder: str, entry: dict[str, Any], rank: int) -> None:
-    """Raises ValueError unless a shard, read from the folder, is what its rank wrote."""
-    found = checksums.of_entry(durable.join(folder, entry["file"]), entry)
-    check_same(folder, found, entry, rank)
-
-
-def check_same(folder: str, found: dict[str, Any], entry: dict[str, Any], rank: int) -> None:
-    """The same for bytes that were read before; `found` is the entry with their checksum."""
-    if found != entry:
-        raise ValueError(
-            f"{durable.join(folder, entry['file'])} must have the bytes that rank {rank} has "
-            "written. Received: bytes with a different checksum; the folder does not yet show "
-            "them, or has lost them"
-        )
 
 
 def write_manifest(

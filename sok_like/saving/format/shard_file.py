@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_like.saving.format import array_file
+from sok_like.saving.format import array_files
 from sok_like.table.content import TableShard
 
 CHUNK_BYTES = 2**22  # bytes that are read and written at a time: the memory is used again at once
@@ -32,14 +32,14 @@ CHUNK_BYTES = 2**22  # bytes that are read and written at a time: the memory is 
 def write_shard(
     folder: str, name: str, shard: TableShard, progress: str | None = None
 ) -> dict[str, Any]:
-    """Writes one rank's shard, as `array_file.written` does; returns its entry in the manifest."""
+    """Writes one rank's shard, as `array_files.written` does; returns its entry in the manifest."""
     arrays, by_key = _arrays_of(shard), shard.by_key()
     shapes = {each: (array.shape, array.dtype) for each, array in arrays.items()}
     row_bytes = {
         each: array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
         for each, array in by_key.items()
     }
-    with array_file.written(folder, name, shapes, progress) as file:
+    with array_files.written(folder, name, shapes, progress) as file:
         for each in arrays.keys() - by_key.keys():
             file.put(each, arrays[each])
         begin = 0

@@ -13,7 +13,7 @@ import tensorflow as tf
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.process import local_size
-from sok_like.saving.format import durable, manifest
+from sok_like.saving.format import checksums, durable, manifest
 from sok_like.table.variable import as_embedding_variable
 
 # Dumps in the background that are neither finished nor given up.
@@ -101,7 +101,7 @@ def see_shards(folder: str, entries: Sequence[Any]) -> None:
     if rank == 0:
         manifest.check_seen(folder, entries)
     if world_size > 1:
-        manifest.check_bytes(folder, entries[read_back()], read_back())
+        checksums.check_bytes(folder, entries[read_back()], read_back())
 
 
 def read_back() -> int:

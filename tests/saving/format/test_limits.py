@@ -12,7 +12,7 @@ import zlib
 import numpy as np
 import pytest
 
-from sok_like.saving.format import array_file, checksums, deltas, shard_file, shard_reader
+from sok_like.saving.format import array_files, checksums, deltas, shard_file, shard_reader
 from sok_like.saving.format import manifest as manifest_file
 from sok_like.table.content import TableShard
 from tests.saving import fuzz, wrong_content
@@ -79,7 +79,7 @@ def test_a_file_larger_than_its_parts_is_read_by_numpy_and_any_changed_byte_is_f
 
 
 def test_positions_beyond_4_gib_are_what_zip_files_have(tmp_path):
-    layout = array_file.Layout({"a": ((2**29 + 3,), np.int64), "b": ((5,), np.int64)})
+    layout = array_files.Layout({"a": ((2**29 + 3,), np.int64), "b": ((5,), np.int64)})
     path = tmp_path / "a.npz"
     with path.open("wb") as file:  # with a hole of 4 GiB, which takes no space
         small = [*layout.npy_headers()][1][1] + bytes(40)
