@@ -17,7 +17,6 @@ from sok_like.saving.containers import (
     checkpoints,
     keras_files,
     keras_layers,
-    keras_refusals,
     tables_in_checkpoints,
     v1_saver,
 )
@@ -71,13 +70,13 @@ def _install_keras():
     wrap(layer, "_handle_deferred_dependencies", tables_in_checkpoints.deferred, why)
     why = "asks no user on several ranks"
     asking = f"{package}.utils.io_utils"
-    wrap(asking, "ask_to_proceed_with_overwrite", keras_refusals.ask, why)
+    wrap(asking, "ask_to_proceed_with_overwrite", keras_files.ask, why)
     why = "older files hold no tables"
     if is_keras_3():
         older = f"{package}.legacy.saving.legacy_h5_format"
-        wrap(older, "save_model_to_hdf5", keras_refusals.write_older, why)
-        wrap(older, "load_weights_from_hdf5_group", keras_refusals.read_older, why)
-        wrap(older, "load_weights_from_hdf5_group_by_name", keras_refusals.read_older, why)
+        wrap(older, "save_model_to_hdf5", keras_files.write_older, why)
+        wrap(older, "load_weights_from_hdf5_group", keras_files.read_older, why)
+        wrap(older, "load_weights_from_hdf5_group_by_name", keras_files.read_older, why)
         tracker = _of(f"{package}.utils.tracking", "Tracker")
         wrap(tracker, "track", keras_layers.track, "a layer's tables are among its weights")
         # Keras checks whether a folder exists and then makes it; another rank may be faster.
@@ -88,7 +87,7 @@ def _install_keras():
         removal = "on_train_end"
     else:
         for name in ("save_model", "save_weights", "load_weights"):
-            wrap(f"{package}.saving.legacy.save", name, keras_refusals.write_older, why)
+            wrap(f"{package}.saving.legacy.save", name, keras_files.write_older, why)
         backup = _of(f"{package}.distribute.worker_training_state", "WorkerTrainingState")
         optimizer = _of(f"{package}.optimizers.optimizer", "_BaseOptimizer")
         removal = "delete_backup"

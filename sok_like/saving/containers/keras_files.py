@@ -8,6 +8,9 @@ promises.
 A file is written under another name and renamed, so a killed process leaves the previous one
 intact. Keras has no hook where ranks could agree, so `install.py` wraps its functions that write
 and read files. For models without tables and shards they do what they did.
+
+The older HDF5 files (`model.save("m.h5")`) hold what each layer has on one rank, so they are
+refused. So is a question to the user (`overwrite=False`) on ranks without a terminal.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -49,6 +53,11 @@ _IN_A_GRAPH = (
     "Keras' files of a model with tables need eager execution; in a program without it "
     "tf.compat.v1.train.Saver saves the model, on any number of ranks. "
     "Received: {call} without eager execution"
+)
+_OLDER = (
+    "Keras' older HDF5 files hold no hash tables, and no tables spread over ranks: use "
+    "a path that ends in '.weights.h5', or in '.keras' for the whole model. "
+    "Received: {call} of model {name!r}{path}"
 )
 
 
@@ -283,3 +292,39 @@ def remove_backup(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
     agreed(None, communicator, call)
     agreed(run if communicator.rank == 0 else None, communicator, call)
     return None
+
+
+# ---- what Keras' saving would do wrong with tables, or on several ranks ----
+
+
+def write_older(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """A function that writes or reads HDF5 at a path; it refuses before it opens the file."""
+    path, formats = str(filepath), (*args, kwargs.get("save_format"))
+    if path.endswith((".h5", ".hdf5", ".keras")) or "h5" in formats:
+        _check_older(model, own.__name__, path)
+    return own(model, filepath, *args, **kwargs)
+
+
+def read_older(own: Callable, *args: Any, **kwargs: Any) -> Any:
+    """A function that reads an open HDF5 file; its second argument is the model."""
+    _check_older(kwargs["model"] if "model" in kwargs else args[1], own.__name__)
+    return own(*args, **kwargs)
+
+
+def _check_older(model, function, path=""):
+    kinds = kinds_of(model)
+    if kinds.tables or ((kinds.holders or kinds.own) and comm.current().world_size > 1):
+        call = f"a {function.partition('_')[0]}"
+        path = path and f" with the path {path!r}"
+        raise NotImplementedError(_OLDER.format(call=call, name=model.name, path=path))
+
+
+def ask(own: Callable, filepath: Any) -> bool:
+    """`ask_to_proceed_with_overwrite`."""
+    alone = comm.current_or_single().world_size == 1
+    if alone or (sys.stdin is not None and sys.stdin.isatty()):
+        return own(filepath)
+    raise FileExistsError(
+        "With `overwrite=False` the file must not exist, as no user can be asked on several "
+        f"ranks. Received: {str(filepath)!r}, which exists"
+    )
