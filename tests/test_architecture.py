@@ -18,8 +18,7 @@ ROOMS = {
     "saving": [
         {"format"},
         {"parts"},
-        {"transaction"},
-        {"background"},
+        {"transaction", "background"},
         {"delta_saver", "containers"},
         {"saver"},
     ],
