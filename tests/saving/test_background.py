@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from sok_like.runtime.ranks.graph_collectives import Steps
 from sok_like.saving import background
-from sok_like.saving.format import durable, shard_file
+from sok_like.saving.format import array_files, durable, shard_file
 from sok_like.saving.transaction import Saving
 from sok_like.table import table_reader
 from tests import emulated
@@ -223,7 +223,7 @@ def test_it_rests_no_more_once_somebody_waits(sok, tmp_path, monkeypatch, end):
         sok.assign(table, tf.range(100, dtype=tf.int64), tf.ones([100, 2]))
     saver = sok.Saver()
     dump = saver.begin_dump(tables, tmp_path)
-    of_dump = {part._stream for part in dump._parts}
+    of_dump = {part._reader for part in dump._parts}
     assert not hurried
     {
         "finish": dump.finish,
@@ -286,7 +286,7 @@ def test_an_error_of_the_thread_leaves_the_earlier_dump(sok, tmp_path, monkeypat
         raise OSError(28, "No space left on device", "somewhere")
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard_file, "_write_arrays", fail)
+        patch.setattr(array_files, "written", fail)
         dump = saver.begin_dump(table, tmp_path)
         train(table, optimizer, range(10))
         for _ in range(2):  # and again

@@ -71,7 +71,7 @@ class Steps:
         except BaseException as error:
             # Otherwise another rank may go on, and publish what this one removes.
             if undo is not None and agreement.raised_on_all(error, self._communicator):
-                with contextlib.suppress(OSError):  # the reason to undo is what counts
+                with contextlib.suppress(Exception):  # the reason to undo is what counts
                     undo()
             raise
         self._told = [told]
@@ -131,7 +131,7 @@ class GraphSteps(Steps):
                     verify(said)
             except BaseException:
                 if undo is not None:
-                    with contextlib.suppress(OSError):
+                    with contextlib.suppress(Exception):
                         undo()
                 raise
             return json.dumps(said).encode()
