@@ -32,8 +32,6 @@ ABSENT = {
         "tests/saving/test_file_systems.py::test_a_chain_in_memory",
         "tests/saving/test_file_systems.py::test_a_damaged_file_in_memory",
         "tests/saving/test_memory.py::test_files_take_parts_of_a_table_beside_it",
-        "tests/saving/test_order.py::test_a_dump_holds_what_came_before_it",
-        "tests/saving/test_order.py::test_dumps_and_restores_of_one_program",
         "tests/saving/test_restore.py::test_the_row_of_a_key_that_comes_later_has_decayed[SGD-delta]",
         "tests/saving/test_restore.py::test_the_row_of_a_key_that_comes_later_has_decayed[AdamW-delta]",
         "tests/serving/test_dense.py",

@@ -144,9 +144,9 @@ def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None
             variable. If memory runs out while rows are written, the error names the variables that
             were loaded.
     """
-    dumped = _dumped("load", load_vars, optimizer)
+    folder, dumped = os.fspath(path), _dumped("load", load_vars, optimizer)
     call = f"sok2.load of {[table.stem for table in dumped]}"
-    transaction.load(call, None, lambda: transaction.prepare(_Contents(os.fspath(path), dumped)))
+    transaction.load(call, None, lambda: transaction.prepare(_Contents(folder, dumped)))
 
 
 class _Contents(StagedContent):
