@@ -33,11 +33,6 @@ from sok_like.saving.format import durable, folders
 from sok_like.saving.parts.checkpointable import CheckpointPart, StagedContent
 
 _T = TypeVar("_T")
-_SAME_PATH = (
-    "All ranks must save to the same path, on a file system that they share; if the path "
-    "contains a metric, put `sok.callbacks.MetricAverage()` first in the list of callbacks. "
-    "Received: {here!r} on rank {rank} and {first!r} on rank 0"
-)
 
 
 # ---- saving ----
@@ -138,7 +133,12 @@ class SavingBeside(Saving):
         first = told[0]["path"]
         for rank, each in enumerate(told):
             if each["path"] != first:
-                raise RuntimeError(_SAME_PATH.format(here=each["path"], rank=rank, first=first))
+                raise RuntimeError(
+                    "All ranks must save to the same path, on a file system that they share; if "
+                    "the path contains a metric, put `sok.callbacks.MetricAverage()` first in the "
+                    f"list of callbacks. Received: {each['path']!r} on rank {rank} and {first!r} "
+                    "on rank 0"
+                )
         super()._check([each["parts"] for each in told])
         self._references = told[0]["references"]
 

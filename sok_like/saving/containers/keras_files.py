@@ -44,21 +44,6 @@ from sok_like.table.variable import is_embedding_variable
 
 _FILES = (".keras", ".h5")
 _MARK = b"sok_like: holds tables"  # the comment of a `.keras`, which is a zip archive
-_OWN_VARIABLES = (
-    "Keras' files cannot hold variables that differ between the {ranks} ranks; "
-    "tf.train.Checkpoint saves them for the same number of ranks. "
-    "Received: {call} of a model with the variable {name!r}"
-)
-_IN_A_GRAPH = (
-    "Keras' files of a model with tables need eager execution; in a program without it "
-    "tf.compat.v1.train.Saver saves the model, on any number of ranks. "
-    "Received: {call} without eager execution"
-)
-_OLDER = (
-    "Keras' older HDF5 files hold no hash tables, and no tables spread over ranks: use "
-    "a path that ends in '.weights.h5', or in '.keras' for the whole model. "
-    "Received: {call} of model {name!r}{path}"
-)
 
 
 def kinds_of(model: Any) -> RankLocalVariables:
@@ -77,17 +62,20 @@ def _ordinary(model):
     return [each for each in model.variables if id(each) not in held]
 
 
-def _check_eager(call):
+def _check(call, own_variables=()):
+    """Raises NotImplementedError in a graph, and if a rank's own variables would be lost."""
     if not tf.compat.v1.executing_eagerly_outside_functions():
-        raise NotImplementedError(_IN_A_GRAPH.format(call=call))
-
-
-def _check(kinds, call):
-    """Raises NotImplementedError if a rank's own variables would be lost."""
-    ranks = comm.current().world_size
-    if kinds.own and ranks > 1:
         raise NotImplementedError(
-            _OWN_VARIABLES.format(ranks=ranks, call=call, name=kinds.own[0].name)
+            "Keras' files of a model with tables need eager execution; in a program without it "
+            "tf.compat.v1.train.Saver saves the model, on any number of ranks. "
+            f"Received: {call} without eager execution"
+        )
+    ranks = comm.current().world_size
+    if own_variables and ranks > 1:
+        raise NotImplementedError(
+            f"Keras' files cannot hold variables that differ between the {ranks} ranks; "
+            "tf.train.Checkpoint saves them for the same number of ranks. "
+            f"Received: {call} of a model with the variable {own_variables[0].name!r}"
         )
 
 
@@ -112,8 +100,7 @@ def _save(call, own, model, filepath, *args, **kwargs):
     together = bool(kinds) or is_of_all_ranks(model)
     if transaction.is_writing() or not together or not comm.is_initialized():
         return write(filepath)
-    _check_eager(call)
-    _check(kinds, call)
+    _check(call, kinds.own)
     with optimizer_variables.of_root(dense_in_keras.optimizers_of(model)):
         return save_together(call, filepath, write, kinds, bool(kinds.sharded))
 
@@ -194,8 +181,7 @@ def load_weights(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs:
     read = functools.partial(own, model, filepath, *args, **kwargs)
     if not kinds or not comm.is_initialized():
         return read()
-    _check_eager(call)
-    _check(kinds, call)
+    _check(call, kinds.own)
 
     def run():
         transaction.prepare(_Replaced(model))
@@ -262,7 +248,7 @@ def load_model(own: Callable, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         return own(filepath, *args, **kwargs)
     ours, call = _has_tables(filepath), "a load of a model"
     if ours:
-        _check_eager(call)
+        _check(call)
     read = functools.partial(own, filepath, *args, **kwargs)
     return transaction.load(call, _path(filepath), read, collective=ours)
 
@@ -314,9 +300,12 @@ def read_older(own: Callable, *args: Any, **kwargs: Any) -> Any:
 def _check_older(model, function, path=""):
     kinds = kinds_of(model)
     if kinds.tables or ((kinds.holders or kinds.own) and comm.current().world_size > 1):
-        call = f"a {function.partition('_')[0]}"
         path = path and f" with the path {path!r}"
-        raise NotImplementedError(_OLDER.format(call=call, name=model.name, path=path))
+        raise NotImplementedError(
+            "Keras' older HDF5 files hold no hash tables, and no tables spread over ranks: use "
+            "a path that ends in '.weights.h5', or in '.keras' for the whole model. "
+            f"Received: a {function.partition('_')[0]} of model {model.name!r}{path}"
+        )
 
 
 def ask(own: Callable, filepath: Any) -> bool:

@@ -163,7 +163,8 @@ def _save_table(table, store, prefix):
         )
     content = table.snapshot().fields()
     arrays = {name: np.asarray(value) for name, value in content.items()}
-    arrays["slot_names"] = _bytes_of_names(arrays["slot_names"])
+    names = b"\n".join(arrays["slot_names"].tolist())
+    arrays["slot_names"] = np.frombuffer(names, np.uint8)
     hdf5_checksum.write(store, arrays.items(), prefix)
 
 
@@ -255,13 +256,6 @@ def _prepared(table, stored, has_checksum):
             f"Table '{name}' has rows of {table.dim} floats. Received: a file with keys of shape "
             f"{keys.shape} and rows of shape {rows.shape}"
         )
-    fields["slot_names"] = _names_of_bytes(fields["slot_names"])
+    names = fields["slot_names"].tobytes().split(b"\n") if len(fields["slot_names"]) else []
+    fields["slot_names"] = np.asarray(names, dtype=object)
     return HashTablePart(table).prepare_content(**snapshots.owned(fields))
-
-
-def _bytes_of_names(names):
-    return np.frombuffer(b"\n".join(names.tolist()), np.uint8)
-
-
-def _names_of_bytes(array):
-    return np.asarray(array.tobytes().split(b"\n") if len(array) else [], dtype=object)

@@ -32,11 +32,6 @@ from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _SAVE, _RESTORE = "tf.compat.v1.train.Saver.save", "tf.compat.v1.train.Saver.restore"
-_OWN_ROWS = (
-    "Ranks must not overwrite each other's rows of a variable: give the tf.compat.v1.train.Saver a "
-    "separate path on each rank and no hash table, or leave the variable out (`var_list=`). "
-    "Received: {path!r} on {ranks} ranks, variable {name!r}"
-)
 
 
 class TableInGraph:
@@ -130,7 +125,10 @@ def _check_own_rows(own_saver, path, tables):
     paths = {each["path"] for each in told}
     if tables or len(paths) < len(told):
         raise NotImplementedError(
-            _OWN_ROWS.format(name=local[0].name, ranks=len(told), path=os.fspath(path))
+            "Ranks must not overwrite each other's rows of a variable: give the "
+            "tf.compat.v1.train.Saver a separate path on each rank and no hash table, or leave the "
+            f"variable out (`var_list=`). Received: {os.fspath(path)!r} on {len(told)} ranks, "
+            f"variable {local[0].name!r}"
         )
 
 

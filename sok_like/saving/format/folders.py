@@ -35,17 +35,14 @@ def folder_of(path: str, reference: str) -> str:
         )
     folder = durable.join(path + _SUFFIX, reference)
     local = durable.local(folder)
-    for each in [] if local is None else [os.path.dirname(local), local, *_files_in(local)]:
+    files = [durable.join(local, name) for name in durable.names(local)] if local else []
+    for each in [os.path.dirname(local), local, *files] if local else []:
         if os.path.islink(each):
             raise ValueError(
                 f"What lies in {path + _SUFFIX} must be no link. Received: {each}, a link to "
                 f"{os.readlink(each)}"
             )
     return folder
-
-
-def _files_in(folder):
-    return [durable.join(folder, name) for name in durable.names(folder)]
 
 
 def remove(path: str, references: Iterable[str]) -> None:

@@ -27,10 +27,6 @@ from sok_like.runtime.framework.scoped_attributes import attributes
 _UNNAMED = re.compile(r"(hash_)?embedding(_\d+)?")
 _state = threading.local()
 
-_BY_PLACE = (
-    "The file has no names of tables; earlier versions stored none. The tables of layer '{layer}' "
-    "are read in their order, as {names}: they must have been written in the same order"
-)
 PARTIAL = "{problem}. The tables that the file lacks stay as they are; a new one is empty"
 
 
@@ -76,7 +72,12 @@ def matched(
     unnamed = [i for i, name in enumerate(names) if not name]
     pairs = list(zip(by_order, unnamed, strict=True)) if len(by_order) == len(unnamed) else []
     if len(pairs) > 1 and any(expected) and not any(names):
-        warnings.warn(_BY_PLACE.format(layer=layer, names=list(expected)), stacklevel=3)
+        warnings.warn(
+            "The file has no names of tables; earlier versions stored none. The tables of layer "
+            f"'{layer}' are read in their order, as {list(expected)}: they must have been written "
+            "in the same order",
+            stacklevel=3,
+        )
     pairs += [(i, names.index(name)) for i, name in enumerate(expected) if name and name in names]
     if len(pairs) == len(expected) == len(names):
         return sorted(pairs), ""
