@@ -48,11 +48,10 @@ class DeltaSaver:
             The name of this dump, a string scalar.
 
         Raises:
-            TypeError: `embedding_variable` is not an EmbeddingVariable, or `since` is not one of
-                the above.
+            TypeError: `since` is not one of the above.
             RuntimeError: a rank could not write, ranks dump different tables, there is no such
-                dump, the table has not recorded the changes since, or is in device memory. It
-                raises on all ranks and names the rank. Earlier dumps are unchanged.
+                dump, the table has not recorded the changes since, or is in device memory. Earlier
+                dumps are unchanged.
             NotImplementedError: in a graph or a `tf.function`.
         """
         variable = _checked("dump", embedding_variable, filepath)
@@ -82,7 +81,6 @@ class DeltaSaver:
             completes it. All ranks ask the one, and call the other.
 
         Raises:
-            TypeError: as for `dump`.
             ValueError: no table, or two of the same name.
             RuntimeError: as for `dump`; also for the dump that it had to finish first.
             NotImplementedError: in a graph or a `tf.function`.
@@ -119,9 +117,8 @@ class DeltaSaver:
             `'OK'`.
 
         Raises:
-            TypeError: `embedding_variable` is not an EmbeddingVariable.
-            RuntimeError: as for `restore_from_file`, or a rank could not write; on all ranks.
-                The dump and its deltas are unchanged.
+            RuntimeError: as for `restore_from_file`, or a rank could not write. The dump and its
+                deltas are unchanged.
             NotImplementedError: in a graph or a `tf.function`.
         """
         variable = _checked("compact", embedding_variable, filepath)

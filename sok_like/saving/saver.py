@@ -40,7 +40,8 @@ class Saver(delta_saver.DeltaSaver):
 
     The methods work eagerly. In a graph `dump_to_file`, `restore`, `restore_from_file` and
     `load_embedding_values` return an op to run, and an `os.PathLike` is asked for its folder in
-    each run; the others raise.
+    each run; the others raise. What is no EmbeddingVariable raises TypeError. Other errors of one
+    rank raise on all ranks and name the rank (in a graph as `tf.errors.UnknownError`).
     """
 
     def dump_to_file(
@@ -70,10 +71,8 @@ class Saver(delta_saver.DeltaSaver):
             `'OK'`.
 
         Raises:
-            TypeError: `embedding_variable` is not an EmbeddingVariable.
             RuntimeError: a rank could not write, ranks dump different tables, the folder is not
-                shared, or another table of the same name was dumped there. It raises on all ranks
-                and names the rank (in a graph `tf.errors.UnknownError`). The earlier dump is
+                shared, or another table of the same name was dumped there. The earlier dump is
                 unchanged.
         """
         variable = checked(embedding_variable)
@@ -121,10 +120,8 @@ class Saver(delta_saver.DeltaSaver):
             `'OK'`.
 
         Raises:
-            TypeError: `embedding_variable` is not an EmbeddingVariable.
             RuntimeError: there is no dump, a file is damaged, `embedding_dim` differs, the table
-                cannot have some of the keys, or ranks restore different tables or dumps. It raises
-                on all ranks and names the rank and the file (in a graph `tf.errors.UnknownError`).
+                cannot have some of the keys, or ranks restore different tables or dumps.
             tf.errors.ResourceExhaustedError: a rank cannot hold its keys; on all ranks.
                 After either error the table is unchanged on every rank.
         """
@@ -145,8 +142,7 @@ class Saver(delta_saver.DeltaSaver):
             `'OK'`.
 
         Raises:
-            TypeError: `embedding_variable` is not an EmbeddingVariable, or rows are not real
-                numbers.
+            TypeError: rows are not real numbers.
             ValueError: `tensors` is an empty list.
             tf.errors.InvalidArgumentError: the rows are not `[num_rows, embedding_dim]`.
         """
