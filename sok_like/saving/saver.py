@@ -171,10 +171,8 @@ def _steps(call, name, variable):
 
 def _restore(variable, filepath, rows_only):
     """Stages the table's new content on all ranks, which may fail, then takes it."""
-    name, steps = (
-        name_in_files(variable.table_name),
-        _steps("restore_from_file", "restore", variable),
-    )
+    name = name_in_files(variable.table_name)
+    steps = _steps("restore_from_file", "restore", variable)
     dumps: list[hash_tables.StagedDump] = []  # the one that is read at present
 
     def read(_, registered):
