@@ -69,6 +69,7 @@ CALLABLES = {
     "deeprec.install": "",
     "deeprec.uninstall": "",
     "callbacks.BroadcastVariables": "root_rank=0",
+    "callbacks.GlobalMetrics": "*, sums=()",
     "callbacks.MetricAverage": "",
     "dist_model_parallel.DistributedEmbedding": "embeddings, strategy='basic', "
     "column_slice_threshold=None, row_slice_threshold=None, dp_input=True, input_table_map=None, "

@@ -2,6 +2,7 @@
 
 from sok_like.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
 from sok_like.callbacks.broadcast_variables import BroadcastVariables as BroadcastVariables
+from sok_like.callbacks.global_metrics import GlobalMetrics as GlobalMetrics
 from sok_like.callbacks.metric_average import MetricAverage as MetricAverage
 from sok_like.callbacks.serve_while_training import ServeWhileTraining as ServeWhileTraining
 from sok_like.callbacks.table_metrics import TableMetrics as TableMetrics
@@ -9,6 +10,7 @@ from sok_like.callbacks.table_metrics import TableMetrics as TableMetrics
 __all__ = [
     "BackupAndRestore",
     "BroadcastVariables",
+    "GlobalMetrics",
     "MetricAverage",
     "ServeWhileTraining",
     "TableMetrics",

@@ -29,14 +29,14 @@ MODULES = {
     **{"sok2": 3, "sok2_dense": 3, "norms": 2, "deeprec": 2, "deltas": 2, "tapes": 2, "saver": 3},
     **{"own_layers": 2, "gathered": 2, "background": 2, "table_names": 2},
     **{"fused": 2, "storage": 2, "other_ranks": 4, "fewer_ranks": 3, "not_averaged": 2, "wire": 2},
-    **{"masks": 2, "resuming": 2, "live": 2},
+    **{"masks": 2, "resuming": 2, "live": 2, "global_metrics": 2},
 }
 # Modules of numbers and errors, whose ranks are threads of the test's process. Each front door has
 # checks on processes, too: parity, shards, dense files, `fit`, distributions.
 ON_THREADS = {
     *("groups", "hashed", "dmp", "norms", "wire", "by_key", "columns", "failures"),
     *("fused", "loss_scale", "sok2_dense", "storage"),
-    *("tapes", "masks"),
+    *("tapes", "masks", "global_metrics"),
 }
 # What `make test-all` alone runs on so many ranks, and what it alone runs on two under tf_keras:
 # names of checks, or their beginnings. What each holds, others hold on other numbers of ranks, with

@@ -18,6 +18,7 @@ def checks(world_size):
         "same_start": lambda: start(seed=1),
     }
     if world_size > 1:
+        every["global_metrics"] = global_metrics
         every["other_metrics"] = other_metrics
         every["other_models"] = other_models
         every["other_start"] = lambda: start(seed=rank())
@@ -129,6 +130,25 @@ def other_metrics():
 
     more = {"another": 1.0} if rank() else {}
     return raised(lambda: fit(make_model(), [Scores(**more), sok.callbacks.MetricAverage()]))
+
+
+def global_metrics():
+    """Numbers of all samples; and hits under a distribution, whose batches may be split already."""
+    import sok_like as sok
+    from tests.checks import global_metrics as checks
+
+    found = {"plain": checks.of_all_samples()}
+    for split in (True, False):
+        keys, labels = checks.samples(0 if split else rank())
+        with sok.distribution.DataParallel(auto_shard_dataset=split).scope():
+            model = checks.make_model(with_table=False)
+            model.compile("sgd", "mse", metrics=[tf.keras.metrics.TruePositives(name="hits")])
+            options = {"verbose": 0, "batch_size": len(keys) // 2}
+            callback = sok.callbacks.GlobalMetrics()
+            evaluated = model.evaluate(keys, labels, callbacks=[callback], **options)
+            hits = np.sum((model.predict(keys, **options) > 0.5) & (labels == 1))
+        found[split] = evaluated[-1], hits
+    return found
 
 
 class Head(tf.keras.callbacks.Callback):

@@ -1,0 +1,180 @@
+"""`sok.callbacks.GlobalMetrics`: metrics of `fit` and `evaluate` over the samples of all ranks.
+
+    rank 0   states of metrics --.                                 .-- results, logs, callbacks
+                                  >-- added in rank order, eagerly --
+    rank 1   states of metrics --'                                 '-- the same bits
+
+Keras reads the results of metrics in one function, at the end of an epoch and of an evaluation. The
+sums are in the place of the rank's own states while it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.scoped_attributes import attributes
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import agreed, send
+
+_CALL = "sok.callbacks.GlobalMetrics"
+
+
+class GlobalMetrics(tf.keras.callbacks.Callback):
+    """Gives `fit` and `evaluate` the metrics of the samples of all ranks, the same on every rank.
+
+    Keras' metrics keep sums over samples, such as totals, counts and confusion matrices. At the end
+    of an epoch and of an evaluation these are added over ranks, and the results computed from them.
+    An AUC is thus that of all samples, and ranks may have unequal batches. All callbacks, wherever
+    they stand in the list, the history and the returned values have these numbers. Two small
+    collectives each time. During an epoch, the progress bar shows the rank's own values. Each rank
+    goes on with its own states.
+
+    Every rank needs it, `fit(..., callbacks=[GlobalMetrics()])`, `evaluate` as well. Under a
+    distribution that splits batches, metrics are those of all samples without it.
+
+    A metric of a class with a `result` of its own keeps the values of each rank, with one warning,
+    unless `sums` names the class. So do values that a `train_step` of your own returns beside
+    `self.metrics`. `MetricAverage` averages both.
+
+    Args:
+        sums: Classes with a `result` of their own whose states are all sums over samples.
+
+    Raises:
+        TypeError: `sums` has an item that is not a class of metrics.
+        ValueError: at the end of an epoch or evaluation, if ranks have different metrics.
+    """
+
+    def __init__(self, *, sums: Sequence[type] = ()):
+        super().__init__()
+        comm.current()  # raises before `sok.Init`, which wraps Keras' functions
+        for item in sums:
+            if not (isinstance(item, type) and issubclass(item, tf.keras.metrics.Metric)):
+                raise TypeError(f"`sums` must contain classes of Keras metrics. Received: {item!r}")
+        self.sums = tuple(sums)
+        self._warned: set[str] = set()
+
+    def _results(self, model: Any, logs: Any, results: Callable[[], Any]) -> Any:
+        """What `results()` returns while the states of metrics are sums over ranks."""
+        metrics = [part for metric in model.metrics for part in _parts(metric)]
+        added = [metric for metric in metrics if self._is_sum(metric)]
+        for metric in metrics:
+            if metric not in added:
+                self._warn(
+                    f"metric '{metric.name}' of class {type(metric).__name__}: its class has a "
+                    "`result` of its own. If its states are sums over samples, pass "
+                    f"`sums=[{type(metric).__name__}]`"
+                )
+        states = {id(v): (type(metric).__name__, v) for metric in added for v in metric.variables}
+        with _summed(list(states.values()), _ranks_of(model)):
+            found = results()
+            if found is not logs:
+                return {name: _value(value) for name, value in found.items()}
+        if logs:  # Keras takes those of the last step if their names are not those of metrics
+            self._warn(
+                f"{sorted(logs)}: the step returns other names than those of `model.metrics`"
+            )
+        return logs
+
+    def _is_sum(self, metric):
+        return _is_keras(type(metric).result) or issubclass(type(metric), self.sums)
+
+    def _warn(self, what):
+        if what not in self._warned and comm.current().rank == 0:
+            text = f"{_CALL} cannot add over ranks, and leaves those of each rank: {what}"
+            warnings.warn(text, stacklevel=2)
+        self._warned.add(what)
+
+
+def _is_keras(function_or_class):
+    return function_or_class.__module__.partition(".")[0] in ("keras", "tf_keras")
+
+
+def _parts(metric):
+    """The metrics in Keras 3's container of compiled metrics; any other metric itself."""
+    return (_is_keras(type(metric)) and getattr(metric, "metrics", None)) or [metric]
+
+
+def _ranks_of(model):
+    """The communicator of the ranks that have different samples."""
+    distribution = getattr(model, "_sok_distribution", None)
+    if distribution is None:
+        return comm.current()
+    if distribution.auto_shard_dataset:
+        return comm.SingleProcess()
+    return distribution.mesh.along(distribution.batch_dim_name)
+
+
+@contextlib.contextmanager
+def _summed(states, communicator) -> Iterator[None]:
+    """A scope in which variables, given with their metrics' classes, are their sums over ranks."""
+    if communicator.world_size == 1:
+        yield
+        return
+    classes, variables = zip(*states, strict=True) if states else ((), ())
+    own = [np.asarray(variable) for variable in variables]
+
+    def kinds():
+        return [[c, s.dtype.name, *s.shape] for c, s in zip(classes, own, strict=True)]
+
+    ranks = agreed(kinds, communicator, _CALL)
+    for rank, of_rank in enumerate(ranks):
+        if of_rank != ranks[0]:
+            raise ValueError(
+                "Metrics must have the same states on all ranks. "
+                f"Received: {of_rank} on rank {rank} and {ranks[0]} on rank 0"
+            )
+    block = np.concatenate([np.zeros(0), *(state.ravel().astype(np.float64) for state in own)])
+    # Added in rank order, so all ranks get the same bits.
+    sums = np.sum(send(block, communicator, True).reshape(len(ranks), -1), axis=0)
+    ends = np.cumsum([state.size for state in own])
+    try:
+        for variable, state, end in zip(variables, own, ends, strict=True):
+            total = sums[end - state.size : end].reshape(state.shape)
+            variable.assign(total.astype(state.dtype))
+        yield
+    finally:
+        for variable, state in zip(variables, own, strict=True):
+            variable.assign(state)
+
+
+def _value(result):
+    """A result that stays when the states change: a metric may return its variable."""
+    return tf.convert_to_tensor(result) if hasattr(result, "assign") else result
+
+
+_now = threading.local()  # `callback`: of the innermost `fit` or `evaluate`
+
+
+def _in_scope(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`fit` or `evaluate`, with the GlobalMetrics among its callbacks."""
+    given = inspect.signature(own).bind(self, *args, **kwargs).arguments.get("callbacks")
+    given = tf.nest.flatten(getattr(given, "callbacks", given))
+    callback = next((item for item in given if isinstance(item, GlobalMetrics)), None)
+    with attributes(_now, {"callback": callback}):
+        return own(self, *args, **kwargs)
+
+
+def _result(own, self, logs):
+    callback = getattr(_now, "callback", None)
+    if callback is None:
+        return own(self, logs)
+    return callback._results(self, logs, lambda: own(self, logs))
+
+
+@hooks.at_init
+def _install():
+    why = "GlobalMetrics adds the states of metrics over ranks"
+    for name in ("fit", "evaluate"):
+        hooks.wrap(tf.keras.Model, name, _in_scope, why)
+    name = "_get_metrics_result_or_logs" if is_keras_3() else "_validate_and_get_metrics_result"
+    hooks.wrap(tf.keras.Model, name, _result, why)
