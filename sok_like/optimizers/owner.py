@@ -57,6 +57,7 @@ class _Training:
 
     def __init__(self) -> None:
         self.owner: Owner | None = None
+        self.optimizer = ""  # its name, which `repr` of the table shows
         self.graph: Any = None  # weak; the outermost graph of the owner's last step
         self.former: weakref.WeakSet[Owner] = weakref.WeakSet()
 
@@ -109,7 +110,7 @@ def _take(owner, variable, graph, in_session, name):
         training.former.add(former)
         former.lose()
         variable.__dict__["_training"] = training  # load_snapshot removes it
-    training.owner = owner
+    training.owner, training.optimizer = owner, name
     training.graph = None if graph is None else weakref.ref(graph)
 
 

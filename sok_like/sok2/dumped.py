@@ -15,7 +15,7 @@ from sok_like.sok2 import dump_files as files
 from sok_like.sok2.distributed_variable import is_static, plain
 from sok_like.sok2.dynamic_variable import assign, export
 from sok_like.sok2.optimizer import SGD, OptimizerWrapper, static_slot
-from sok_like.table.export_assign import held_here
+from sok_like.table.keys import held_here
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 # Optimizers of tf.compat.v1.train, by Keras' name of the same formula.

@@ -24,8 +24,7 @@ from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.sok2.distributed_variable import home_of
 from sok_like.table import export_assign
-from sok_like.table.export_assign import held_here
-from sok_like.table.keys import as_keys, as_rows
+from sok_like.table.keys import as_keys, as_rows, held_here
 from sok_like.table.policies import EmbeddingVariableOption, ScoreEvict
 from sok_like.table.variable import EmbeddingVariable, unwrap
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.table.export_assign import held_here
-from sok_like.table.keys import as_keys, as_rows, in_key_dtype
+from sok_like.table.keys import as_keys, as_rows, held_here, in_key_dtype
 from sok_like.table.variable import EmbeddingVariable
 
 

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import check_replicas
+from sok_like.table.keys import as_keys, held_here
 
 _STOCK_OPTIMIZER = (
     "A stock optimizer cannot update EmbeddingVariable '{name}': its rows are found by key and "
@@ -109,6 +111,34 @@ class AsVariable:
         if not number and (isinstance(key, bool) or not isinstance(key, (int, np.integer))):
             raise self._no_dense_value(f"variable[{key!r}]; one integer key is required")
         return self.sparse_read(key)
+
+    # ---- the keys of this rank, without a collective ----
+
+    def __len__(self):
+        """The number of keys on this rank, as `size()`; no truth value, an empty table has none."""
+        if not tf.executing_eagerly():
+            raise TypeError(
+                f"A graph does not know how many keys table '{self.table_name}' will have: use "
+                "`variable.size()`. Received: len(variable)"
+            )
+        return int(self.size())
+
+    def __contains__(self, key):
+        keys = as_keys(key, "key")
+        if keys.shape.rank != 0 or not tf.executing_eagerly():
+            raise TypeError(
+                "`key in variable` takes one key, eagerly; `variable.find(keys)[1]` says the same "
+                f"of many, also in graphs. Received: {key!r} (table '{self.table_name}')"
+            )
+        if comm.current().world_size > 1 and not held_here(self, keys):
+            raise ValueError(
+                "`key in variable` asks this rank alone, and another one holds the key. Received: "
+                f"key {int(keys)} of table '{self.table_name}' on rank {comm.current().rank}"
+            )
+        return bool(self.find(keys)[1])
+
+    # Python would read rows 0, 1, 2, ... backwards.
+    __reversed__ = None
 
     # ---- no dense value ----
 

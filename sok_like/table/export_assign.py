@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
-from sok_like.table.keys import as_keys, as_rows, in_key_dtype, owner
+from sok_like.table.keys import as_keys, as_rows, held_here, in_key_dtype
 from sok_like.table.variable import as_embedding_variable
 
 
@@ -58,11 +58,3 @@ def assign(variable: Any, keys: Any, rows: Any) -> Any:
         mine = held_here(variable, keys)
         keys, rows = tf.boolean_mask(keys, mine), tf.boolean_mask(rows, mine)
     return libraries.ops().sok_table_assign(handle=variable.handle, keys=keys, rows=rows)
-
-
-def held_here(variable: Any, keys: tf.Tensor) -> tf.Tensor:
-    """Which of the int64 `keys` `[num_keys]` belong to this rank, bool `[num_keys]`."""
-    communicator = comm.current()
-    if variable.home is not None:
-        return tf.fill(tf.shape(keys), variable.home == communicator.rank)
-    return tf.equal(owner(keys, communicator.world_size), communicator.rank)

@@ -90,6 +90,14 @@ def _wrapper_class():
             # Without this, Python would ask for rows 0, 1, 2, ... forever.
             return iter(self._embedding_variable)
 
+        def __len__(self):
+            return len(self._embedding_variable)
+
+        def __contains__(self, key):
+            return key in self._embedding_variable
+
+        __reversed__ = None
+
         def __eq__(self, other):
             return self is other
 

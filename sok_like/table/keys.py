@@ -9,6 +9,7 @@ import tensorflow as tf
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.ranks import comm
 
 DTYPES = (tf.int64, tf.int32, tf.uint64, tf.uint32)
 
@@ -178,6 +179,14 @@ def owner(keys: tf.Tensor, world_size: int) -> tf.Tensor:
     low = tf.bitwise.bitwise_and(keys, tf.int64.max)
     high = tf.cast(keys < 0, tf.int64) * (2**63 % world_size)
     return tf.math.floormod(tf.math.floormod(low, world_size) + high, world_size)
+
+
+def held_here(variable: Any, keys: tf.Tensor) -> tf.Tensor:
+    """Which of the int64 `keys` `[num_keys]` belong to this rank, bool `[num_keys]`."""
+    communicator = comm.current()
+    if variable.home is not None:
+        return tf.fill(tf.shape(keys), variable.home == communicator.rank)
+    return tf.equal(owner(keys, communicator.world_size), communicator.rank)
 
 
 @hooks.at_init

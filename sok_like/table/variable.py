@@ -287,9 +287,12 @@ class EmbeddingVariable(
         return config
 
     def __repr__(self):
-        return (
-            f"<sok.EmbeddingVariable '{self.name}' dim={self.dim} key_dtype={self.key_dtype.name}>"
-        )
+        text = f"sok.EmbeddingVariable '{self.name}' dim={self.dim} key_dtype={self.key_dtype.name}"
+        if tf.executing_eagerly():
+            optimizer = getattr(vars(self).get("_training"), "optimizer", None)
+            text += f" keys={len(self):,} bytes={int(self.bytes()):,} optimizer={optimizer}"
+            text += f" on rank {comm.current().rank}" * (self._world_size > 1)
+        return f"<{text}>"
 
     def as_weight(self) -> Any:
         """This table as a weight of a layer: `self.table = variable.as_weight()`.

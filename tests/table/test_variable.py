@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sok_like.runtime.ranks import comm
+from tests import thread_ranks
 from tests.checks import shards
 
 
@@ -70,7 +72,51 @@ def test_size_bytes_and_stats(sok, variable):
 
 def test_repr_holds_no_rows(sok, variable):
     fill(sok, variable)
-    assert repr(variable) == "<sok.EmbeddingVariable 'users:0' dim=3 key_dtype=int64>"
+    text = "sok.EmbeddingVariable 'users:0' dim=3 key_dtype=int64"
+    held = f"keys=3 bytes={int(variable.bytes()):,} optimizer"
+    assert repr(variable) == f"<{text} {held}=None>"
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1, name="rows"))
+    optimizer.apply_gradients([(tf.IndexedSlices(tf.ones([1, 3]), [5]), variable)])
+    assert repr(variable).endswith(" optimizer=rows>")
+    shown = []
+    tf.function(lambda: shown.append(repr(variable)))()
+    assert shown == [f"<{text}>"]
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_len_and_keys(sok, variable, held):
+    table = variable.as_weight() if held else variable
+    assert len(table) == 0 and 5 not in table
+    fill(sok, variable)
+    assert len(table) == 3 == int(variable.size())
+    assert 5 in table and np.int32(-1) in table and tf.constant(7) in table and 8 not in table
+    assert np.uint64(2**64 - 1) in table  # the bits of -1
+    assert len(table) == 3  # nothing was inserted
+    with pytest.raises(TypeError):
+        bool(table)  # as of any variable, though it has a length
+    for key, required in ([5, 7], "takes one key"), ("ann", "sok.keys_of"), (5.0, "integer"):
+        with pytest.raises(TypeError, match=required):
+            key in table  # noqa: B015
+    for function in (list, reversed):
+        with pytest.raises(TypeError):
+            function(table)
+
+    for ask in table.__len__, lambda: len(table), lambda: table.__contains__(5):
+        with pytest.raises(TypeError, match="users"):
+            tf.function(lambda ask=ask: ask())()  # AutoGraph has a `len` of its own
+
+
+def test_keys_of_another_rank(sok):
+    def ask():
+        table = sok.EmbeddingVariable(2, name="shared")
+        sok.assign(table, range(5), tf.ones([5, 2]))
+        own, other = (0, 1) if comm.current().rank == 0 else (1, 0)
+        assert own in table and own + 8 not in table
+        with pytest.raises(ValueError, match=f"key {other} of table 'shared' on rank"):
+            other in table  # noqa: B015
+        return len(table), repr(table).rpartition(" on ")[2]
+
+    assert thread_ranks.run(2, ask) == [(3, "rank 0>"), (2, "rank 1>")]
 
 
 def test_config_makes_the_same_variable(sok, variable):
