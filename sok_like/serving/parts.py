@@ -24,6 +24,7 @@ from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed, send
 from sok_like.saving.format import durable
+from sok_like.saving.format.progress import Progress
 from sok_like.serving import contents
 
 _FILE_ERRORS = (OSError, tf.errors.OpError)
@@ -66,6 +67,7 @@ class Parts:
         self._communicator = comm.current()
         rank, self._number, self._path, self._call = self._communicator.rank, 0, path, call
         self._prefixes: list[str] = []
+        self._progress = Progress(call)
 
         def make():
             if rank:
@@ -165,6 +167,7 @@ class Parts:
             return None
         with self._writing():
             _save(prefix, slices)
+        self._progress.add(sum(np.asarray(one.value).nbytes for one in slices))
         return prefix
 
     def merge(self, prefix: str, more: str | None = None) -> None:
@@ -178,6 +181,7 @@ class Parts:
 
     def remove(self) -> None:
         """Removes what is left of the parts."""
+        self._progress.close()
         if self._communicator.rank == 0:
             durable.remove_folder(self.folder)
 

@@ -104,7 +104,7 @@ class Layout:
 class ArrayFile:
     """A file whose arrays are written; at its end `entry` is its name, bytes and checksum."""
 
-    def __init__(self, file: Any, layout: Layout, progress: Progress | None):
+    def __init__(self, file: Any, layout: Layout, progress: Progress):
         self._file, self._layout, self._progress = file, layout, progress
         self._checksum = checksums.RunningChecksum()
         self._threads = concurrent.futures.ThreadPoolExecutor(_WRITERS)
@@ -120,8 +120,7 @@ class ArrayFile:
     def _put(self, at, data):
         self._waiting.append(self._threads.submit(self._write, at, data))
         self._wait(_WAITING)  # raises earlier errors
-        if self._progress is not None:
-            self._progress.add(len(data))
+        self._progress.add(len(data))
 
     def _wait(self, left=0):
         while len(self._waiting) > left:
@@ -153,12 +152,13 @@ def written(
 ) -> Iterator[ArrayFile]:
     """A file whose arrays are written within the block; then it gets its name, on the disk.
 
-    `arrays` has shapes and dtypes. `progress` is the call whose progress rank 0 prints.
+    `arrays` has shapes and dtypes. `progress` is the call whose progress rank 0 shows.
     """
     durable.make_folder(folder)
     layout = Layout(arrays)
-    with durable.written(durable.join(folder, name)) as file:
-        array_file = ArrayFile(file, layout, Progress(progress, layout.size) if progress else None)
+    shown = contextlib.closing(Progress(progress, layout.size))
+    with durable.written(durable.join(folder, name)) as file, shown as of_file:
+        array_file = ArrayFile(file, layout, of_file)
         with array_file._threads:
             yield array_file
             array_file._finish(name)

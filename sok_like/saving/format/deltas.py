@@ -12,6 +12,7 @@ here, as a row in memory does when it is next read: with the same bits.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -233,12 +234,12 @@ def content_of(
 ) -> MergedDump:
     """The part of a dump and its deltas that `rank` of `world_size` owns; checks all files first.
 
-    `progress` is the call whose progress rank 0 prints.
+    `progress` is the call whose progress rank 0 shows.
     """
     dumps = [dump, *dump.deltas]
     size = sum(durable.size(file) for each in dumps for file in each.files)
-    told = Progress(progress, size) if progress else None
-    sources = [[each.open(n, dim, told) for n in range(len(each.files))] for each in dumps]
+    with contextlib.closing(Progress(progress, size)) as shown:
+        sources = [[each.open(n, dim, shown) for n in range(len(each.files))] for each in dumps]
     return MergedDump(sources, rank, world_size, dim)
 
 
