@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.runtime.framework import hooks
-from sok_like.runtime.native import libraries
+from sok_like.runtime.native import freed_memory, libraries
 from sok_like.runtime.ranks import comm, engines, exchange_order, stalls
 
 _arguments: dict | None = None
@@ -63,6 +63,7 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
     check_replicas()
     communicator = comm.current() if comm.is_initialized() else engines.choose()
     hooks.install_all()
+    freed_memory.keep()
     _check_batch(global_batch_size, communicator.world_size)
     again = _arguments is not None
     comm.set_current(communicator)
@@ -96,6 +97,7 @@ def ensure_initialized(seed: int | None = None, groups_later: bool = False) -> N
     seed = _checked_seed(seed)
     communicator = engines.choose(groups_later)
     hooks.install_all()
+    freed_memory.keep()
     comm.set_current(communicator)
     stalls.start(comm.current())
     if tf.executing_eagerly():

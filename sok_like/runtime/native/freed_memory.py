@@ -1,0 +1,38 @@
+"""Freed memory stays with the process, for the tensors of its next step.
+
+By default glibc returns large freed blocks to the system, and each step takes them anew: the system
+clears every page at its first touch, which takes a third of a step where memory is all it does.
+tcmalloc and jemalloc keep such blocks, and so does TensorFlow's own allocator where oneDNN's ops
+run. So `sok.Init` raises glibc's limits:
+
+    M_MMAP_THRESHOLD  256 MiB   larger blocks go back to the system at once
+    M_TRIM_THRESHOLD  512 MiB   so much may stay free at the end of the heap
+    M_TOP_PAD          64 MiB   the size of a thread's heap, which then stays when it is empty
+
+`SOK_KEEP_MEMORY=0` leaves glibc alone. So does any limit that the user has set.
+"""
+
+import ctypes
+import os
+
+_MIB = 2**20
+# The numbers are those of malloc.h. Before version 2.35, the first limit may be 32 MiB at most.
+_LIMITS = (
+    (-3, (256 * _MIB, 32 * _MIB)),  # M_MMAP_THRESHOLD
+    (-1, (512 * _MIB,)),  # M_TRIM_THRESHOLD
+    (-2, (64 * _MIB,)),  # M_TOP_PAD
+)
+
+
+def keep() -> None:
+    """Raises the limits, unless the environment says otherwise. Only glibc has them."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or os.environ.get("SOK_KEEP_MEMORY") == "0" or _chosen_by_user():
+        return
+    for parameter, values in _LIMITS:
+        any(mallopt(parameter, value) for value in values)
+
+
+def _chosen_by_user():
+    by_variable = any(name.startswith("MALLOC_") for name in os.environ)
+    return by_variable or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
