@@ -109,8 +109,10 @@ class TableReader {
  public:
   virtual ~TableReader() = default;
 
-  // Everything but per-key data: `snapshot` has no keys, rows, slot rows or records.
+  // Everything but per-key data: `snapshot` has no keys, rows, slot rows or records, and beside
+  // writers no waiting keys before ReadWaiting.
   virtual const TableChanges& about() const = 0;
+  virtual void ReadWaiting() {}
   virtual int64_t num_keys() const = 0;
   // The next `num_keys` keys; they ascend by uint64 value.
   virtual void ReadKeys(CallContext context, int64_t num_keys, uint64_t* keys) = 0;

@@ -127,6 +127,8 @@ class Changed {
 
 TableSnapshot ReadAll(TableReader* reader, bool records, const std::function<void()>& between) {
   InlineExecutor ex;
+  between();
+  reader->ReadWaiting();
   TableSnapshot all = reader->about().snapshot;
   const int64_t n = reader->num_keys(), width = all.slot_width(), part = n / 9 + 1;
   all.keys.resize(static_cast<size_t>(n));
@@ -158,6 +160,10 @@ void CheckSame(const TableSnapshot& a, const TableSnapshot& b) {
   CHECK(a.slot_names == b.slot_names && SameBits(a.slot_rows, b.slot_rows));
   CHECK(a.policy.records == b.policy.records && a.policy.counters == b.policy.counters);
   CHECK_EQ(a.policy.waiting.size(), b.policy.waiting.size());
+  for (size_t i = 0; i < a.policy.waiting.size(); ++i) {
+    const WaitingKey &one = a.policy.waiting[i], &other = b.policy.waiting[i];
+    CHECK(one.key == other.key && one.count == other.count && one.last_step == other.last_step);
+  }
   CHECK(a.policy.step == b.policy.step && a.optimizer_step == b.optimizer_step);
   CHECK(a.initial_row_scale == b.initial_row_scale);
 }

@@ -288,10 +288,45 @@ void SeveralThreadsAtOnce() {
   CHECK(s.evicted > 0 && s.refused > 0 && s.found > 0);
 }
 
+// A shard that grows while the keys of an instant are read, in several parts: each comes once, as it
+// was.
+void InstantOfAFilterThatGrows() {
+  PolicyOptions policy;
+  policy.filter_freq = 100;
+  const auto filter = AdmissionFilter::Make(policy);
+  Keys keys;  // of shard 0
+  for (uint64_t key = 0; keys.size() < 60000; ++key) {
+    if (HashShard(HashKey(key)) == 0) keys.push_back(key);
+  }
+  const auto count = [&](size_t first, size_t last, int64_t step) {
+    filter->Reserve(0, static_cast<int64_t>(last - first));
+    for (size_t i = first; i < last; ++i) filter->Count(HashKey(keys[i]), keys[i], step);
+  };
+  const auto forget = [&](size_t first, size_t last) {
+    for (size_t i = first; i < last; ++i) filter->Forget(HashKey(keys[i]), keys[i]);
+  };
+  count(0, 21000, 1);
+  forget(20000, 21000);  // places that are free at the instant
+  const std::vector<WaitingKey> expected = filter->ExportKeys();
+  const std::shared_ptr<WaitingInstant> instant = filter->BeginInstant();
+  filter->ReadInstant();
+  CHECK(!instant->is_whole());
+  count(10000, 60000, 2);
+  forget(5000, 15000);
+  count(5000, 6000, 3);
+  while (!instant->is_whole()) filter->ReadInstant();
+  const std::vector<WaitingKey> found = instant->Take();
+  CHECK_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    CHECK(found[i].key == expected[i].key && found[i].count == 1 && found[i].last_step == 1);
+  }
+}
+
 }  // namespace
 }  // namespace sok
 
 int main() {
+  sok::InstantOfAFilterThatGrows();
   sok::SizesOfBloomFilters();
   sok::Decisions();
   sok::QueueAgainstSorting();

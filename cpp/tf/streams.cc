@@ -172,6 +172,8 @@ SOK_EXPORTED const char* sok_stream_open(int64_t number, int64_t since, bool bes
 }
 
 SOK_EXPORTED const char* sok_stream_about(Stream* stream, StreamContent* content) {
+  const absl::Status status = Guard([&] { stream->reader->ReadWaiting(); });
+  if (!status.ok()) return Told(status);
   const TableChanges& about = stream->reader->about();
   const TableSnapshot& all = about.snapshot;
   const auto size = [](const auto& values) { return static_cast<int64_t>(values.size()); };

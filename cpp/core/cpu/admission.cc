@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <utility>
 
 #include "cpp/core/bloom.h"
 #include "cpp/core/cpu/index.h"
@@ -11,6 +12,28 @@
 
 namespace sok {
 namespace {
+
+constexpr int64_t kBucketsRead = 4096;  // of an instant at a time: half a millisecond
+
+void SortByKey(std::vector<WaitingKey>* keys) {
+  std::sort(keys->begin(), keys->end(),
+            [](const WaitingKey& a, const WaitingKey& b) { return a.key < b.key; });
+}
+
+}  // namespace
+
+std::vector<WaitingKey> WaitingInstant::Take() {
+  std::vector<WaitingKey> keys;
+  size_t num_keys = 0;
+  for (const Shard& shard : shards_) num_keys += shard.keys.size();
+  keys.reserve(num_keys);
+  for (Shard& shard : shards_) {
+    keys.insert(keys.end(), shard.keys.begin(), shard.keys.end());
+    shard = Shard();
+  }
+  SortByKey(&keys);
+  return keys;
+}
 
 class ExactFilter final : public AdmissionFilter {
  public:
@@ -50,6 +73,7 @@ class ExactFilter final : public AdmissionFilter {
     Shard& shard = shards_[HashShard(hash)];
     const uint32_t place = shard.index.Erase(hash, key);
     if (place == Index::kMissing) return;
+    Save(HashShard(hash), place, key);
     shard.entries[place].count = shard.free;
     shard.free = place;
   }
@@ -100,8 +124,7 @@ class ExactFilter final : public AdmissionFilter {
 
   std::vector<WaitingKey> ExportKeys() const override {
     std::vector<WaitingKey> keys = UnsortedKeys();
-    std::sort(keys.begin(), keys.end(),
-              [](const WaitingKey& a, const WaitingKey& b) { return a.key < b.key; });
+    SortByKey(&keys);
     return keys;
   }
 
@@ -116,6 +139,42 @@ class ExactFilter final : public AdmissionFilter {
       FindOrAdd(hash, waiting.key) = {waiting.count, waiting.last_step};
     }
   }
+
+  std::shared_ptr<WaitingInstant> BeginInstant() override {
+    auto instant = std::make_shared<WaitingInstant>();
+    for (int s = 0; s < kNumShards; ++s) {
+      WaitingInstant::Shard& shard = instant->shards_[s];
+      shard.num_entries = shards_[s].entries.size();
+      shard.taken = Memory(static_cast<size_t>(shard.num_entries), /*huge=*/false);
+      shard.keys.reserve(static_cast<size_t>(shards_[s].index.size()));
+    }
+    return instant_ = std::move(instant);
+  }
+
+  void ReadInstant() override {
+    if (instant_ == nullptr) return;
+    WaitingInstant& instant = *instant_;
+    const int s = static_cast<int>(instant.shard_);
+    const Index& index = shards_[s].index;
+    // Where keys have moved to other buckets, the shard is read again from its first one.
+    if (index.layout() != std::exchange(instant.layout_, index.layout())) instant.bucket_ = 0;
+    const int64_t end = std::min(index.num_buckets(), instant.bucket_ + kBucketsRead);
+    index.ForEachIn(instant.bucket_, end,
+                    [&](uint64_t key, uint32_t place) { Save(s, place, key); });
+    instant.bucket_ = end;
+    if (end < index.num_buckets()) return;
+    instant.bucket_ = 0;
+    if (++instant.shard_ < kNumShards) {
+      instant.layout_ = shards_[instant.shard_].index.layout();
+      return;
+    }
+    instant.is_whole_ = true;
+    instant_ = nullptr;
+  }
+  void ReadRestOfInstant() noexcept override {
+    while (instant_ != nullptr) ReadInstant();
+  }
+  void DropInstant() noexcept override { instant_ = nullptr; }
 
  private:
   std::vector<WaitingKey> UnsortedKeys() const {
@@ -144,6 +203,7 @@ class ExactFilter final : public AdmissionFilter {
     const bool reuse = shard.free >= 0;
     const auto next = static_cast<uint32_t>(reuse ? shard.free : shard.entries.size());
     const uint32_t place = shard.index.FindOrInsert(hash, key, next);
+    Save(HashShard(hash), place, key, /*was_free=*/place == next);
     if (place != next) return shard.entries[place];
     if (reuse) {
       shard.free = shard.entries[place].count;
@@ -154,8 +214,22 @@ class ExactFilter final : public AdmissionFilter {
     return shard.entries[place];
   }
 
+  // Before a key of the instant changes, or a place that was free gets a key.
+  void Save(int shard, uint32_t place, uint64_t key, bool was_free = false) noexcept {
+    if (instant_ == nullptr) return;
+    WaitingInstant::Shard& saved = instant_->shards_[shard];
+    if (place >= saved.num_entries) return;
+    auto* const taken = static_cast<uint8_t*>(saved.taken.data()) + place;
+    if (std::exchange(*taken, 1) != 0 || was_free) return;
+    const Entry& entry = shards_[shard].entries[place];
+    saved.keys.push_back({key, entry.count, entry.last_step});
+  }
+
   std::array<Shard, kNumShards> shards_;
+  std::shared_ptr<WaitingInstant> instant_;  // null once it is whole
 };
+
+namespace {
 
 template <typename Counter>
 class BloomFilter final : public AdmissionFilter {

@@ -18,10 +18,34 @@
 #include <memory>
 #include <vector>
 
+#include "cpp/core/cpu/memory.h"
+#include "cpp/core/hash.h"
 #include "cpp/core/key_records.h"
 #include "cpp/core/policy.h"
 
 namespace sok {
+
+// The keys that waited in an exact filter at one instant, while lookups go on. A key is copied before
+// it changes, or when the reader comes to it.
+class WaitingInstant {
+ public:
+  bool is_whole() const { return is_whole_; }
+  // All keys, ascending; once, when it is whole. Needs no lock. Throws std::bad_alloc.
+  std::vector<WaitingKey> Take();
+
+ private:
+  friend class ExactFilter;
+  struct Shard {
+    Memory taken;  // one byte for each entry of the instant: it is copied, or its place was free
+    int64_t num_entries = 0;
+    std::vector<WaitingKey> keys;  // has room for all from the start
+  };
+  Shard shards_[kNumShards];
+  bool is_whole_ = false;
+  // Where the reader goes on, and the layout of the shard's index then.
+  int64_t shard_ = 0, bucket_ = 0;
+  uint64_t layout_ = 0;
+};
 
 class AdmissionFilter {
  public:
@@ -62,6 +86,15 @@ class AdmissionFilter {
   // Takes over counters and waiting keys; both filters take keys. Counters must have been checked.
   virtual void Import(const std::vector<WaitingKey>& keys,
                       const std::vector<int64_t>& counters) = 0;
+
+  // ---- an instant, one at a time; null of a Bloom filter ----
+  // Begins it. Throws std::bad_alloc.
+  virtual std::shared_ptr<WaitingInstant> BeginInstant() { return nullptr; }
+  // Copies the keys of the next buckets. Others may read the filter, but not change it.
+  virtual void ReadInstant() {}
+  // Copies all that is left, so that the filter may be given up.
+  virtual void ReadRestOfInstant() noexcept {}
+  virtual void DropInstant() noexcept {}
 };
 
 }  // namespace sok

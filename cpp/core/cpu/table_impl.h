@@ -228,7 +228,10 @@ struct CpuTable::Impl {
   }
   // Any row may change, or where it is.
   void TouchAll(Executor& ex, bool logs = true) noexcept {
-    if (instant != nullptr) instant->SaveRest(ex);
+    if (instant != nullptr) {
+      instant->SaveRest(ex);
+      if (records != nullptr && records->filter != nullptr) records->filter->ReadRestOfInstant();
+    }
     if (changes != nullptr && logs) changes->TouchAll();
   }
   void SwapContent(Impl& other) noexcept;  // all but slots and optimizer; needs both locks

@@ -107,13 +107,16 @@ class CpuTable::Reader final : public TableReader {
     if (impl.records != nullptr) {
       snapshot.policy.step = impl.records->step;
       if (impl.records->filter != nullptr) {
-        snapshot.policy.waiting = impl.records->filter->ExportKeys();
+        if (!beside) snapshot.policy.waiting = impl.records->filter->ExportKeys();
         snapshot.policy.counters = impl.records->filter->ExportCounters();
       }
     }
     if (!beside) return;
     if (impl.options.use_hashtable) ChooseBounds();
     instant_ = std::make_unique<Instant>(impl);
+    if (impl.records != nullptr && impl.records->filter != nullptr) {
+      waiting_ = impl.records->filter->BeginInstant();
+    }
     impl.instant = instant_.get();
   }
   ~Reader() override {
@@ -129,6 +132,7 @@ class CpuTable::Reader final : public TableReader {
     {
       const ExclusiveLock lock(impl.mutex);
       impl.instant = nullptr;
+      if (waiting_ != nullptr && !waiting_->is_whole()) impl.records->filter->DropInstant();
     }
     std::unique_ptr<Instant::Room> room = instant_->Leave();  // frees memory: without the lock
     const ExclusiveLock lock(impl.mutex);
@@ -136,6 +140,16 @@ class CpuTable::Reader final : public TableReader {
   }
 
   const TableChanges& about() const override { return about_; }
+  void ReadWaiting() override {
+    if (waiting_ == nullptr) return;
+    for (bool is_whole = false; !is_whole; Rest()) {
+      const SharedLock lock(table_.impl_->mutex);
+      if (!waiting_->is_whole()) table_.impl_->records->filter->ReadInstant();
+      is_whole = waiting_->is_whole();
+    }
+    about_.snapshot.policy.waiting = waiting_->Take();
+    waiting_ = nullptr;
+  }
   int64_t num_keys() const override { return num_keys_; }
   void Hurry() override { pace_.Hurry(); }
 
@@ -330,8 +344,9 @@ class CpuTable::Reader final : public TableReader {
   int64_t part_first_ = 0;
   const int64_t num_keys_;
   int64_t num_read_ = 0;
-  std::unique_ptr<Instant> instant_;  // null unless it reads beside writers
-  mutable Pace pace_;                 // beside writers
+  std::shared_ptr<WaitingInstant> waiting_;  // beside writers, until ReadWaiting
+  std::unique_ptr<Instant> instant_;         // null unless it reads beside writers
+  mutable Pace pace_;                        // beside writers
 };
 
 std::unique_ptr<TableReader> CpuTable::OpenContent(CallContext context, bool with_slots,
