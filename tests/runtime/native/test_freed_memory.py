@@ -26,7 +26,9 @@ PAGES = (100 << 20) // 4096
 
 def faults_of_process(**environment):
     program = "from sok_like.runtime.native import freed_memory\nfreed_memory.keep()\n"
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_", "SOK_K"))}
+    clean = {
+        k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_", "SOK_K"))
+    }
     return int(
         subprocess.run(
             [sys.executable, "-c", program + FAULTS + "print(faults)"],
