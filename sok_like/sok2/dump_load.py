@@ -8,22 +8,17 @@ table has its earlier files or its new ones.
 
 from __future__ import annotations
 
-import itertools
 import os
-import secrets
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.graph_collectives import Steps
 from sok_like.saving import transaction
-from sok_like.saving.format import durable
-from sok_like.saving.format.part_file import write_part
-from sok_like.saving.parts.checkpointable import CheckpointPart, StagedContent
+from sok_like.saving.parts.checkpointable import StagedContent
+from sok_like.saving.parts.joined_files import JoinedFile, JoinedFiles
 from sok_like.saving.transaction import Saving
-from sok_like.sok2 import dump_files as files
 from sok_like.sok2.dumped import dumped_of, optimizer_name
 
 
@@ -50,81 +45,20 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
     saving.write()
 
 
-class _Files(CheckpointPart):
-    """The files of all variables of a dump, as a part; every rank writes a part of each file.
-
-    Several ranks write into one file, if the file system can do that; otherwise rank 0 joins
-    their files.
-    """
-
-    name = "files of sok2.dump"
+class _Files(JoinedFiles):
+    """The files of all variables of a dump, as a part."""
 
     def __init__(self, folder, dumped):
-        self.folder, self._dumped, self._rank = folder, dumped, comm.current().rank
-        self._ranks = range(comm.current().world_size)
-        self._is_local = durable.local(folder) is not None
-        self._files: list[Any] = []  # name, head, items, table
-        self._staged: list[str] = []  # a path for each of them, until it has its name
-        self._counts: Any = None  # items, by rank and file
+        super().__init__("files of sok2.dump", folder)
+        self._dumped = dumped
 
-    def begin(self):
-        self._files = [(*file, table.stem) for table in self._dumped for file in table.parts()]
-        durable.make_folder(self.folder)
-        counts = [len(items) for _, _, items, _ in self._files]
-        return {"dump": f"{secrets.randbits(62):016x}", "counts": counts}
-
-    def agree(self, begun):
-        self._counts = np.array([each["counts"] for each in begun], np.int64)
-        suffix = f".{begun[0]['dump']}.tmp"
-        self._staged = [durable.join(self.folder, name + suffix) for name, *_ in self._files]
-
-    def write(self):
-        firsts = self._counts[: self._rank].sum(0).tolist()
-        for path, first, file in zip(self._staged, firsts, self._files, strict=True):
-            _, head, items, table = file
-            begin = head if self._rank == 0 else b""
-            if self._is_local:
-                position = files.HEAD + first * items[:1].nbytes
-                write_part(path, items, position, table, begin)
-            else:
-                data = np.ascontiguousarray(items, items.dtype.newbyteorder("<"))
-                durable.write(f"{path}.{self._rank}", begin + data.tobytes())
-
-    def _written(self, path):
-        return [path] if self._is_local else [f"{path}.{rank}" for rank in self._ranks]
-
-    def see(self, entries):
-        totals = self._counts.sum(0).tolist() if self._rank == 0 else []
-        for path, total, file in zip(self._staged, totals, self._files, strict=False):
-            name, _, items, _ = file
-            row = int(np.prod(items.shape[1:], dtype=np.int64)) * items.itemsize
-            required = files.HEAD + total * row
-            size = sum(durable.size(part) for part in self._written(path))
-            if size != required:
-                raise ValueError(
-                    f"{self.folder} must be a folder that all ranks share. Received: {size} bytes "
-                    f"of {required} in {name}"
-                )
-
-    def finish(self, entries):
-        for path in () if self._is_local else self._staged:
-            with durable.written(path) as joined:
-                for part in self._written(path):
-                    joined.write(durable.read(part))
-        tables = zip(self._staged, self._files, strict=True)
-        for _, files_of_table in itertools.groupby(tables, lambda pair: pair[1][3]):
-            pairs = [(path, durable.join(self.folder, name)) for path, (name, *_) in files_of_table]
-            durable.rename_all(pairs[::-1])  # the keys come last
-        self._remove(self._ranks)
-
-    def remove(self):
-        self._remove([self._rank])
-
-    def _remove(self, ranks):
-        for path in self._staged:
-            durable.remove(path)
-            for rank in () if self._is_local else ranks:
-                durable.remove(f"{path}.{rank}")
+    def files(self):
+        found = []
+        for table in self._dumped:
+            for name, head, items in table.parts():
+                item_bytes = items.itemsize * int(np.prod(items.shape[1:], dtype=np.int64))
+                found.append(JoinedFile(name, table.stem, head, len(items), item_bytes, [items]))
+        return found
 
 
 def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None:
