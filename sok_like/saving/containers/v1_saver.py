@@ -66,28 +66,26 @@ class TableInGraph:
         return self.element.op.inputs[0].op.name
 
 
-class _SessionOps:
-    """`hash_tables.TableOps` in a session."""
+class _SessionPart(HashTablePart):
+    """A table of a graph, as a part; it asks its table in a session."""
 
-    def __init__(self, session, ops):
-        self._session, self._ops = session, ops
+    def __init__(self, table, session):
+        super().__init__(table)
+        self._session, self._ops = session, in_graph(table)
 
-    def register_for_read(self, evict):
+    def _register(self, evict):
         return int(self._session.run(self._ops.handed[evict]))
 
-    def stage(self, staged_id, **content):
+    def _stage(self, staged_id, **content):
         run = [self._ops.problem, self._ops.read]
         return self._session.run(run, {self._ops.staged_id: staged_id})[0]
 
     def commit_staged(self):
         self._session.run(self._ops.take)
+        self.drop_staged()
 
-    def drop(self):
+    def drop_staged(self):
         self._session.run(self._ops.forget)
-
-
-def _part(table, session):
-    return HashTablePart(table, _SessionOps(session, in_graph(table)))
 
 
 def element_of(variable: Any) -> Any:
@@ -158,7 +156,7 @@ def save(
             in_graph(table).set_reference(sess, reference)
         own(self, sess, save_path, global_step, *args, **kwargs)
 
-    parts = [_part(table, sess) for table in tables]
+    parts = [_SessionPart(table, sess) for table in tables]
     transaction.save(_SAVE, path, parts, common)
     return path
 
@@ -178,7 +176,7 @@ def restore(own: Callable, self: Any, sess: Any, save_path: Any) -> Any:
     def read():
         for name, reference in _references(self, path, tables).items():
             folder = transaction.folder_read(reference)
-            transaction.prepare(_part(known[name], sess).prepare(folder))
+            transaction.prepare(_SessionPart(known[name], sess).prepare(folder))
         transaction.prepare(_Ordinary(path, lambda: own(self, sess, save_path)))
 
     return transaction.load(_RESTORE, path, read, compared=f"{path}.index")

@@ -23,38 +23,35 @@ from sok_like.table import table_reader
 from sok_like.table.content import nothing
 
 
-class TableOps:
-    """What a part asks of its table, eagerly; `v1_saver` asks the same in a session."""
-
-    def __init__(self, table: Any):
-        self._table, self._staged = table, None
-
-    def register_for_read(self, evict: bool) -> int:
-        """The number by which `table_reader` finds the table, once."""
-        return int(self._table.register_for_read(evict=evict))
-
-    def stage(self, staged_id: int, **content: Any) -> bytes:
-        """Makes the new content; returns the problem, empty if there is none."""
-        self._staged, problem = self._table.stage(staged_id, **content)
-        return text_of(problem)
-
-    def commit_staged(self) -> None:
-        """Replaces the table's content."""
-        self._table.commit_staged(self._staged)
-
-    def drop(self) -> None:
-        """Frees the new content."""
-        self._staged = None
-
-
 class HashTablePart(CheckpointPart):
-    """An EmbeddingVariable, as a part; `ops` is what it is asked, by default eagerly."""
+    """An EmbeddingVariable, as a part."""
 
     step = -1  # of the optimizer, as the manifest has it
     following: Sequence[dict[str, Any]] | None = None  # deltas; None: none can follow
 
-    def __init__(self, table: Any, ops: Any = None):
-        self.table, self.name, self._ops = table, table.table_name, ops or TableOps(table)
+    def __init__(self, table: Any):
+        self.table, self.name, self._staged = table, table.table_name, None
+
+    # What it asks of its table, eagerly; `v1_saver` asks the same in a session.
+
+    def _register(self, evict):
+        return int(self.table.register_for_read(evict=evict))
+
+    def _stage(self, staged_id, **content):
+        """Makes the new content; returns the problem, empty if there is none."""
+        self._staged, problem = self.table.stage(staged_id, **content)
+        return text_of(problem)
+
+    def commit_staged(self) -> None:
+        """Replaces the table's content."""
+        self.table.commit_staged(self._staged)
+        self.drop_staged()
+
+    def drop_staged(self) -> None:
+        """Frees the new content."""
+        self._staged = None
+
+    # The part.
 
     def dump_id(self) -> str:
         """Part of the names of all files; all ranks know it: the end of the folder's name."""
@@ -70,7 +67,7 @@ class HashTablePart(CheckpointPart):
     def write(self) -> Any:
         number = self.registered
         if number is None:
-            number = self._ops.register_for_read(evict=True)
+            number = self._register(evict=True)
         with table_reader.content(number, self.table.dim) as (shard, _):
             return self._write_shard(shard)
 
@@ -103,7 +100,7 @@ class HashTablePart(CheckpointPart):
         """Reads the keys that this rank owns; the dump may be that of a table of another name."""
         # Keras may have given the layer, and so its table, a new name.
         name = manifest.only_table(folder) or self.name
-        registered = self._ops.register_for_read(evict=False)
+        registered = self._register(evict=False)
         try:
             found = stage_dump(self.table, folder, registered, name)
         except MemoryError as error:
@@ -115,26 +112,20 @@ class HashTablePart(CheckpointPart):
         return self._prepared("", 0, **content)
 
     def _prepared(self, identity, staged_id, **content):
-        code, _, text = self._ops.stage(staged_id, **content).decode().partition(": ")
+        code, _, text = self._stage(staged_id, **content).decode().partition(": ")
         if code == "RESOURCE_EXHAUSTED":
             raise tf.errors.ResourceExhaustedError(None, None, text)
         if code:
             raise tf.errors.InvalidArgumentError(None, None, text)
-        return _StagedTable(identity, self._ops, self.table)
+        return _StagedTable(identity, self)
 
 
 class _StagedTable(StagedContent):
     """A table's new content."""
 
-    def __init__(self, identity, ops, table):
-        self.identity, self._ops, self.target = identity, ops, table
-
-    def commit(self):
-        self._ops.commit_staged()
-        self._ops.drop()
-
-    def drop(self):
-        self._ops.drop()
+    def __init__(self, identity, part):
+        self.identity, self.target = identity, part.table
+        self.commit, self.drop = part.commit_staged, part.drop_staged
 
 
 class StagedDump(NamedTuple):
