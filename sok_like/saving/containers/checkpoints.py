@@ -41,6 +41,7 @@ from sok_like.saving.parts import dense_tables, dump_checks, optimizer_variables
 from sok_like.saving.parts.checkpointable import (
     CheckpointPart,
     RankLocalVariables,
+    StagedCall,
     StagedContent,
     is_of_all_ranks,
 )
@@ -346,7 +347,7 @@ def restore(read: Callable, self: Any, file_prefix: Any, options: Any = None) ->
         for each in _prepared(path, _read(read, saver, file_prefix, options), own):
             transaction.prepare(each)
         for _, restore in saver._registered_savers.values():
-            transaction.prepare(_OfOthers(restore, file_prefix))
+            transaction.prepare(StagedCall(restore, file_prefix))
 
     # The index has the checksum of every tensor.
     transaction.load(_READ, path, prepare, compared=f"{path}.index")
@@ -405,7 +406,7 @@ def _prepared(path, found, own):
         elif tensors.keys() == {"VARIABLE_VALUE"} and hasattr(thing, "shape"):
             yield _Assigned(thing, each.restore, tensors["VARIABLE_VALUE"])
         else:
-            yield _OfOthers(each.restore, tensors)
+            yield StagedCall(each.restore, tensors)  # no variable, such as a lookup table
     if holders:
         read, file = _dense(path), f"Checkpoint {path!r}"
         for read_as, holder in holders.items():
@@ -431,18 +432,6 @@ class _Assigned(StagedContent):
 
     def commit(self):
         self._restore({"VARIABLE_VALUE": self._value})
-
-
-class _OfOthers(StagedContent):
-    """An object of TensorFlow that is no variable, such as a lookup table."""
-
-    may_fail = True
-
-    def __init__(self, restore, argument):
-        self._restore, self._argument = restore, argument
-
-    def commit(self):
-        self._restore(self._argument)
 
 
 def _note(path, key):

@@ -27,7 +27,7 @@ from sok_like.runtime.ranks.agreement import agreed
 from sok_like.saving import transaction
 from sok_like.saving.containers.shared_timer import SharedTimer
 from sok_like.saving.parts import hash_tables, table_names
-from sok_like.saving.parts.checkpointable import RankLocalVariables, StagedContent
+from sok_like.saving.parts.checkpointable import RankLocalVariables, StagedCall
 from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table.variable import is_embedding_variable, unwrap
 
@@ -177,21 +177,13 @@ def restore(own: Callable, self: Any, sess: Any, save_path: Any) -> Any:
         for name, reference in _references(self, path, tables).items():
             folder = transaction.folder_read(reference)
             transaction.prepare(_SessionPart(known[name], sess).prepare(folder))
-        transaction.prepare(_Ordinary(path, lambda: own(self, sess, save_path)))
-
-    return transaction.load(_RESTORE, path, read, compared=f"{path}.index")
-
-
-class _Ordinary(StagedContent):
-    """The ordinary variables of a Saver: TensorFlow reads and assigns them by one op."""
-
-    may_fail = True
-
-    def __init__(self, path, restore):
-        self.commit = restore
         reader = tf.train.load_checkpoint(path)
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)  # compares its checksum
+        # TensorFlow reads and assigns the ordinary variables by one op.
+        transaction.prepare(StagedCall(own, self, sess, save_path))
+
+    return transaction.load(_RESTORE, path, read, compared=f"{path}.index")
 
 
 def _references(own_saver, path, tables):

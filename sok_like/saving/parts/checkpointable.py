@@ -11,7 +11,8 @@ or talks to another rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sok_like.saving.parts import dump_checks
@@ -33,6 +34,15 @@ class StagedContent:
 
     def drop(self) -> None:
         """Frees the new content: the present one stays."""
+
+
+class StagedCall(StagedContent):
+    """Content of an object of others, which a function gives it."""
+
+    may_fail = True
+
+    def __init__(self, function: Callable, *arguments: Any):
+        self.commit = functools.partial(function, *arguments)  # type: ignore[method-assign]
 
 
 class CheckpointPart:
