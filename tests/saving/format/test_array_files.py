@@ -94,3 +94,17 @@ def test_the_list_or_a_file_of_another_save_is_not_taken(tmp_path):
     array_files.finish(str(tmp_path / "one"), entries)
     with pytest.raises(ValueError, match="of another save"):
         read(str(tmp_path / "one"))
+
+
+def test_any_name_and_shape_but_no_objects(tmp_path):
+    arrays = {"größe": np.arange(3), "a/b": np.float64(3.5), "none": np.zeros([0, 4], "f")}
+    unread = {
+        name: array_files.Unread(np.shape(array), np.asarray(array).dtype, array.copy)
+        for name, array in arrays.items()
+    }
+    array_files.write(str(tmp_path), 0, 1, unread)
+    with np.load(tmp_path / "0-of-1.npz") as archive:
+        same([archive], [arrays])
+    texts = {"texts": array_files.Unread((1,), object, lambda: np.array([b"x"], object))}
+    with pytest.raises(ValueError, match="cannot hold array 'texts'"):
+        array_files.write(str(tmp_path), 0, 1, texts)
