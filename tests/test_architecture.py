@@ -36,7 +36,8 @@ DOORS: dict[str, set[str]] = {
     "tf_distributed_embedding": {"embeddings"},
     "embeddings": set(),
     "optimizers": set(),
-    "dist_model_parallel": set(),
+    # Its optimizer is over the families' adapters, and chooses among the stages.
+    "dist_model_parallel": {"optimizers"},
     "group_embedding": set(),
     # SOK's path of the optimizers' names.
     "tf": {"optimizers"},

@@ -7,15 +7,17 @@ Horovod's own wrappers and state stay unchanged.
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import tensorflow as tf
 
 from sok_like.lookup.local_variables import is_local, mark_local, unique_in_graph
+from sok_like.optimizers import families, stages
 from sok_like.runtime.framework.keras_version import optimizer_family
 from sok_like.runtime.framework.scoped_attributes import view
 from sok_like.runtime.ranks import comm, exchange_order
-from sok_like.runtime.ranks.finite_gradients import all_finite, with_decision, without_decision
+from sok_like.runtime.ranks.finite_gradients import all_finite
 from sok_like.runtime.ranks.initialize import ensure_initialized
 
 # Arguments of Horovod's wrappers: some have no effect here; the others must mean an average over
@@ -37,7 +39,8 @@ def check_horovod_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
         elif name in _ONLY_WITH:
             fine = value == _ONLY_WITH[name]
         elif name == "op":
-            fine = value is None or value == _horovod().Average
+            horovod = "horovod.tensorflow"
+            fine = value is None or value == importlib.import_module(horovod).Average
         elif name == "process_set":
             fine = value is None or getattr(value, "process_set_id", None) == 0
         else:
@@ -47,12 +50,6 @@ def check_horovod_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
                 f"{wrapper} averages over all ranks, so `{name}` must be left out. "
                 f"Received: {name}={value!r}"
             )
-
-
-def _horovod():
-    import horovod.tensorflow as hvd
-
-    return hvd
 
 
 def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str) -> list:
@@ -95,13 +92,9 @@ class _AveragingTape:
     def gradient(self, target, sources, *args, **kwargs):
         """`tf.GradientTape.gradient`, averaged over ranks unless the source is local."""
         gradients = self._tape.gradient(target, sources, *args, **kwargs)
-        flat = averaged(
-            tf.nest.flatten(gradients),
-            tf.nest.flatten(sources),
-            self._sparse_as_dense,
-            "dmp_gradients",
-        )
-        return tf.nest.pack_sequence_as(gradients, flat)
+        flat = tf.nest.flatten(gradients), tf.nest.flatten(sources)
+        means = averaged(*flat, self._sparse_as_dense, "dmp_gradients")
+        return tf.nest.pack_sequence_as(gradients, means)
 
     def jacobian(self, *args, **kwargs):
         """`tf.GradientTape.jacobian`, on one rank."""
@@ -164,15 +157,13 @@ def _registered(cls: type) -> type:
 class Serialized:
     """Mixin: saves an optimizer of `DistributedOptimizer`, for clones and files.
 
-    A configuration is that of the inner optimizer, plus the name of its class. A subclass sets the
-    inner class as `_dmp_class`.
+    A configuration is that of the inner optimizer, plus its class and this class's own argument.
     """
 
-    _dmp_class: Any
+    _dmp_class: Any  # of the inner optimizer
     _dmp_sparse_as_dense: bool
 
     def get_config(self):
-        """The configuration of the inner optimizer, its class, and this class's own argument."""
         described = tf.keras.utils.serialize_keras_object(_within(self))
         return {
             **described.pop("config"),
@@ -195,82 +186,41 @@ def _within(optimizer: Any) -> Any:
 
 
 class _Averaging(Serialized):
-    """The common part of optimizers of both Kerases."""
+    """Over an adapter of `sok_like.optimizers.families`."""
 
     _dmp_sparse_as_dense = False
     dmp_averages = True
     _sok_steps_together = True
 
-    def add_variable_from_reference(self, *args, **kwargs):
-        slot = super().add_variable_from_reference(*args, **kwargs)
-        return mark_local(slot) if is_local(slot_reference(args, kwargs)) else slot
-
-    def _dmp_averaged(self, gradients, variables):
-        return averaged(gradients, variables, self._dmp_sparse_as_dense, "dmp_optimizer")
-
-    def _dmp_averaged_pairs(self, pairs):
-        variables = [v for _, v in pairs]
-        gradients = self._dmp_averaged([g for g, _ in pairs], variables)
-        return list(zip(gradients, variables, strict=True))
-
-
-class _Keras3(_Averaging):
-    def __setattr__(self, name, value):
-        # Keras' LossScaleOptimizer switches off the scaling of the optimizer that it wraps.
-        taken_over = name == "loss_scale_factor" and value is None and name in self.__dict__
-        if taken_over and comm.current().world_size > 1:
+    def _sok_check_scaling(self, factor):
+        if factor is None and comm.current().world_size > 1:
             raise ValueError(
                 "Keras' LossScaleOptimizer, which `compile` puts around an optimizer under "
                 "`mixed_float16`, decides on each rank separately whether to take a step. Use "
                 "`DistributedOptimizer(tf.keras.optimizers.LossScaleOptimizer(optimizer))`, where "
                 "the ranks decide together. Received: a DistributedOptimizer inside of it"
             )
-        super().__setattr__(name, value)
+        super()._sok_check_scaling(factor)
 
-    def apply(self, grads, trainable_variables=None):
-        grads = list(grads)
-        variables = trainable_variables
-        if variables is None:  # those of `build`, including tables
-            variables = getattr(self, "_sok_trainable", self._trainable_variables)
-        variables = list(variables)
-        if len(variables) == len(grads):  # otherwise Keras raises
-            grads = self._dmp_averaged(grads, variables)
-        return super().apply(grads, trainable_variables)
+    def add_variable_from_reference(self, *args, **kwargs):
+        slot = super().add_variable_from_reference(*args, **kwargs)
+        return mark_local(slot) if is_local(slot_reference(args, kwargs)) else slot
 
 
-class _OfTfKeras(_Averaging):
-    """The common part of tf_keras' optimizers and its legacy ones."""
-
-    def _dmp_apply(self, own, grads_and_vars, average):
-        """`own(pairs)`, the stock step, with averaged gradients."""
-        pairs = without_decision(grads_and_vars)
-        if average:
-            pairs = self._dmp_averaged_pairs(pairs)
-        self.__dict__["_dmp_has_averaged"] = average  # Keras itself calls `aggregate_gradients`
-        try:
-            return own(pairs)
-        finally:
-            self.__dict__["_dmp_has_averaged"] = False
-
-    def _dmp_aggregate(self, own, grads_and_vars):
-        """tf_keras' LossScaleOptimizer calls this, and then decides whether to take the step."""
-        if self.__dict__.get("_dmp_has_averaged"):
-            return own(grads_and_vars)
-        pairs = own(self._dmp_averaged_pairs(list(grads_and_vars)))
-        return with_decision(list(pairs), comm.current())
+class _AveragingLegacy(_Averaging):
+    def add_slot(self, var, *args, **kwargs):
+        slot = super().add_slot(var, *args, **kwargs)
+        return mark_local(slot) if is_local(var) else slot
 
 
-class _TfKeras(_OfTfKeras):
-    def apply_gradients(
-        self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs
-    ):
-        average = kwargs.pop("experimental_aggregate_gradients", True)
-        skip, own = skip_gradients_aggregation, super().apply_gradients
-        average = average and not skip
-        return self._dmp_apply(lambda p: own(p, name, skip, **kwargs), grads_and_vars, average)
-
-    def aggregate_gradients(self, grads_and_vars):
-        return self._dmp_aggregate(super().aggregate_gradients, grads_and_vars)
+def average_all(optimizer: Any, pairs: list, step: stages.Step) -> list:
+    """A stage: averages over ranks all gradients but those of local variables."""
+    if not step.average:
+        return pairs
+    gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
+    sparse_as_dense = optimizer._dmp_sparse_as_dense
+    means = averaged(gradients, variables, sparse_as_dense, "dmp_optimizer")
+    return list(zip(means, variables, strict=True))
 
 
 class _LossScaling(Serialized):
@@ -289,53 +239,22 @@ class _LossScaling(Serialized):
         return all_finite(grads, comm.current())
 
 
-def _loss_scaling(optimizer, inner, sparse_as_dense):
-    """A view of Keras' LossScaleOptimizer, around an averaging view of its inner optimizer."""
-    cls = type(optimizer)
-    if optimizer_family(cls) != "keras":
-        raise TypeError(
-            "tf_keras' LossScaleOptimizer must be around the DistributedOptimizer: "
-            "`LossScaleOptimizer(DistributedOptimizer(optimizer))`. "
-            f"Received: DistributedOptimizer({cls.__name__}(...))"
-        )
-    made = view(_loss_scaling_class(cls), optimizer)
-    made.inner_optimizer = DistributedOptimizer(inner, sparse_as_dense=sparse_as_dense)
-    return made
-
-
 @functools.cache
-def _loss_scaling_class(cls):
-    return _named(cls, _LossScaling)
-
-
-def _named(cls, family):
-    members = {"__module__": __name__, "_dmp_class": cls}
-    return _registered(type(f"Distributed{cls.__name__}", (family, cls), members))
-
-
-class _TfKerasLegacy(_OfTfKeras):
-    def add_slot(self, var, *args, **kwargs):
-        slot = super().add_slot(var, *args, **kwargs)
-        return mark_local(slot) if is_local(var) else slot
-
-    def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
-        average, own = experimental_aggregate_gradients, super().apply_gradients
-        return self._dmp_apply(lambda p: own(p, name, average), grads_and_vars, average)
-
-    def _aggregate_gradients(self, grads_and_vars):
-        return self._dmp_aggregate(super()._aggregate_gradients, grads_and_vars)
-
-
-@functools.cache
-def _averaging_class(cls):
-    families = {"keras": _Keras3, "tf_keras": _TfKeras, "legacy": _TfKerasLegacy}
-    family = families.get(optimizer_family(cls) or "")
-    if family is None:
+def _averaging_class(cls, scales):
+    family, members = optimizer_family(cls), {"__module__": __name__, "_dmp_class": cls}
+    if family not in ("keras", "tf_keras", "legacy"):
         raise TypeError(
             "An optimizer of Keras 3 or tf_keras (also its legacy ones) is required. "
             f"Received: {cls.__module__}.{cls.__qualname__}"
         )
-    return _named(cls, family)
+    if scales:
+        bases = (_LossScaling, cls)
+    else:
+        averaging = _AveragingLegacy if family == "legacy" else _Averaging
+        knows_tables = issubclass(cls, families.Adapter)
+        bases = (averaging, cls) if knows_tables else (averaging, families.ADAPTERS[family], cls)
+        members["_sok_stages"] = (average_all, *getattr(cls, "_sok_stages", ())[1:])
+    return _registered(type(f"Distributed{cls.__name__}", bases, members))
 
 
 def DistributedOptimizer(
@@ -369,12 +288,19 @@ def DistributedOptimizer(
             "A DistributedOptimizer must not be wrapped again: it averages already. "
             f"Received: {type(optimizer).__module__}.{type(optimizer).__name__}"
         )
-    inner = getattr(optimizer, "inner_optimizer", None)
-    if inner is not None:  # Keras' LossScaleOptimizer
-        return _loss_scaling(optimizer, inner, sparse_as_dense)
-    cls = _averaging_class(type(optimizer))  # type: ignore[arg-type]
+    inner = getattr(optimizer, "inner_optimizer", None)  # of a LossScaleOptimizer
+    if inner is not None and optimizer_family(type(optimizer)) != "keras":
+        raise TypeError(
+            "tf_keras' LossScaleOptimizer must be around the DistributedOptimizer: "
+            "`LossScaleOptimizer(DistributedOptimizer(optimizer))`. "
+            f"Received: DistributedOptimizer({type(optimizer).__name__}(...))"
+        )
+    cls = _averaging_class(type(optimizer), inner is not None)  # type: ignore[arg-type]
     with tf.init_scope():
         ensure_initialized()
-    made = view(cls, optimizer)
-    made.__dict__["_dmp_sparse_as_dense"] = sparse_as_dense
-    return made
+    averaging = view(cls, optimizer)
+    if inner is None:
+        averaging.__dict__["_dmp_sparse_as_dense"] = sparse_as_dense
+    else:
+        averaging.inner_optimizer = DistributedOptimizer(inner, sparse_as_dense=sparse_as_dense)
+    return averaging

@@ -13,7 +13,6 @@ from sok_like.distribution.sharded_gradient import (
     completed,
     distribution_of,
     local_part,
-    map_values,
     sharded_gradient,
 )
 from sok_like.distribution.sharded_variable import (
@@ -23,14 +22,13 @@ from sok_like.distribution.sharded_variable import (
     slots_like,
     works_on_shards,
 )
+from sok_like.optimizers import stages
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.loss_scale import LossScaling
 from sok_like.planner import readers
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.keras_version import is_keras_3, keras_optimizers
 from sok_like.runtime.framework.scoped_attributes import view
-from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.finite_gradients import all_finite
 
 # They update each element of a variable independently, so they can work on a shard.
 _STOCK = ("keras.src", "tf_keras.src")
@@ -41,38 +39,14 @@ _ELEMENTWISE = (
 _UPDATES = ("update_step", "apply", "apply_gradients", "_clip_gradients", "_apply_weight_decay")
 
 
-class _TakesParts:
-    """The common part of both mixins: Keras works on shards and on parts of gradients."""
+class _WorksOnShards:
+    """What both mixins share: Keras works on shards, and on parts of gradients."""
 
     _sok_distribution: Any = None
-
-    def _sok_parts(self, grads, variables):
-        """This rank's parts of the gradients, averaged along the batch axis."""
-        grads = completed(grads, variables, self._sok_distribution)
-        return list(map(local_part, grads, variables))
 
     def build(self, variables):
         with on_shards():
             super().build(variables)
-
-    def apply(self, grads, trainable_variables=None):  # Keras 3
-        if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)
-        built = getattr(self, "_sok_trainable", self._trainable_variables)
-        variables = built if trainable_variables is None else trainable_variables
-        grads = self._sok_parts(list(grads), list(variables))
-        with on_shards():
-            super().apply(grads, trainable_variables)
-
-    def apply_gradients(self, grads_and_vars, *args, **kwargs):
-        if is_keras_3():  # Keras 3 calls `apply`
-            return super().apply_gradients(grads_and_vars, *args, **kwargs)
-        pairs = list(grads_and_vars)
-        variables = [variable for _, variable in pairs]
-        grads = self._sok_parts([gradient for gradient, _ in pairs], variables)
-        pairs = list(zip(grads, variables, strict=True))
-        with on_shards():
-            return super().apply_gradients(pairs, *args, **kwargs)
 
     def finalize_variable_values(self, var_list):
         with on_shards():
@@ -83,10 +57,30 @@ class _TakesParts:
             return super()._var_key(variable)
 
 
-class _OnShards(_TakesParts):
-    """Mixed into a stock optimizer of either Keras, before `embedding_aware`'s mixin."""
+def take_parts(optimizer: Any, pairs: list, step: stages.Step) -> list:
+    """A stage: this rank's parts of the gradients, averaged along the batch axis."""
+    step.scopes.enter_context(on_shards())
+    # A LossScaleOptimizer around it has taken them.
+    return pairs if optimizer._sok_given_parts else _parts(optimizer, pairs)
 
-    _sok_sums_rows = False  # Keras 3 squares the values of a repeated row one by one
+
+def _parts(optimizer, pairs):
+    gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
+    gradients = completed(gradients, variables, optimizer._sok_distribution)
+    return [(local_part(g, v), v) for g, v in zip(gradients, variables, strict=True)]
+
+
+def note_updated(optimizer: Any, pairs: list, step: stages.Step) -> list:
+    """A stage: notes what Keras updates, for `_clip_gradients`."""
+    optimizer.__dict__["_sok_updated"] = tuple(variable for _, variable in pairs)
+    return pairs
+
+
+class _OnShards(_WorksOnShards):
+    """Mixed into an embedding-aware optimizer of either Keras."""
+
+    # Rows are not summed: Keras 3 squares the values of a repeated row one by one.
+    _sok_stages = (take_parts, stages.report_missing, stages.train_tables, note_updated)
     _sok_updated: tuple = ()
     _sok_given_parts = False  # a LossScaleOptimizer around it gives parts
     _sok_steps_together = True
@@ -98,19 +92,6 @@ class _OnShards(_TakesParts):
     def add_variable_from_reference(self, *args, **kwargs):
         with slots_like(slot_reference(args, kwargs)):
             return super().add_variable_from_reference(*args, **kwargs)
-
-    def _sok_parts(self, grads, variables):
-        if self._sok_given_parts or len(grads) != len(variables):  # Keras raises for the latter
-            return grads
-        return super()._sok_parts(grads, variables)
-
-    def _sok_must_average(self):
-        return False  # the tape has completed the gradients
-
-    def _sok_average_gradients(self, pairs, learning_rate, step):
-        pairs = [(g, v) for g, v in pairs if g is not None]
-        self.__dict__["_sok_updated"] = tuple(v for _, v in pairs)  # what Keras updates
-        return pairs
 
     def update_step(self, gradient, variable, *args, **kwargs):
         # Keras 3 creates an empty matrix for a layer's bias where it adds two of them.
@@ -131,17 +112,25 @@ class _OnShards(_TakesParts):
         return list(map(local_part, clipped, self._sok_updated))
 
 
-class _ScalingOnShards(_TakesParts):
+class _ScalingOnShards(_WorksOnShards):
     """Mixed into a LossScaleOptimizer of either Keras, around an optimizer on shards.
 
-    All ranks skip a step or none does: if a gradient of one rank is not finite, the gradients of
-    all ranks become NaN.
+    All ranks skip a step or none does: by `LossScaling` in Keras 3, and in tf_keras by the inner
+    optimizer's `aggregate_gradients`.
     """
 
-    def _sok_parts(self, grads, variables):
-        parts = super()._sok_parts(grads, variables)
-        added = tf.where(all_finite(parts, comm.current()), 0.0, float("nan"))
-        return [map_values(lambda v: v + tf.cast(added, v.dtype), part) for part in parts]
+    def apply(self, grads, trainable_variables=None):  # Keras 3
+        given = self._trainable_variables if trainable_variables is None else trainable_variables
+        parts = _parts(self, list(zip(grads, given, strict=True)))
+        with on_shards():
+            super().apply([gradient for gradient, _ in parts], [v for _, v in parts])
+
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        if is_keras_3():  # Keras 3 calls `apply`
+            return super().apply_gradients(grads_and_vars, *args, **kwargs)
+        parts = _parts(self, list(grads_and_vars))
+        with on_shards():
+            return super().apply_gradients(parts, *args, **kwargs)
 
 
 def check_variables(optimizer: Any, variables: Any) -> None:
@@ -194,7 +183,7 @@ def _class_on_shards(cls, scales):
 
 def distributed_optimizer(optimizer: Any, distribution: Any) -> Any:
     """A view of a stock optimizer that trains sharded variables; both share all state."""
-    if isinstance(optimizer, (_OnShards, _ScalingOnShards)):
+    if isinstance(optimizer, _WorksOnShards):
         return optimizer
     if not isinstance(optimizer, keras_optimizers().Optimizer):
         raise TypeError(f"A Keras optimizer is required. Received: {optimizer!r}")
@@ -236,7 +225,7 @@ def _exclude(own, self, *args, **kwargs):
 
 def _view_of(optimizer, variables):
     """The view of a stock optimizer that trains shards, if there are any; otherwise None."""
-    if isinstance(optimizer, _TakesParts) or works_on_shards():
+    if isinstance(optimizer, _WorksOnShards) or works_on_shards():
         return None
     shards = [variable for variable in variables if shard_of(variable) is not None]
     return distributed_optimizer(optimizer, distribution_of(shards[0])) if shards else None

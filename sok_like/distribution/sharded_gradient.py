@@ -15,7 +15,7 @@ import functools
 import itertools
 import typing
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -269,20 +269,17 @@ def _operand(value, one):
     return one._shard.take(value) if whole else None
 
 
-def map_values(function: Callable, gradient: Any) -> Any:
-    """The gradient, dense, sparse or a part, with `function` of its values; None stays None."""
+def _times(gradient, factor):
+    """A gradient, dense, sparse or a part, times a scalar; None stays None."""
     if gradient is None:
         return None
+    if not isinstance(gradient, (ShardedGradient, tf.IndexedSlices)):
+        gradient = tf.convert_to_tensor(gradient)
+        return gradient * tf.cast(factor, gradient.dtype)
+    values = gradient.values * tf.cast(factor, gradient.dtype)
     if isinstance(gradient, ShardedGradient):
-        return gradient.with_values(function(gradient.values))
-    if isinstance(gradient, tf.IndexedSlices):
-        values = function(gradient.values)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return function(tf.convert_to_tensor(gradient))
-
-
-def _times(gradient, factor):
-    return map_values(lambda values: values * tf.cast(factor, values.dtype), gradient)
+        return gradient.with_values(values)
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
 
 def _gradient(own, self, target, sources, *args, **kwargs):

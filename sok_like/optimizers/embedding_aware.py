@@ -1,29 +1,158 @@
 """Stock optimizers that also train embedding variables.
 
-`embedding_aware(cls)` is a subclass of a stock optimizer class, by one of four mixins: for Keras 3,
-tf_keras, its legacy optimizers and tf.compat.v1.train.
+`embedding_aware(cls)` is a subclass of a stock optimizer class: `EmbeddingAware` over the adapter
+of the class's family.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from sok_like.optimizers import graph_step
-from sok_like.optimizers.aware import EmbeddingAware
-from sok_like.optimizers.legacy_keras import LegacyKeras
+from sok_like.optimizers import families, per_table
+from sok_like.optimizers.rules import OptimizerRule, rule_of
+from sok_like.optimizers.stages import average, report_missing, sum_rows, train_tables
 from sok_like.runtime.framework.keras_version import keras_optimizers, optimizer_family
-from sok_like.runtime.ranks import comm, finite_gradients
-from sok_like.table.variable import is_embedding_variable, unwrap
+from sok_like.table.variable import as_embedding_variable, is_embedding_variable, unwrap
 
 _STOCK = ("keras", "tf_keras", "tensorflow")  # packages of stock optimizers
+_OPTIONS = ("lazy", "average", "skip_nonfinite")
+# Behind `average`, by family.
+_STAGES = {
+    "keras": (report_missing, train_tables, sum_rows),
+    "tf_keras": (report_missing, train_tables),
+    "legacy": (report_missing, train_tables),
+    "tf.compat.v1": (train_tables,),
+}
 
 
-class _Decaying(EmbeddingAware):
-    """What Keras 3 and tf_keras share: optimizers that decay weights, except some."""
+class EmbeddingAware:
+    """What all families share: rule, options, configuration. State is in `_sok_*` attributes."""
+
+    _sok_lazy = False
+    _sok_average = True
+    _sok_only_embeddings = False
+    _sok_skip_nonfinite = False
+    _sok_tables: Mapping[str, Any] = {}  # optimizers of single tables, see `per_table`
+
+    @property
+    def embedding_rule(self) -> OptimizerRule:
+        """The core's rule for the optimizer's present settings."""
+        rule = rule_of(self)
+        if not self._sok_lazy:
+            return rule
+        if rule.rule == "adam":
+            return rule.replace("lazy_adam")
+        return rule.replace(lazy=True) if rule.rule == "momentum" else rule
+
+    @property
+    def initializer(self) -> tf.Operation | None:
+        """In a `tf.compat.v1` graph, the op that initializes the optimizer's own variables.
+
+        State that belongs to rows is stored in the table and initialized with its row.
+        """
+        variables: Any = getattr(self, "variables")  # noqa: B009 (of the stock class)
+        variables = list(variables() if callable(variables) else variables)
+        # tf_keras does not list these.
+        numbers = [getattr(self, "_learning_rate", None), *getattr(self, "_hyper", {}).values()]
+        variables += [number for number in numbers if isinstance(number, tf.Variable)]
+        values = [getattr(variable, "value", variable) for variable in variables]
+        values = [
+            value if isinstance(value, tf.Variable) else variable
+            for value, variable in zip(values, variables, strict=True)
+        ]
+        return tf.group(*[value.initializer for value in values if value.initializer is not None])
+
+    def get_config(self):
+        config = super().get_config()
+        for option in _OPTIONS:
+            if getattr(self, f"_sok_{option}") != getattr(type(self), f"_sok_{option}"):
+                config[f"sok_{option}"] = getattr(self, f"_sok_{option}")
+        if self._sok_tables:
+            serialize = tf.keras.optimizers.serialize
+            config["sok_tables"] = {key: serialize(own) for key, own in self._sok_tables.items()}
+        return config
+
+    @classmethod
+    def from_config(cls, config, **kwargs):
+        config, deserialize = dict(config), tf.keras.optimizers.deserialize
+        tables = {key: deserialize(own) for key, own in config.pop("sok_tables", {}).items()}
+        names = [f"sok_{option}" for option in _OPTIONS]
+        options = {f"_{name}": config.pop(name) for name in names if name in config}
+        optimizer = super().from_config(config, **kwargs)
+        optimizer.__dict__.update(options, _sok_tables=tables)
+        return optimizer
+
+    def optimizer_of(self, table: str) -> Any:
+        """The optimizer of a table, as in the dictionary of `sok.OptimizerWrapper`.
+
+        Its `learning_rate` can be read and set.
+
+        Args:
+            table: The table's name.
+        """
+        key = per_table.key_of(self._sok_tables, table)
+        return self if key is None else self._sok_tables[key]
+
+    def skipped_gradients(self, variable: Any) -> tf.Variable:
+        """Number of this rank's keys whose gradient for `variable` was skipped, int64 scalar.
+
+        Raises:
+            TypeError: `variable` is not an EmbeddingVariable.
+            ValueError: the optimizer was wrapped without `skip_nonfinite_gradients=True`.
+        """
+        table = as_embedding_variable(variable)
+        if not self._sok_skip_nonfinite:
+            raise ValueError(
+                "`skipped_gradients` needs an optimizer of "
+                "`sok.OptimizerWrapper(..., skip_nonfinite_gradients=True)`. "
+                f"Received: {type(self).__name__} without"
+            )
+        counts = self.optimizer_of(table.table_name)
+        return counts._sok_counter(f"skipped_{table.table_name}")
+
+    def _sok_counter(self, name):
+        """An int64 counter: one variable per graph, like the optimizer's powers of beta."""
+        counters = self.__dict__.setdefault("_sok_counters", {})
+        with tf.init_scope():
+            graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+            if (graph, name) not in counters:
+                with tf.device("CPU:0"):
+                    counters[graph, name] = tf.Variable(
+                        0, dtype=tf.int64, trainable=False, name=f"{self._sok_name()}/{name}"
+                    )
+        return counters[graph, name]
+
+    def _sok_name(self):
+        named = isinstance(self, tf.compat.v1.train.Optimizer)
+        return self.get_name() if named else getattr(self, "name", "optimizer")
+
+    def _sok_ordinary(self, variables):
+        variables = list(variables)
+        per_table.check_keys(self, variables)
+        ordinary = [variable for variable in variables if not is_embedding_variable(variable)]
+        if ordinary and self._sok_only_embeddings:
+            raise ValueError(
+                f"{type(self).__name__} trains embedding variables only; "
+                "sok.tf.keras.optimizers.Adam trains both kinds. "
+                f"Received: {ordinary[0]!r}"
+            )
+        return ordinary
+
+
+class _Built(EmbeddingAware):
+    """Over Keras 3 and tf_keras, whose optimizers are built, and decay weights, except some."""
+
+    def build(self, variables):
+        # Bypasses Keras' __setattr__, which would make them part of the optimizer's saved state.
+        self.__dict__["_sok_trainable"] = list(variables)
+        ordinary = self._sok_ordinary(variables)
+        if ordinary:  # Keras builds once; ordinary variables may come in a later call
+            super().build(ordinary)
 
     def exclude_from_weight_decay(self, var_list=None, var_names=None):
         if self._sok_tables:  # whose own optimizers would decay them all the same
@@ -40,12 +169,8 @@ class _Decaying(EmbeddingAware):
                     scopes.enter_context(unwrap(variable).asked_by_known_optimizer())
             super().exclude_from_weight_decay(var_list, var_names)
 
-
-class _Keras3(_Decaying):
-    def __setattr__(self, name, value):
-        # Keras' LossScaleOptimizer switches off the scaling of the optimizer that it wraps. The
-        # stock class cannot handle gradients by key; raise here, in `compile`, not in step one.
-        if name == "loss_scale_factor" and not getattr(self, "_sok_scaling_allowed", True):
+    def _sok_check_scaling(self, factor):
+        if not self.__dict__.get("_sok_scaling_allowed"):
             raise ValueError(
                 "Keras' LossScaleOptimizer, which `compile` puts around an optimizer under "
                 "`mixed_float16`, cannot handle embedding variables. Give compile "
@@ -53,142 +178,6 @@ class _Keras3(_Decaying):
                 "optimizers of tables `default=` is the one to scale), or choose "
                 "`mixed_bfloat16`, which needs no loss scaling."
             )
-        super().__setattr__(name, value)
-        if name == "loss_scale_factor":
-            self.__dict__["_sok_scaling_allowed"] = False
-
-    def build(self, variables):
-        # Bypasses Keras' __setattr__, which would make them part of the optimizer's saved state.
-        self.__dict__["_sok_trainable"] = list(variables)
-        others = self._sok_take(variables)
-        if others:  # Keras builds once; ordinary variables may come in a later call
-            super().build(others)
-
-    def apply_gradients(self, grads_and_vars, name=None, *, experimental_aggregate_gradients=True):
-        # The last two are arguments of tf_keras.
-        pairs, average = list(grads_and_vars), self._sok_average
-        self.__dict__["_sok_average"] = average and experimental_aggregate_gradients
-        try:
-            if graph_step.builds_v1_graph():
-                return self.apply(*zip(*pairs, strict=True))
-            return super().apply_gradients(pairs)
-        finally:
-            self.__dict__["_sok_average"] = average
-
-    def apply(self, grads, trainable_variables=None):
-        grads = list(grads)
-        if trainable_variables is None:
-            trainable_variables = getattr(self, "_sok_trainable", None)
-            if trainable_variables is None or len(trainable_variables) != len(grads):
-                return super().apply(grads)  # raises Keras' own error
-        trainable_variables = list(trainable_variables)
-        if not self.built:
-            self.build(trainable_variables)
-        for variable in self._sok_take(trainable_variables):
-            self._check_variables_are_known([variable])
-        if graph_step.builds_v1_graph():
-            return graph_step.as_op(lambda: self.apply(grads, trainable_variables), self.name)
-        pairs = list(zip(grads, trainable_variables, strict=True))
-        self._sok_tell_missing(pairs)
-        scale = self.loss_scale_factor
-        if scale is not None:
-            pairs = [(unscaled(g, scale) if is_embedding_variable(v) else g, v) for g, v in pairs]
-        _, other = self._sok_step(pairs, self.learning_rate, self._iterations + 1)
-        # Unlike the others, Keras 3 would square the parts of a row's gradient one by one.
-        if self._sok_sums_rows:
-            other = [(comm.distinct(g), v) for g, v in other]
-        if other:
-            super().apply(*zip(*other, strict=True))
-        else:
-            self._iterations.assign_add(1)
-
-    def _sok_learning_rate(self):
-        return self.learning_rate
-
-
-def unscaled(gradient: tf.IndexedSlices | None, scale: Any) -> tf.IndexedSlices | None:
-    """`gradient` with its values divided by `scale`; None stays None."""
-    if gradient is None:
-        return None
-    return tf.IndexedSlices(gradient.values / scale, gradient.indices, gradient.dense_shape)
-
-
-class _TfKeras(_Decaying):
-    def build(self, var_list):
-        others = self._sok_take(var_list)
-        if others:  # Keras builds once; ordinary variables may come in a later call
-            super().build(others)
-
-    def apply_gradients(
-        self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs
-    ):
-        aggregate = kwargs.pop("experimental_aggregate_gradients", True)
-        aggregate = aggregate and not skip_gradients_aggregation
-        pairs = finite_gradients.without_decision(grads_and_vars)
-        with tf.init_scope():
-            self.build([v for _, v in pairs])
-            if not hasattr(self, "_current_learning_rate"):
-                self._compute_current_learning_rate()
-        if graph_step.builds_v1_graph():
-            # Without `name`, which Keras would use for new variables; they exist already.
-            again = functools.partial(
-                self.apply_gradients, pairs, experimental_aggregate_gradients=aggregate, **kwargs
-            )
-            return graph_step.as_op(again, name or self.name)
-        self._sok_tell_missing(pairs)
-        rate, step = self._sok_learning_rate(), self.iterations + 1
-        _, other = self._sok_step(pairs, rate, step, aggregate)
-        if not other:
-            self._compute_current_learning_rate()  # sets `learning_rate` of a schedule
-            return self.iterations.assign_add(1)
-        if aggregate:  # over the replicas of a strategy
-            other = super().aggregate_gradients(other)
-        return super().apply_gradients(other, name, True, **kwargs)
-
-    def aggregate_gradients(self, grads_and_vars):
-        rate, step = self._sok_learning_rate(), self.iterations + 1
-        return self._sok_aggregate(grads_and_vars, super().aggregate_gradients, rate, step)
-
-    def minimize(self, loss, var_list, tape=None):
-        if not graph_step.builds_v1_graph() or tape is not None:
-            return super().minimize(loss, var_list, tape)
-        loss = loss() if callable(loss) else loss
-        variables = list(var_list() if callable(var_list) else var_list)
-        gradients = tf.gradients(loss, [unwrap(variable) for variable in variables])
-        return self.apply_gradients(zip(gradients, variables, strict=True))
-
-    def _sok_learning_rate(self):
-        rate = self._learning_rate
-        if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
-            return rate(self.iterations)
-        return rate
-
-
-class _V1(EmbeddingAware):
-    def compute_gradients(self, loss, var_list=None, *args, **kwargs):
-        # Keras 3 wraps a layer's variables, and v1 accepts only its own kinds.
-        if var_list is not None:
-            var_list = [unwrap(variable) for variable in tf.nest.flatten(var_list)]
-        return super().compute_gradients(loss, var_list, *args, **kwargs)
-
-    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-        pairs = list(grads_and_vars)
-        self._sok_take([v for _, v in pairs])
-        if not any(g is not None for g, _ in pairs):
-            return super().apply_gradients(pairs, global_step, name)  # raises TF's own error
-        rate = getattr(self, "_lr", None)
-        rate = self._call_if_callable(self._learning_rate if rate is None else rate)
-        counter = self._sok_counter("steps")
-        own = getattr(self, "own_step", None)  # for an optimizer that counts differently
-        step = counter.read_value() + 1 if own is None else own()
-        updates, other = self._sok_step(pairs, rate, step)
-        if other:
-            updates.append(super().apply_gradients(other, None))
-        with tf.control_dependencies([*updates, step] if not tf.executing_eagerly() else []):
-            updates = [counter.assign_add(1)]
-            if global_step is not None:
-                updates.append(global_step.assign_add(tf.ones([], global_step.dtype)))
-            return tf.group(*updates, name=name or self.get_name())
 
 
 def _checked_init(cls):
@@ -198,7 +187,7 @@ def _checked_init(cls):
     def init(self, *args, **kwargs):
         cls.__init__(self, *args, **kwargs)
         try:
-            rule = self._sok_rule()
+            rule = rule_of(self)
         except ValueError:
             return  # a setting without a rule only matters once there is a table
         rule.check()
@@ -217,21 +206,22 @@ def embedding_aware(cls: type) -> type:
     """A subclass of the stock optimizer class `cls` that also trains embedding variables."""
     if issubclass(cls, EmbeddingAware):
         return cls
-    families = {"tf.compat.v1": _V1, "keras": _Keras3, "tf_keras": _TfKeras, "legacy": LegacyKeras}
-    family = families.get(optimizer_family(cls) or "")
+    family = optimizer_family(cls)
     if family is None:
         raise TypeError(
             "An optimizer of Keras 3, tf_keras or tf.compat.v1.train is required. "
             f"Received: {cls.__module__}.{cls.__qualname__}"
         )
-    members = {"__module__": __name__, "__init__": _checked_init(cls)}
+    bases = (_Built if "keras" in family else EmbeddingAware, families.ADAPTERS[family], cls)
+    stages = (average, *_STAGES[family])
+    members = {"__module__": __name__, "__init__": _checked_init(cls), "_sok_stages": stages}
     # The legacy Adam and Adam have the same name; files must distinguish their subclasses.
     kind = "Legacy" if ".legacy." in cls.__module__ else ""
     if cls.__module__.partition(".")[0] not in _STOCK and hasattr(keras_optimizers(), cls.__name__):
         # Files of the stock class must not find a subclass of the same name, as Horovod's are.
         kind = cls.__module__.replace(".", "_") + "_"
-    aware = type(f"EmbeddingAware{kind}{cls.__name__}", (family, cls), members)
-    if family is not _V1:  # clones and saved models find the class by its name
+    aware = type(f"EmbeddingAware{kind}{cls.__name__}", bases, members)
+    if family != "tf.compat.v1":  # clones and saved models find the class by its name
         tf.keras.utils.register_keras_serializable("sok_like")(aware)
     return aware
 

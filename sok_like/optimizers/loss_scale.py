@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.optimizers.embedding_aware import unscaled
+from sok_like.optimizers.stages import unscaled
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.finite_gradients import all_finite
 from sok_like.table.variable import is_embedding_variable, unwrap

@@ -62,27 +62,22 @@ class _Training:
         self.former: weakref.WeakSet[Owner] = weakref.WeakSet()
 
 
-def take(optimizer: Any, name: str, variables: Sequence[Any]) -> list[tf.Operation]:
-    """Makes `optimizer` the owner of the tables that it is about to update.
+def take(optimizer: Any, variables: Sequence[Any]) -> list[tf.Operation]:
+    """Makes `optimizer` the owner of tables; returns ops that must run before their update.
 
-    Args:
-        optimizer: Stores its `Owner` in its `__dict__`.
-
-    Returns:
-        Ops that must run before the update.
-
-    Raises:
-        RuntimeError: another optimizer has taken a table from this one, or trains it in the same
-            function or graph.
+    Raises RuntimeError if another optimizer has taken a table from this one, or trains it in the
+    same function or graph.
     """
     if not variables:
         return []
-    owner = optimizer.__dict__.setdefault("_sok_owner", Owner())
+    owner, name = optimizer.__dict__.setdefault("_sok_owner", Owner()), optimizer._sok_name()
     if tf.executing_eagerly():
         for variable in variables:
             _take(owner, variable, None, False, name)
         return []
-    graph = _outermost_graph()
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(getattr(graph, "outer_graph", None), "building_function", False):
+        graph = graph.outer_graph  # the outermost function or graph
     with tf.init_scope():
         in_session = not tf.executing_eagerly()
         for variable in variables:
@@ -112,11 +107,3 @@ def _take(owner, variable, graph, in_session, name):
         variable.__dict__["_training"] = training  # load_snapshot removes it
     training.owner, training.optimizer = owner, name
     training.graph = None if graph is None else weakref.ref(graph)
-
-
-def _outermost_graph():
-    """The outermost function or graph to which ops made now belong."""
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(getattr(graph, "outer_graph", None), "building_function", False):
-        graph = graph.outer_graph
-    return graph

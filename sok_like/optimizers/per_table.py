@@ -11,23 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import tensorflow as tf
-
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 
 def key_of(tables: Mapping[str, Any], name: str) -> str | None:
-    """The key for a table: its whole name, or the part of it after a slash; None without one.
-
-    Raises:
-        ValueError: several keys name the table.
-    """
-    found = [key for key in tables if name == key or name.endswith(f"/{key}")]
-    if len(found) > 1:
+    """The key for a table: its whole name, or the part of it after a slash; None without one."""
+    keys = [key for key in tables if name == key or name.endswith(f"/{key}")]
+    if len(keys) > 1:
         raise ValueError(
-            f"A table must have one optimizer. Received: {sorted(found)} for table '{name}'"
+            f"A table must have one optimizer. Received: {sorted(keys)} for table '{name}'"
         )
-    return found[0] if found else None
+    return keys[0] if keys else None
 
 
 def check_keys(optimizer: Any, variables: Iterable[Any]) -> None:
@@ -46,28 +40,13 @@ def check_keys(optimizer: Any, variables: Iterable[Any]) -> None:
 
 
 def divide(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> tuple[list, list]:
-    """Splits (gradient, variable) pairs: those of each table's optimizer, and the default's.
-
-    Returns:
-        A list of (optimizer, pairs), and the other pairs.
-    """
-    tables, rest = optimizer._sok_tables, list[tuple[Any, Any]]()
-    own: dict[str, list] = {key: [] for key in tables}
+    """Splits (gradient, variable) pairs: a list of (optimizer, its pairs), and the default's."""
+    tables = optimizer._sok_tables
+    by_key: dict[str | None, list] = {None: [], **{key: [] for key in tables}}
     for gradient, variable in pairs:
-        key = None
-        if tables and is_embedding_variable(variable):
-            key = key_of(tables, unwrap(variable).table_name)
-        (rest if key is None else own[key]).append((gradient, variable))
-    for each in tables.values():
-        each.__dict__["_iterations"] = optimizer._iterations
-    return [(tables[key], found) for key, found in own.items() if found], rest
-
-
-def to_config(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables' optimizers for `get_config`."""
-    return {key: tf.keras.optimizers.serialize(each) for key, each in tables.items()}
-
-
-def from_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `to_config`."""
-    return {key: tf.keras.optimizers.deserialize(each) for key, each in config.items()}
+        is_table = bool(tables) and is_embedding_variable(variable)
+        key = key_of(tables, unwrap(variable).table_name) if is_table else None
+        by_key[key].append((gradient, variable))
+    for of_table in tables.values():
+        of_table.__dict__["_iterations"] = optimizer._iterations
+    return [(tables[key], by_key[key]) for key in tables if by_key[key]], by_key[None]

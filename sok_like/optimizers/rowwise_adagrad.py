@@ -70,7 +70,7 @@ class RowWiseAdagrad(embedding_aware(keras_optimizers().Optimizer)):  # type: ig
 
     def build(self, variables):
         super().build(variables)
-        others = self._sok_take(variables)
+        others = self._sok_ordinary(variables)
         if others and not is_keras_3():
             self._built = True
         for variable in others:

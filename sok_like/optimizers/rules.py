@@ -5,6 +5,7 @@ optimizer's meaning on a dense variable, or the translation raises:
 
     Keras 3, tf_keras          SGD, Adagrad, Adam, AdamW, Ftrl, with schedules, weight decay and
                                clipvalue
+    tf_keras' legacy ones      SGD and Adam, with clipvalue (also those of tf.compat.v1.keras)
     tf.compat.v1.train         GradientDescent, Momentum, Adagrad, Adam, Ftrl
 
 Two points to note. Adam and Keras' momentum move rows that are not in the batch, and so does the
@@ -55,16 +56,10 @@ class OptimizerRule:
         learning_rate: Any,
         step: Any,
     ) -> Any:
-        """Updates the rows in the gradients of one or more tables, all or none.
+        """Updates the rows in the gradients of tables, all or none; returns the op in a graph.
 
-        Args:
-            pairs: (gradient, variable), each variable once. Values of a gradient are
-                `[num_keys, embedding_dim]`, indices int64 keys; equal keys are summed.
-            learning_rate: Scalar.
-            step: Scalar, counting from 1.
-
-        Returns:
-            None when eager; the op in a graph.
+        Each variable is there once. Values of a gradient are `[num_keys, embedding_dim]`, indices
+        int64 keys; equal keys are summed. Steps count from 1.
         """
         for gradient, variable in pairs:
             if not isinstance(gradient, tf.IndexedSlices):
@@ -88,6 +83,8 @@ def rule_of(optimizer: Any) -> OptimizerRule:
     """The rule that a stock optimizer stands for."""
     if hasattr(optimizer, "own_rule"):  # those in `sok_like.optimizers.deeprec`
         return optimizer.own_rule()
+    if legacy := legacy_name(optimizer):
+        return _legacy_rule(optimizer, legacy)
     subclasses: list[type] = []  # of the stock class, before it was made aware of tables
     for cls in type(optimizer).__mro__:
         package = cls.__module__.partition(".")[0]
@@ -148,6 +145,58 @@ def check_keras_settings(optimizer: Any) -> None:
             )
 
 
+def legacy_name(optimizer: Any) -> str | None:
+    """The tf_keras legacy class of an optimizer; None for other optimizers."""
+    for cls in type(optimizer).__mro__:
+        if cls.__module__.startswith("tf_keras.src.optimizers.legacy."):
+            return cls.__name__
+    return None
+
+
+def _legacy_rule(optimizer, name):
+    check_keras_settings(optimizer)
+    options = {"clip_value": optimizer.clipvalue or 0.0}
+    if name == "Adam":
+        options |= {beta: _legacy_number(optimizer, beta) for beta in ("beta_1", "beta_2")}
+        options |= {"epsilon": float(optimizer.epsilon), "amsgrad": bool(optimizer.amsgrad)}
+        return OptimizerRule("adam", tuple(options.items()))
+    if name != "SGD":
+        raise ValueError(
+            "Embedding variables support SGD and Adam of tf_keras' legacy optimizers (those of "
+            "tf.compat.v1.keras), and of tf.compat.v1.train also Adagrad and Ftrl. "
+            f"Received: {type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        )
+    momentum = _legacy_number(optimizer, "momentum")
+    if not momentum:
+        return OptimizerRule("sgd", tuple(options.items()))
+    # The sparse kernel does not change other rows.
+    options |= {"momentum": momentum, "nesterov": bool(optimizer.nesterov), "lazy": True}
+    return OptimizerRule("momentum", tuple(options.items()))
+
+
+def _legacy_number(optimizer, hyper):
+    """A number that Keras keeps as given at first, and as a variable from the first step on."""
+    value = optimizer._hyper[hyper]
+    numbers = optimizer.__dict__.setdefault("_sok_numbers", {})
+    if isinstance(value, tf.Variable):
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                return float(value.numpy())
+        if hyper not in numbers:
+            raise ValueError(
+                "A legacy optimizer of Keras must be wrapped, or used with embedding variables, "
+                f"before its first step in a graph. Received: {optimizer._name} after it"
+            )
+        return numbers[hyper]
+    value = value() if callable(value) else value
+    if tf.is_tensor(value):
+        raise ValueError(
+            f"`{hyper}` must be a number, fixed for the whole training. Received: {value!r}"
+        )
+    numbers[hyper] = float(value)
+    return numbers[hyper]
+
+
 def _reading(rule, number, fixed=None, **attributes):
     """A function that reads a rule off an optimizer; `attributes` maps options to attributes."""
 
@@ -162,10 +211,6 @@ def _present(optimizer, attribute):
     # Flags may be given as 0 or 1.
     kind = bool if attribute in ("amsgrad", "nesterov") else float
     return kind(getattr(optimizer, attribute))
-
-
-def _keras_sgd(o):
-    return _momentum(o) if o.momentum else OptimizerRule("sgd")
 
 
 def _v1_momentum(o):
@@ -200,7 +245,7 @@ _keras_adam = _reading(
     "adam", _present, beta_1="beta_1", beta_2="beta_2", epsilon="epsilon", amsgrad="amsgrad"
 )
 _KERAS = {
-    "SGD": _keras_sgd,
+    "SGD": lambda o: _momentum(o) if o.momentum else OptimizerRule("sgd"),
     "Adagrad": _reading(
         "adagrad", _present, initial_accumulator="initial_accumulator_value", epsilon="epsilon"
     ),

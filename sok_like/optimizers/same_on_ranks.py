@@ -26,14 +26,10 @@ COMPARED_EVERY = 16
 
 
 def statement(rate: Any, step: Any, variables: Sequence[Any], rank: int, world_size: int) -> Any:
-    """A table of zeros, with this rank's statement in its own row.
+    """Zeros with this rank's statement in its own row; the sum over ranks has all statements.
 
-    Args:
-        step: Scalar, counting from 1.
-        variables: Ordinary variables before the update, the same on all ranks.
-
-    Returns:
-        float32 `[world_size, 2 + 2 * len(variables)]`. Summed over ranks it has all statements.
+    float32 `[world_size, 2 + 2 * len(variables)]`. Steps count from 1. `variables` are ordinary
+    ones before the update, the same on all ranks.
     """
     step = tf.cast(step, tf.int64)
     sums = _if(
@@ -50,29 +46,23 @@ def statement(rate: Any, step: Any, variables: Sequence[Any], rank: int, world_s
 def compare(rate: Any, step: Any, compared: Any, communicator: Communicator) -> list:
     """Compares learning rate and step over ranks in an exchange of its own, if it is time.
 
-    Args:
-        step: Scalar, counting from 1.
-        compared: int64 variable with the bits of the learning rate that was compared last. None if
-            it comes from a schedule, or in a `tf.compat.v1` graph: exchanges cannot depend on a
-            condition there, so every step compares.
+    `compared` is an int64 variable with the bits of the learning rate that was compared last. It
+    is None if the rate comes from a schedule, or in a `tf.compat.v1` graph: exchanges cannot
+    depend on a condition there, so every step compares.
 
-    Returns:
-        Ops and tensors that an update must wait for; none when eager.
-
-    Raises:
-        tf.errors.InvalidArgumentError: ranks have different learning rates, or different steps.
-        tf.errors.FailedPreconditionError: other ranks are in another call. Both on all ranks.
+    All ranks raise InvalidArgumentError if they differ, FailedPreconditionError if some are in
+    another call. Returns what an update must wait for in a graph.
     """
     rate, step = tf.cast(rate, tf.float32), tf.cast(step, tf.int64)
     bits = tf.cast(tf.bitcast(rate, tf.int32), tf.int64)
 
     def exchange():
-        told, _ = exchange_order.exchange_notes(
+        notes, _ = exchange_order.exchange_notes(
             tf.stack([bits, step]), [], communicator, "learning_rate_changed_on_this_rank"
         )
-        told = tf.reshape(told, [communicator.world_size, 2])
-        rates = tf.bitcast(tf.cast(told[:, 0], tf.int32), tf.float32)
-        steps = tf.cast(told[:, 1] % 2**24, tf.float32)
+        by_rank = tf.reshape(notes, [communicator.world_size, 2])
+        rates = tf.bitcast(tf.cast(by_rank[:, 0], tf.int32), tf.float32)
+        steps = tf.cast(by_rank[:, 1] % 2**24, tf.float32)
         done = check(tf.stack([rates, steps], 1), [])
         if compared is not None:
             done.append(compared.assign(bits))

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from sok_like.optimizers.embedding_aware import embedding_aware, knows_tables
 from sok_like.optimizers.loss_scale import LossScaling
+from sok_like.optimizers.rules import rule_of
 from sok_like.runtime.framework.keras_version import is_keras_3, keras_optimizers, optimizer_family
 from sok_like.runtime.framework.scoped_attributes import view
 
@@ -71,29 +72,39 @@ def OptimizerWrapper(
 
 
 def _wrapped(optimizer, options):
-    _check_unwrapped(optimizer)
-    embedding_aware(type(optimizer))._sok_rule(optimizer).check()
+    if knows_tables(optimizer) or getattr(optimizer, "dmp_averages", False):
+        raise TypeError(
+            "sok.OptimizerWrapper needs a stock optimizer. One that already trains embedding "
+            "variables must not be wrapped again, and DistributedOptimizer goes around the "
+            "wrapper: `DistributedOptimizer(sok.OptimizerWrapper(optimizer))`. "
+            f"Received: {type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        )
+    embedding_aware(type(optimizer))  # raises if there is none
+    rule_of(optimizer).check()
     return _view(optimizer, *options)
 
 
 def _view(optimizer, lazy, average_dense_gradients, skip_nonfinite_gradients):
-    state = {
-        "_sok_lazy": lazy,
-        "_sok_average": average_dense_gradients,
-        "_sok_skip_nonfinite": skip_nonfinite_gradients,
+    options = {
+        "lazy": lazy,
+        "average": average_dense_gradients,
+        "skip_nonfinite": skip_nonfinite_gradients,
     }
     # The wrappers of one optimizer share its attributes, so a second one would change the first.
-    before = {name: vars(optimizer).get(name, value) for name, value in state.items()}
-    if before != state:
+    before = {name: vars(optimizer).get(f"_sok_{name}", value) for name, value in options.items()}
+    if before != options:
+        now, then = (
+            ", ".join(f"{name}={value}" for name, value in some.items())
+            for some in (options, before)
+        )
         raise ValueError(
             "An optimizer that is wrapped twice must be given the same options, because both "
-            f"wrappers share its state. Received: {_listed(state)} after {_listed(before)} "
+            f"wrappers share its state. Received: {now} after {then} "
             f"(optimizer {type(optimizer).__name__})"
         )
-    made = view(embedding_aware(type(optimizer)), optimizer)
-    made.__dict__.update(state)
-    made.__dict__["_sok_scaling_allowed"] = False
-    return made
+    aware = view(embedding_aware(type(optimizer)), optimizer)
+    aware.__dict__.update({f"_sok_{name}": value for name, value in options.items()})
+    return aware
 
 
 def _per_table(optimizers, is_dictionary, default, options):
@@ -109,12 +120,13 @@ def _per_table(optimizers, is_dictionary, default, options):
             "`default` must not have optimizers for tables already. "
             f"Received: {type(default).__name__} with {sorted(default._sok_tables)}"
         )
-    given = {key: named(each) for key, each in [*optimizers.items(), ("default", default)]}
+    # A table may be called "default".
+    stock = {**{key: named(own) for key, own in optimizers.items()}, None: default}
     wrong = {
-        key: f"{type(each).__module__}.{type(each).__name__}"
-        for key, each in given.items()
-        if optimizer_family(type(each)) not in ("keras", "tf_keras")
-        or hasattr(each, "inner_optimizer")
+        key or "default": f"{type(own).__module__}.{type(own).__name__}"
+        for key, own in stock.items()
+        if optimizer_family(type(own)) not in ("keras", "tf_keras")
+        or hasattr(own, "inner_optimizer")
     }
     if wrong:
         raise TypeError(
@@ -123,37 +135,19 @@ def _per_table(optimizers, is_dictionary, default, options):
             "`sok.OptimizerWrapper({...}, default=LossScaleOptimizer(optimizer))`. "
             f"Received: {wrong}"
         )
-    aware = {
-        # The default needs a rule for tables only if it meets one: it may clip by norms.
-        key: each if knows_tables(each) else _view(each, *options)
-        for key, each in given.items()
-    }
-    made = aware.pop("default")
-    for each in aware.values():
-        each._sok_rule().check()
-    made.__dict__["_sok_tables"] = aware
-    return made
+    aware = {key: own if knows_tables(own) else _view(own, *options) for key, own in stock.items()}
+    joint = aware.pop(None)
+    # The default needs a rule for tables only if it meets one: it may clip by norms.
+    for own in aware.values():
+        rule_of(own).check()
+    joint.__dict__["_sok_tables"] = aware
+    return joint
 
 
 def named(optimizer: Any) -> Any:
     """The optimizer that Keras means by a name or a configuration; any other object unchanged."""
     by_name = isinstance(optimizer, (str, dict))
     return keras_optimizers().get(optimizer) if by_name else optimizer
-
-
-def _check_unwrapped(optimizer):
-    if not knows_tables(optimizer) and not getattr(optimizer, "dmp_averages", False):
-        return
-    raise TypeError(
-        "sok.OptimizerWrapper needs a stock optimizer. One that already trains embedding variables "
-        "must not be wrapped again, and DistributedOptimizer goes around the wrapper: "
-        "`DistributedOptimizer(sok.OptimizerWrapper(optimizer))`. "
-        f"Received: {type(optimizer).__module__}.{type(optimizer).__qualname__}"
-    )
-
-
-def _listed(state):
-    return ", ".join(f"{name.removeprefix('_sok_')}={value}" for name, value in state.items())
 
 
 @functools.cache

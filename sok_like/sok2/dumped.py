@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_like.optimizers.legacy_keras import legacy_name
+from sok_like.optimizers.rules import legacy_name
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.saving.format import durable

@@ -18,8 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.optimizers import wrapper
-from sok_like.optimizers.legacy_keras import legacy_name
-from sok_like.optimizers.rules import OptimizerRule, check_keras_settings
+from sok_like.optimizers.rules import OptimizerRule, check_keras_settings, legacy_name
 from sok_like.runtime.checks import require, wrong_argument
 from sok_like.sok2.distributed_variable import is_static, plain
 from sok_like.sok2.row_optimizer import RowOptimizer

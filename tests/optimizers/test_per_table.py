@@ -83,6 +83,12 @@ def test_each_table_follows_its_optimizer(sok, tmp_path):
     same(values(loaded), alone(sok, 6))
 
 
+def test_a_table_may_be_called_default(sok):
+    wrapped = sok.OptimizerWrapper({"default": keras.SGD(0.5)}, default=keras.SGD(0.1))
+    assert float(wrapped.optimizer_of("default").learning_rate) == 0.5
+    assert float(wrapped.learning_rate) == pytest.approx(0.1)
+
+
 def scaling(optimizer):
     return tf.keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=1024.0)
 

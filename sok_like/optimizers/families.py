@@ -1,0 +1,243 @@
+"""The four families of stock optimizers, with one adapter each: a mixin over a stock class.
+
+    apply_gradients(...)          (gradient, variable) pairs
+      | the stages of its class     learning rate, step, loss scale, whether to average
+    stock apply_gradients         the pairs that are left
+
+A class over an adapter lists its stages in `_sok_stages`. The first one brings gradients to those
+of the whole batch; tf_keras' loss scaling asks for it alone, by `aggregate_gradients`.
+
+    sok.OptimizerWrapper       average, report_missing, train_tables, sum_rows
+    dmp.DistributedOptimizer   average_all, and those of the wrapped class behind its first
+    distribution.optimizer     take_parts, report_missing, train_tables, note_updated
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.optimizers import graph_step
+from sok_like.optimizers.stages import Pairs, Step
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.finite_gradients import with_decision, without_decision
+from sok_like.table.variable import is_embedding_variable, unwrap
+
+
+class Adapter:
+    """What the adapters share. A subclass defines `_sok_learning_rate` and `_sok_step_number`."""
+
+    _sok_stages: tuple[Callable[[Any, Pairs, Step], Pairs], ...] = ()
+    # Whether all ranks take every step, whatever its variables are.
+    _sok_steps_together = False
+
+    def _sok_ordinary(self, variables):
+        """The variables that the stock class must know; those of a step, before it."""
+        return list(variables)
+
+    @contextlib.contextmanager
+    def _sok_staged(self, pairs: Pairs, **options: Any) -> Iterator[tuple[Pairs, Step]]:
+        """Takes the stages; a scope for the stock class's step with the pairs that are left."""
+        step = Step(self, **options)
+        with step.scopes:
+            for stage in self._sok_stages:
+                pairs = stage(self, pairs, step)
+            yield pairs, step
+
+    def _sok_aggregate(self, grads_and_vars, own):
+        """What tf_keras' LossScaleOptimizer asks for before it decides whether to take the step.
+
+        `own` is the stock method, which sums over the replicas of a strategy. Gradients are summed
+        by key: parts may be finite, and their sum not.
+        """
+        (average, *_), step = self._sok_stages, Step(self)
+        with step.scopes:
+            pairs = average(self, [(g, v) for g, v in grads_and_vars if g is not None], step)
+            tables = [(comm.distinct(g), v) for g, v in pairs if is_embedding_variable(v)]
+            others = [pair for pair in pairs if not is_embedding_variable(pair[1])]
+            others = list(own(others)) if others else others
+            return with_decision([*tables, *others], comm.current_or_single())
+
+
+class Keras3(Adapter):
+    """Over `keras.optimizers.Optimizer` of Keras 3."""
+
+    def __setattr__(self, name, value):
+        # Keras' LossScaleOptimizer switches off the scaling of the optimizer that it wraps. An
+        # error is raised here, in `compile`, not in the first step.
+        if name == "loss_scale_factor" and name in self.__dict__:
+            self._sok_check_scaling(value)
+        super().__setattr__(name, value)
+
+    def _sok_check_scaling(self, factor):
+        """Raises if this optimizer cannot be inside of a LossScaleOptimizer."""
+
+    def apply_gradients(self, grads_and_vars, name=None, *, experimental_aggregate_gradients=True):
+        # The last two are arguments of tf_keras.
+        pairs = list(grads_and_vars)
+        self.__dict__["_sok_aggregates"] = experimental_aggregate_gradients
+        try:
+            if graph_step.builds_v1_graph():
+                return self.apply(*zip(*pairs, strict=True))
+            return super().apply_gradients(pairs)
+        finally:
+            self.__dict__.pop("_sok_aggregates", None)
+
+    def apply(self, grads, trainable_variables=None):
+        grads, variables = list(grads), trainable_variables
+        if variables is None:  # those of `build`, including tables
+            variables = getattr(self, "_sok_trainable", self._trainable_variables)
+            if len(variables) != len(grads):
+                return super().apply(grads)  # raises Keras' own error
+        pairs = list(zip(grads, variables, strict=True))
+        if not pairs:
+            return None
+        variables = [variable for _, variable in pairs]
+        if not self.built:
+            self.build(variables)
+        if graph_step.builds_v1_graph():
+            return graph_step.as_op(lambda: self.apply(grads, variables), self.name)
+        self._check_variables_are_known(self._sok_ordinary(variables))
+        options = {
+            "average": self.__dict__.get("_sok_aggregates", True),
+            "scale": self.loss_scale_factor,
+        }
+        with self._sok_staged(pairs, **options) as (pairs, _):
+            if pairs:
+                super().apply(*zip(*pairs, strict=True))
+            else:
+                self._iterations.assign_add(1)
+
+    def _sok_learning_rate(self):
+        return self.learning_rate
+
+    def _sok_step_number(self):
+        return self._iterations + 1
+
+
+class TfKeras(Adapter):
+    """Over `tf_keras.optimizers.Optimizer`."""
+
+    def apply_gradients(
+        self, grads_and_vars, name=None, skip_gradients_aggregation=False, **kwargs
+    ):
+        average = kwargs.pop("experimental_aggregate_gradients", True)
+        average = average and not skip_gradients_aggregation
+        pairs = without_decision(grads_and_vars)
+        if not pairs:
+            return super().apply_gradients(pairs, name, True, **kwargs)
+        with tf.init_scope():
+            self.build([variable for _, variable in pairs])
+            if not hasattr(self, "_current_learning_rate"):
+                self._compute_current_learning_rate()
+        if graph_step.builds_v1_graph():
+            # Without `name`, which Keras would use for new variables; they exist already.
+            again = functools.partial(
+                self.apply_gradients, pairs, experimental_aggregate_gradients=average, **kwargs
+            )
+            return graph_step.as_op(again, name or self.name)
+        with self._sok_staged(pairs, average=average) as (pairs, _):
+            if not pairs:
+                self._compute_current_learning_rate()  # sets `learning_rate` of a schedule
+                return self.iterations.assign_add(1)
+            if average:  # over the replicas of a strategy
+                pairs = super().aggregate_gradients(pairs)
+            return super().apply_gradients(pairs, name, True, **kwargs)
+
+    def aggregate_gradients(self, grads_and_vars):
+        return self._sok_aggregate(grads_and_vars, super().aggregate_gradients)
+
+    def minimize(self, loss, var_list, tape=None):
+        if not graph_step.builds_v1_graph() or tape is not None:
+            return super().minimize(loss, var_list, tape)
+        loss = loss() if callable(loss) else loss
+        variables = list(var_list() if callable(var_list) else var_list)
+        gradients = tf.gradients(loss, [unwrap(variable) for variable in variables])
+        return self.apply_gradients(zip(gradients, variables, strict=True))
+
+    def _sok_learning_rate(self):
+        rate = self._learning_rate
+        if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
+            return rate(self.iterations)
+        return rate
+
+    def _sok_step_number(self):
+        return self.iterations + 1
+
+
+class LegacyKeras(Adapter):
+    """Over `tf_keras.optimizers.legacy.Optimizer`, also those of `tf.compat.v1.keras`."""
+
+    def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
+        pairs, average = without_decision(grads_and_vars), experimental_aggregate_gradients
+        ordinary = self._sok_ordinary([variable for _, variable in pairs])
+        if not any(gradient is not None for gradient, _ in pairs):
+            return super().apply_gradients(pairs, name)  # raises Keras' own error
+        getattr(self, "embedding_rule", None)  # before Keras turns its numbers into variables
+        with tf.init_scope():
+            self._create_all_weights(ordinary)
+        with self._sok_staged(pairs, average=average) as (pairs, step):
+            if average and pairs:  # over the replicas of a strategy
+                pairs = list(super()._aggregate_gradients(pairs))
+            before = [] if tf.executing_eagerly() else [*step.updates, step.number]
+            with tf.control_dependencies(before):
+                if not pairs:
+                    return tf.group(self.iterations.assign_add(1), name=name)
+                return super().apply_gradients(pairs, name, experimental_aggregate_gradients=False)
+
+    def _aggregate_gradients(self, grads_and_vars):
+        pairs = list(grads_and_vars)
+        with tf.init_scope():
+            self._create_all_weights(self._sok_ordinary(variable for _, variable in pairs))
+        return self._sok_aggregate(pairs, super()._aggregate_gradients)
+
+    def _sok_learning_rate(self):
+        return self._decayed_lr(tf.float32)
+
+    def _sok_step_number(self):
+        return self.iterations.read_value() + 1
+
+
+class V1(Adapter):
+    """Over `tf.compat.v1.train.Optimizer`."""
+
+    def compute_gradients(self, loss, var_list=None, *args, **kwargs):
+        # Keras 3 wraps a layer's variables, and v1 accepts only its own kinds.
+        if var_list is not None:
+            var_list = [unwrap(variable) for variable in tf.nest.flatten(var_list)]
+        return super().compute_gradients(loss, var_list, *args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        pairs = list(grads_and_vars)
+        self._sok_ordinary([variable for _, variable in pairs])
+        if not any(gradient is not None for gradient, _ in pairs):
+            return super().apply_gradients(pairs, global_step, name)  # raises TF's own error
+        with self._sok_staged(pairs) as (pairs, step):
+            updates = [*step.updates, step.number]
+            if pairs:
+                updates.append(super().apply_gradients(pairs))
+        with tf.control_dependencies([] if tf.executing_eagerly() else updates):
+            updates = [self._sok_counter("steps").assign_add(1)]
+            if global_step is not None:
+                updates.append(global_step.assign_add(tf.ones([], global_step.dtype)))
+            return tf.group(*updates, name=name or self.get_name())
+
+    def _sok_learning_rate(self):
+        rate = getattr(self, "_lr", None)
+        return self._call_if_callable(self._learning_rate if rate is None else rate)
+
+    def _sok_step_number(self):
+        own = getattr(self, "own_step", None)  # for an optimizer that counts differently
+        return self._sok_counter("steps").read_value() + 1 if own is None else own()
+
+
+ADAPTERS: dict[str, type[Adapter]] = {
+    "keras": Keras3,
+    "tf_keras": TfKeras,
+    "legacy": LegacyKeras,
+    "tf.compat.v1": V1,
+}

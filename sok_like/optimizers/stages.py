@@ -1,0 +1,199 @@
+"""The stages of a step: each takes (gradient, variable) pairs and returns those still to train.
+
+    average          ordinary gradients over ranks, for `sok.OptimizerWrapper`
+    report_missing   warns of variables without a gradient
+    train_tables     updates embedding variables by the core's fused rule
+    sum_rows         sums the parts of a row's gradient, for Keras 3
+
+`dist_model_parallel` and `distribution` have others in place of `average`. An adapter of
+`sok_like.optimizers.families` runs the stages of its class. The stock class trains what is left.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import warnings
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.lookup import same_weights
+from sok_like.lookup.local_variables import is_local
+from sok_like.optimizers import owner, per_table, same_on_ranks
+from sok_like.optimizers.graph_step import builds_v1_graph
+from sok_like.runtime import ops
+from sok_like.runtime.ranks import comm, exchange_order
+from sok_like.table.variable import is_embedding_variable, unwrap
+
+Pairs = list[tuple[Any, Any]]
+
+
+class Step:
+    """What the stages of one step share.
+
+    Attributes:
+        average: Whether gradients are still to be averaged over ranks.
+        scale: The loss scale by which gradients are still multiplied, or None.
+        updates: In a graph, ops that have updated tables.
+        scopes: Closed when the stock class has taken its step.
+        rates_compared: Whether the ranks have told each other their learning rates.
+    """
+
+    def __init__(self, optimizer: Any, *, average: bool = True, scale: Any = None):
+        self._optimizer = optimizer
+        self.average, self.scale = average, scale
+        self.updates: list = []
+        self.scopes = contextlib.ExitStack()
+        self.rates_compared = False
+
+    @functools.cached_property
+    def learning_rate(self) -> Any:
+        """The optimizer's learning rate in this step."""
+        return self._optimizer._sok_learning_rate()
+
+    @functools.cached_property
+    def number(self) -> Any:
+        """The number of this step, counting from 1."""
+        return self._optimizer._sok_step_number()
+
+
+def average(optimizer: Any, pairs: Pairs, step: Step) -> Pairs:
+    """Averages ordinary gradients over ranks; raises if the ranks have drifted apart."""
+    communicator = comm.current_or_single()
+    rank, world_size = communicator.rank, communicator.world_size
+    # Tables, and shards of dense tables (dist_model_parallel), belong to one rank.
+    is_shared = [g is not None and not is_local(v) for g, v in pairs]
+    may_average = step.average and optimizer._sok_average and world_size > 1
+    if not may_average or not any(is_shared):
+        return pairs
+    shared = [g if is_one else None for (g, _), is_one in zip(pairs, is_shared, strict=True)]
+    variables = [v for (_, v), is_one in zip(pairs, is_shared, strict=True) if is_one]
+    statement = same_on_ranks.statement(
+        step.learning_rate, step.number, variables, rank, world_size
+    )
+    *means, statements = exchange_order.collective_in_turn(
+        communicator, "average", [*shared, statement], "sok_gradients"
+    )
+    step.rates_compared = True
+    with tf.control_dependencies(same_weights.check(statements * world_size, variables)):
+        return [
+            (tf.nest.map_structure(tf.identity, mean, expand_composites=True) if is_one else g, v)
+            for (g, v), is_one, mean in zip(pairs, is_shared, means, strict=True)
+        ]
+
+
+def report_missing(optimizer: Any, pairs: Pairs, step: Step) -> Pairs:
+    """Reports variables without a gradient, as stock optimizers do."""
+    missing = [
+        unwrap(variable).table_name if is_embedding_variable(variable) else variable.name
+        for gradient, variable in pairs
+        if gradient is None
+    ]
+    if missing and len(missing) == len(pairs):
+        raise ValueError(f"No gradients provided for any variable. Received: {missing}")
+    if missing:
+        warnings.warn(
+            f"Gradients do not exist for variables {missing}, which this step does not train. "
+            "Does the loss depend on them, and was it computed within the tape?",
+            stacklevel=5,
+        )
+    return pairs
+
+
+def sum_rows(optimizer: Any, pairs: Pairs, step: Step) -> Pairs:
+    """Sums what a row has from several lookups: Keras 3 would square the parts one by one."""
+    return [(comm.distinct(gradient), variable) for gradient, variable in pairs]
+
+
+def train_tables(optimizer: Any, pairs: Pairs, step: Step) -> Pairs:
+    """Updates the tables among the pairs; returns the other pairs that have a gradient."""
+    own, pairs = per_table.divide(optimizer, pairs)
+    for of_table, its_pairs in own:
+        its_step = Step(of_table, scale=step.scale)
+        its_step.number = step.number
+        train_tables(of_table, its_pairs, its_step)
+        step.updates += its_step.updates
+    pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+    tables = [
+        (unscaled(gradient, step.scale), unwrap(variable))
+        for gradient, variable in pairs
+        if is_embedding_variable(variable)
+    ]
+    with _compared_rates(optimizer, [variable for _, variable in pairs], step):
+        if tables:  # an optimizer without a rule for tables may train ordinary variables
+            step.updates += _update(optimizer, tables, step)
+    return [pair for pair in pairs if not is_embedding_variable(pair[1])]
+
+
+def unscaled(gradient: tf.IndexedSlices | None, scale: Any) -> tf.IndexedSlices | None:
+    """`gradient` with its values divided by `scale`; unchanged if one of them is None."""
+    if gradient is None or scale is None:
+        return gradient
+    return tf.IndexedSlices(gradient.values / scale, gradient.indices, gradient.dense_shape)
+
+
+def _update(optimizer, tables, step):
+    """Updates EmbeddingVariables by fused rules, from their gradients; returns ops in a graph.
+
+    One op updates all tables of one rule and device; it distributes them over threads.
+    """
+    decaying = optimizer.embedding_rule
+    plain = decaying.replace(weight_decay=0.0)
+    steps: dict[int, int] = collections.Counter()  # a variable given twice takes two steps
+    calls: dict[Any, list] = {}
+    for gradient, variable in tables:
+        if optimizer._sok_skip_nonfinite:
+            gradient = _finite_rows(optimizer, gradient, variable)
+        rule = decaying if _decays(optimizer, variable) else plain
+        call = (rule, variable.device, steps[id(variable)])
+        calls.setdefault(call, []).append((gradient, variable))
+        steps[id(variable)] += 1
+    # Plain gradient descent has no state beside the rows that another optimizer could use.
+    owned = [] if plain.rule == "sgd" else [variable for _, variable in tables]
+    with tf.control_dependencies(owner.take(optimizer, owned)):
+        updates = [
+            rule.apply(tables, step.learning_rate, step.number)
+            for (rule, *_), tables in calls.items()
+        ]
+    return [op for op in updates if op is not None]
+
+
+def _finite_rows(optimizer, gradient, variable):
+    """The rows of a gradient without NaN and infinity; counts the others."""
+    gradient, finite = ops.finite_rows(gradient)
+    skipped = tf.size(finite, tf.int64) - tf.math.count_nonzero(finite)
+    counted = optimizer._sok_counter(f"skipped_{variable.table_name}").assign_add(skipped)
+    with tf.control_dependencies([] if tf.executing_eagerly() else [counted]):
+        return ops.masked(gradient, finite)
+
+
+def _decays(optimizer, variable):
+    if not getattr(optimizer, "weight_decay", None):
+        return False
+    # From Keras 3.16 on, `_use_weight_decay` knows only what `build` was given: no tables.
+    is_excluded = getattr(optimizer, "_is_excluded_from_weight_decay", None)
+    with variable.asked_by_known_optimizer():
+        return not is_excluded(variable) if is_excluded else optimizer._use_weight_decay(variable)
+
+
+def _compared_rates(optimizer, variables, step):
+    """Compares learning rates, unless averaging has done so; a context for updates.
+
+    If a table or a shard of one is trained, all ranks are in this step, as its rows are on all
+    of them. Other variables do not guarantee that.
+    """
+    on_all_ranks = optimizer._sok_steps_together or any(map(is_local, variables))
+    communicator = comm.current_or_single()
+    if communicator.world_size == 1 or step.rates_compared or not on_all_ranks:
+        return contextlib.nullcontext()
+    hyper = getattr(optimizer, "_hyper", {})  # of tf_keras' legacy optimizers
+    rate = hyper.get("learning_rate", getattr(optimizer, "_learning_rate", None))
+    follows_schedule = bool(getattr(optimizer, "_initial_decay", 0.0)) or isinstance(
+        rate, tf.keras.optimizers.schedules.LearningRateSchedule
+    )
+    by_steps = follows_schedule or builds_v1_graph()
+    compared = None if by_steps else optimizer._sok_counter("rate_compared")
+    checks = same_on_ranks.compare(step.learning_rate, step.number, compared, communicator)
+    return tf.control_dependencies([] if tf.executing_eagerly() else checks)
