@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as old
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
-from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.runtime.checks import as_integer, require, wrong_argument
 from sok_like.table.keys import DTYPES, as_keys, dtype_hint, keys_of, may_be_keys
 from sok_like.table.policies import EmbeddingVariableOption, with_steps_to_live
 
@@ -67,11 +67,7 @@ class EmbeddingCategoricalColumn(
         return tf.int64 if self.dtype == tf.string else self.dtype
 
     def to_keys(self, values: tf.Tensor) -> tf.Tensor:
-        """int64 keys of flat values `[num_keys]`.
-
-        Raises:
-            ValueError: `values` are strings and the column has integers, or the reverse.
-        """
+        """int64 keys of flat values `[num_keys]`, of the column's kind."""
         self.check_dtype(values.dtype)
         return keys_of(values) if values.dtype == tf.string else as_keys(values)
 
@@ -136,22 +132,18 @@ def categorical_column_with_embedding(
         TypeError: `ev_option` is not an EmbeddingVariableOption.
     """
     dtype = tf.as_dtype(dtype)
-    if not isinstance(key, str) or not key:
-        raise ValueError(f"`key` must be a non-empty string. Received: key={key!r}")
+    require(isinstance(key, str) and bool(key), "key", "a non-empty string", key)
     if dtype != tf.string and dtype not in DTYPES:
         raise ValueError(
             "`dtype` must be string, int64, int32, uint64 or uint32. "
             f"Received: dtype={dtype.name} (column '{key}')"
         )
+    of = f"column '{key}'"
     if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
-        raise TypeError(
-            "`ev_option` must be None or a sok.EmbeddingVariableOption. "
-            f"Received: {ev_option!r} (column '{key}')"
-        )
-    if partition_num is not None and (as_integer(partition_num) or 0) < 1:
-        raise wrong_argument(
-            "partition_num", "None or a positive integer", partition_num, f"column '{key}'"
-        )
+        required = "None or a sok.EmbeddingVariableOption"
+        raise wrong_argument("ev_option", required, ev_option, of, error=TypeError)
+    legal = partition_num is None or (as_integer(partition_num) or 0) >= 1
+    require(legal, "partition_num", "None or a positive integer", partition_num, of)
     return EmbeddingCategoricalColumn(key, dtype, partition_num, ev_option)
 
 
@@ -179,19 +171,16 @@ def sparse_column_with_embedding(
         ValueError: an argument is not one of these values, or both names are given.
         TypeError: `ev_option` is not a sok.EmbeddingVariableOption.
     """
-    if init_data_source is not None:
-        required = "None: use sok.assign or sok.Saver to load rows"
-        of = f"column '{column_name}'"
-        raise wrong_argument("init_data_source", required, init_data_source, of)
+    of, required = f"column '{column_name}'", "None: use sok.assign or sok.Saver to load rows"
+    require(init_data_source is None, "init_data_source", required, init_data_source, of)
     if evconfig is not None and ev_option is not None:
         raise ValueError(
             "`ev_option` must be given once, under this name or as `evconfig`. "
-            f"Received: ev_option={ev_option!r}, evconfig={evconfig!r} (column '{column_name}')"
+            f"Received: ev_option={ev_option!r}, evconfig={evconfig!r} ({of})"
         )
     option = ev_option if evconfig is None else evconfig
     column = categorical_column_with_embedding(column_name, dtype, partition_num, option)
-    option = with_steps_to_live(option, steps_to_live, f"column '{column_name}'")
-    return column._replace(ev_option=option)
+    return column._replace(ev_option=with_steps_to_live(option, steps_to_live, of))
 
 
 def sequence_categorical_column_with_embedding(

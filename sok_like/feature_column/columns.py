@@ -22,7 +22,7 @@ from sok_like.feature_column.categorical import EmbeddingCategoricalColumn, tabl
 from sok_like.feature_column.scope import current_group
 from sok_like.feature_column.tables import graph_weights, initializer_of
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
-from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.runtime.checks import as_integer, require
 
 _MORE_FIELDS = ("group", "shared_name")
 
@@ -162,7 +162,11 @@ def shared_embedding_columns(
     """
     if not categorical_columns:
         raise ValueError("`categorical_columns` must hold at least one column. Received: 0")
-    kinds = {_table_kind(column) for column in categorical_columns}
+    kinds = set()
+    for column in categorical_columns:
+        keys = table_column(column)
+        buckets = None if keys is not None else ("buckets", column._num_buckets)
+        kinds.add(buckets or ("keys", keys.dtype.name, repr(keys.ev_option)))
     if len(kinds) > 1:
         raise ValueError(
             "`categorical_columns` must all have keys of one dtype and the same options, or all "
@@ -173,13 +177,6 @@ def shared_embedding_columns(
     name = shared_embedding_collection_name or "_".join(names) + "_shared_embedding"
     rest = (ckpt_to_load_from, tensor_name_in_ckpt, max_norm, trainable, use_safe_embedding_lookup)
     return _make(categorical_columns, name, dimension, combiner, initializer, *rest)
-
-
-def _table_kind(column):
-    keys = table_column(column)
-    if keys is None:
-        return "buckets", column._num_buckets
-    return "keys", keys.dtype.name, repr(keys.ev_option)
 
 
 def _make(categorical_columns, shared_name, dimension, combiner, initializer, *rest):
@@ -199,26 +196,22 @@ def _make(categorical_columns, shared_name, dimension, combiner, initializer, *r
                 f"tf.train.Checkpoint. Received: max_norm={max_norm!r}, "
                 f"ckpt_to_load_from={ckpt_to_load_from!r}"
             )
-    name = categorical_columns[0].name
-    if (as_integer(dimension) or 0) < 1:
-        raise ValueError(
-            f"`dimension` must be a positive integer. Received: {dimension!r} (column '{name}')"
-        )
-    if combiner not in ("mean", "sum", "sqrtn"):
-        raise wrong_argument("combiner", "'mean', 'sum' or 'sqrtn'", combiner, f"column '{name}'")
+    of = f"column '{categorical_columns[0].name}'"
+    is_positive = (as_integer(dimension) or 0) >= 1
+    require(is_positive, "dimension", "a positive integer", dimension, of)
+    is_combiner = combiner in ("mean", "sum", "sqrtn")
+    require(is_combiner, "combiner", "'mean', 'sum' or 'sqrtn'", combiner, of)
     if (ckpt_to_load_from is None) != (tensor_name_in_ckpt is None):
         raise ValueError(
             "`ckpt_to_load_from` and `tensor_name_in_ckpt` must be given together. Received: "
-            f"{ckpt_to_load_from!r} and {tensor_name_in_ckpt!r} (column '{name}')"
+            f"{ckpt_to_load_from!r} and {tensor_name_in_ckpt!r} ({of})"
         )
-    if initializer is not None and not callable(initializer):
-        raise ValueError(
-            f"`initializer` must be callable. Received: {initializer!r} (column '{name}')"
-        )
+    is_initializer = initializer is None or callable(initializer)
+    require(is_initializer, "initializer", "callable", initializer, of)
     if initializer is not None and of_option is not None:
         raise ValueError(
             "`initializer` must be given once, to the column or to its InitializerOption. "
-            f"Received: {initializer!r} and {of_option!r} (column '{name}')"
+            f"Received: {initializer!r} and {of_option!r} ({of})"
         )
     if initializer is None:
         initializer = of_option

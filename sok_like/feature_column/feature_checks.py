@@ -32,9 +32,8 @@ def check_features(columns: Sequence[Any], features: Mapping[str, Any], layer: s
             column.check_dtype(dtype)
             continue
         wanted = _wanted(column, key)
-        if wanted is None:
-            continue
         fits = {
+            None: True,
             _INTEGERS: may_be_keys(dtype),
             _STRINGS: dtype == tf.string,
             _NUMBERS: dtype.is_integer or dtype.is_floating,

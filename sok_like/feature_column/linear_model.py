@@ -60,7 +60,6 @@ def linear_model(
             *(features, others, units, sparse_combiner, weight_collections, trainable, cols_to_vars)
         )
     _require_graph("linear_model", "DenseFeatures")
-    collections = _collections(weight_collections)
     bias_variables: dict[Any, Any] = {} if cols_to_vars is None else cols_to_vars
     with v1.variable_scope(None, "linear_model", list(features.values())):
         parts = []
@@ -68,13 +67,10 @@ def linear_model(
             stock = (units, sparse_combiner, weight_collections, trainable, bias_variables)
             parts.append(_stock(features, others, *stock))
         else:
-            bias = v1.get_variable(
-                "bias_weights",
-                [units],
-                initializer=v1.zeros_initializer(),
-                trainable=trainable,
-                collections=collections,
-            )
+            collections = _collections(weight_collections)
+            options = {"trainable": trainable, "collections": collections}
+            zeros = v1.zeros_initializer()
+            bias = v1.get_variable("bias_weights", [units], initializer=zeros, **options)
             bias_variables["bias"] = [bias]
         tables = [_weights(column, units, trainable) for column in keyed]
         bias_variables.update({c: [t] for c, t in zip(keyed, tables, strict=True)})

@@ -9,6 +9,7 @@ lookups     [a, c]    [b]               [d]            group_embedding_lookup_sp
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -58,11 +59,9 @@ class LayerInputs(_Ragged, fc.FeatureTransformationCache):
 
 
 def check_columns(feature_columns: Any, *, in_graph: bool, sequence: bool = False) -> list:
-    """The columns sorted by name, the order of concatenation.
+    """The columns sorted by name, the order of concatenation: of TF1's kind in a graph, else TF2's.
 
-    Args:
-        in_graph: True requires columns of TF1's kind, False those of TF2's.
-        sequence: Whether all columns must be over sequences; otherwise none may be.
+    All of them must be over sequences if `sequence`, otherwise none may be.
     """
     kind = old if in_graph else fc
     columns = kind._normalize_feature_columns(feature_columns)
@@ -108,7 +107,7 @@ def embeddings(
     groups: dict[Any, list[GroupEmbeddingColumn]] = {}
     for column in columns:
         groups.setdefault(column.group or column, []).append(column)  # alone if it has no group
-    found: dict[GroupEmbeddingColumn, tf.Tensor] = {}
+    outputs: dict[GroupEmbeddingColumn, tf.Tensor] = {}
     for group, members in groups.items():
         name = group if isinstance(group, str) else group.name
         for column in members:
@@ -126,8 +125,8 @@ def embeddings(
             training=call.training,
             gradient_scale=call.gradient_scale,
         )
-        found.update(zip(members, rows, strict=True))
-    return found
+        outputs.update(zip(members, rows, strict=True))
+    return outputs
 
 
 def _ids_and_weights(column, inputs):
@@ -135,14 +134,14 @@ def _ids_and_weights(column, inputs):
     ids, weights = ids_and_weights(column.categorical_column, inputs)
     if not column.use_safe_embedding_lookup:
         return ids, weights
-    keep = None
+    conditions = []
     if column.keys_column is None:  # keys may be negative, row numbers may not
-        keep = ids.values >= 0
+        conditions.append(ids.values >= 0)
     if weights is not None and column.combiner != "sum":
-        positive = weights.values > 0
-        keep = positive if keep is None else keep & positive
-    if keep is None:
+        conditions.append(weights.values > 0)
+    if not conditions:
         return ids, weights
+    keep = functools.reduce(tf.logical_and, conditions)
     return _retain(ids, keep), None if weights is None else _retain(weights, keep)
 
 
@@ -150,10 +149,7 @@ def ids_and_weights(outer: Any, inputs: Any) -> tuple[Any, Any]:
     """All ids of a categorical column and their weights (or None), ragged or sparse.
 
     Dense weights `[num_ids, 1]` beside SparseTensors of ids `[batch, hotness]` belong to the ids in
-    their order, as in DeepRec's scripts.
-
-    Raises:
-        tf.errors.InvalidArgumentError: there is not exactly one weight per id.
+    their order, as in DeepRec's scripts; there must be one weight per id.
     """
     categorical, weight_key = outer, None
     while isinstance(categorical, (fc.WeightedCategoricalColumn, fc.SequenceCategoricalColumn)):
@@ -173,19 +169,12 @@ def ids_and_weights(outer: Any, inputs: Any) -> tuple[Any, Any]:
     if isinstance(outer, fc.SequenceCategoricalColumn):
         outer = outer.categorical_column  # the sequence column itself would give [batch, T, 1]
     if keys is not None and weight_key is not None:
-        dense = _one_each(inputs, weight_key)
-        if dense is not None:
+        dense = inputs._get_raw_feature_as_tensor(weight_key)
+        if isinstance(dense, tf.Tensor) and dense.shape.rank == 2 and dense.shape[1] == 1:
             ids, _ = inputs.sparse_tensors(outer.categorical_column)
             if not ids.shape.is_compatible_with(dense.shape):
                 return ids, _in_order_of(ids, dense, weight_key)
     return inputs.sparse_tensors(outer)
-
-
-def _one_each(inputs, weight_key):
-    """The weights if they are dense `[num_ids, 1]`; else None."""
-    raw = inputs._get_raw_feature_as_tensor(weight_key)
-    is_dense = isinstance(raw, tf.Tensor) and raw.shape.rank == 2 and raw.shape[1] == 1
-    return raw if is_dense else None
 
 
 def _in_order_of(ids, dense, weight_key):
@@ -203,12 +192,8 @@ def _retain(values, keep):
 
 
 def sequences(columns: Sequence[GroupEmbeddingColumn], call: Call) -> tuple[tf.Tensor, tf.Tensor]:
-    """`[batch, T, sum of dimensions]` of the columns in order, and lengths int64 `[batch]`.
-
-    Raises:
-        tf.errors.InvalidArgumentError: features have different lengths.
-    """
-    found = embeddings(columns, call, is_sequence=True)
+    """`[batch, T, sum of dimensions]` of the columns in order, and lengths int64 `[batch]`."""
+    rows = embeddings(columns, call, is_sequence=True)
     ids = [ids_and_weights(column.categorical_column, call.inputs)[0] for column in columns]
     lengths = list(map(_lengths, ids))
     for column, length in zip(columns[1:], lengths[1:], strict=True):
@@ -218,7 +203,7 @@ def sequences(columns: Sequence[GroupEmbeddingColumn], call: Call) -> tuple[tf.T
         )
         lengths[0] = checked(lengths[0], tf.reduce_all(tf.equal(length, lengths[0])), text)
     with tf.control_dependencies([lengths[0]]):
-        return tf.concat([found[column] for column in columns], 2), tf.identity(lengths[0])
+        return tf.concat([rows[column] for column in columns], 2), tf.identity(lengths[0])
 
 
 def _lengths(ids):

@@ -18,6 +18,9 @@ import itertools
 import threading
 from collections.abc import Iterator
 
+from sok_like.runtime.checks import require
+from sok_like.runtime.framework.scoped_attributes import attributes
+
 _here = threading.local()
 _unnamed = itertools.count()
 
@@ -38,23 +41,12 @@ def group_embedding_column_scope(name: str | None = None) -> Iterator[str]:
     """
     if name is None:
         name = f"group_embedding_{next(_unnamed)}"
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"`name` must be None or a non-empty string. Received: name={name!r}")
-    stack = _stack()
-    stack.append(name)
-    try:
+    is_name = isinstance(name, str) and bool(name)
+    require(is_name, "name", "None or a non-empty string", name)
+    with attributes(_here, {"group": name}):
         yield name
-    finally:
-        stack.pop()
 
 
 def current_group() -> str | None:
     """The innermost scope's group; None outside of any scope."""
-    stack = _stack()
-    return stack[-1] if stack else None
-
-
-def _stack() -> list[str]:
-    if not hasattr(_here, "stack"):
-        _here.stack = []
-    return _here.stack
+    return getattr(_here, "group", None)

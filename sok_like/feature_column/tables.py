@@ -17,10 +17,6 @@ def graph_weights(column: Any, weight_collections: list | None, trainable: bool)
     """The table of an embedding column in the current variable scope; made if it is missing.
 
     A shared table is found by its name anywhere in the graph, as in TensorFlow.
-
-    Raises:
-        ValueError: the variable scope's `reuse` forbids it, or a table of another shape has the
-            shared name.
     """
     collections = list(weight_collections or [])
     if v1.GraphKeys.GLOBAL_VARIABLES not in collections:
@@ -39,18 +35,14 @@ def graph_weights(column: Any, weight_collections: list | None, trainable: bool)
             collections=collections,
         )
     else:
-        table = _graph_table(column, collections, column.trainable and trainable)
+        with v1.name_scope(None):  # the name already contains the variable scope
+            is_trainable = column.trainable and trainable
+            table = get_embedding_variable(WEIGHTS, trainable=is_trainable, **table_options(column))
+        for collection in collections:
+            if not any(held is table for held in v1.get_collection(collection)):
+                v1.add_to_collection(collection, table)
     if column.shared_name is not None:
         v1.add_to_collection(column.shared_name, table)
-    return table
-
-
-def _graph_table(column, collections, trainable):
-    with v1.name_scope(None):  # the name already contains the variable scope
-        table = get_embedding_variable(WEIGHTS, trainable=trainable, **table_options(column))
-    for collection in collections:
-        if not any(held is table for held in v1.get_collection(collection)):
-            v1.add_to_collection(collection, table)
     return table
 
 

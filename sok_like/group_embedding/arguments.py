@@ -44,18 +44,12 @@ def table_name(table: Any) -> str:
 
 
 def tables(params: Any) -> list:
-    """`params` as a list of EmbeddingVariables and of dense tables for TensorFlow's gather.
-
-    Raises:
-        ValueError: `params` is None or empty.
-        TypeError: an item is not a table, or is partitioned.
-    """
-    if params is None:
-        raise ValueError("`params` must be given. Received: params=None")
-    found = [_table(p) for p in (params if isinstance(params, (list, tuple)) else [params])]
-    if not found:
+    """`params` as a list of EmbeddingVariables and of dense tables for TensorFlow's gather."""
+    require(params is not None, "params", "given", params)
+    given = params if isinstance(params, (list, tuple)) else [params]
+    if not given:
         raise ValueError(f"`params` must hold at least one table. Received: params={params!r}")
-    return found
+    return [_table(param) for param in given]
 
 
 def _table(param):
@@ -80,14 +74,9 @@ def _table(param):
 
 
 def one_each(name: str, values: Any, num_tables: int) -> list:
-    """A copy of a list or tuple with one item per table.
-
-    Raises:
-        ValueError: it is neither a list nor a tuple, or has another length.
-    """
-    if not isinstance(values, (list, tuple)):
-        form = {"sp_ids": ", or one RaggedTensor [num_tables, batch, None]"}.get(name, "")
-        raise ValueError(f"`{name}` must be a list or a tuple{form}. Received: {name}={values!r}")
+    """A copy of a list or tuple with one item per table; ValueError for anything else."""
+    form = {"sp_ids": ", or one RaggedTensor [num_tables, batch, None]"}.get(name, "")
+    require(isinstance(values, (list, tuple)), name, f"a list or a tuple{form}", values)
     if len(values) != num_tables:
         raise ValueError(
             f"`{name}` must have an item for each of the {num_tables} tables of `params`. "
@@ -135,11 +124,6 @@ def ids_of(sp_ids: Any, sp_weights: Any, name: str, together: bool = False) -> I
     """Converts ids of one table and their weights to one form.
 
     With `together`, sparse ids of a hash table may be left for `by_sample` to sort.
-
-    Raises:
-        TypeError: ids are neither a SparseTensor nor a RaggedTensor, or weights are not floats.
-        ValueError: ids do not have two axes, or weights have another kind or static shape.
-        tf.errors.InvalidArgumentError: weights are not at the positions of the ids.
     """
     if not isinstance(sp_ids, (tf.SparseTensor, tf.RaggedTensor)):
         raise TypeError(
@@ -174,12 +158,7 @@ def is_packed(sp_ids: Any) -> bool:
 
 
 def packed(sp_ids: tf.RaggedTensor, sp_weights: Any, tables: Sequence[Any]) -> list[Ids]:
-    """Ids by table, of `[num_tables, batch, None]`.
-
-    Raises:
-        ValueError: there is another number of tables, or weights have another kind or static shape.
-        TypeError, tf.errors.InvalidArgumentError: as in `ids_of`.
-    """
+    """Ids by table, of `[num_tables, batch, None]`."""
     num_tables = len(tables)
     fits = sp_ids.ragged_rank == 2 and sp_ids.shape[0] in (None, num_tables)
     require(
@@ -199,14 +178,15 @@ def packed(sp_ids: tf.RaggedTensor, sp_weights: Any, tables: Sequence[Any]) -> l
     if weights is not None and sp_weights.row_splits is not table_splits:
         weights = _at_same_places(weights, [(table_splits, sp_weights.row_splits)], names)
     if exporting.current() is None and all(isinstance(t, EmbeddingVariable) for t in tables):
-        found = samples_by_table(samples, weights, table_splits, num_tables)
-        made = []
-        for keys, splits, its_weights in found:
+        by_table = []
+        for keys, splits, its_weights in samples_by_table(
+            samples, weights, table_splits, num_tables
+        ):
             if sp_ids.shape[1] is not None:
                 splits.set_shape([sp_ids.shape[1] + 1])
             ragged = tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
-            made.append(Ids(ragged, its_weights, None))
-        return made
+            by_table.append(Ids(ragged, its_weights, None))
+        return by_table
     rule = f"`sp_ids` must hold the ids of {num_tables} tables"
     check = tf.debugging.assert_equal(sp_ids.nrows(), tf.cast(num_tables, table_splits.dtype), rule)
     with tf.control_dependencies([] if check is None else [check]):
@@ -217,23 +197,22 @@ def packed(sp_ids: tf.RaggedTensor, sp_weights: Any, tables: Sequence[Any]) -> l
         every = tf.RaggedTensor.from_row_splits(inner, table_splits, validate=False)
         return [every[i] for i in range(num_tables)]
 
-    given = [None] * num_tables if weights is None else [w.values for w in of(weights)]
-    return [Ids(i, w, None) for i, w in zip(of(samples.values), given, strict=True)]
+    weights_of = [None] * num_tables if weights is None else [w.values for w in of(weights)]
+    return [Ids(i, w, None) for i, w in zip(of(samples.values), weights_of, strict=True)]
 
 
 def by_sample(ids: Sequence[Ids]) -> list[Ids]:
     """Sorts what `ids_of` left unsorted, by one op for all tables."""
-    left = [i for i in ids if i.ragged is None]
-    sorted_ids = iter(samples_of([i.sparse for i in left], [i.weights for i in left]))
-
-    def of(one):
-        if one.ragged is not None:
-            return one
-        keys, splits, weights = next(sorted_ids)
-        ragged = tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
-        return Ids(ragged, weights, one.sparse)
-
-    return [of(i) for i in ids]
+    unsorted = [i for i in ids if i.ragged is None]
+    samples = iter(samples_of([i.sparse for i in unsorted], [i.weights for i in unsorted]))
+    by_table = []
+    for i in ids:
+        if i.ragged is None:
+            keys, splits, weights = next(samples)
+            ragged = tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
+            i = Ids(ragged, weights, i.sparse)
+        by_table.append(i)
+    return by_table
 
 
 def check_integers(argument: str, ids: Any, name: str) -> None:
@@ -266,7 +245,7 @@ def _aligned(weights, checks, name):
 def _at_same_places(weights, checks, name):
     """Flat weights, once each pair of tensors of `checks` has been found equal."""
     rule = f"`sp_weights` must have exactly one weight per id (table '{name}')"
-    made = []
+    assertions = []
     for left, right in checks:
         left, right = tf.cast(left, tf.int64), tf.cast(right, tf.int64)
         equal = tf.cond(
@@ -274,6 +253,6 @@ def _at_same_places(weights, checks, name):
             lambda left=left, right=right: tf.reduce_all(tf.equal(left, right)),
             lambda: False,
         )
-        made.append(tf.debugging.Assert(equal, [rule]))
-    with tf.control_dependencies([check for check in made if check is not None]):
+        assertions.append(tf.debugging.Assert(equal, [rule]))
+    with tf.control_dependencies([check for check in assertions if check is not None]):
         return tf.identity(weights)

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
-from sok_like.runtime.checks import require
+from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.ranks import comm, communication_dtype
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.table.keys import as_key_dtype
@@ -81,7 +81,15 @@ def get_embedding_variable(
         TypeError: `ev_option` is not an EmbeddingVariableOption.
     """
     scope = tf.compat.v1.get_variable_scope()
-    _check(name, collections, ev_option)
+    is_name, of = isinstance(name, str) and bool(name), f"table '{name}'"
+    require(is_name, "name", "a string that is not empty", name)
+    if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
+        required = "a sok.EmbeddingVariableOption"
+        raise wrong_argument("ev_option", required, ev_option, of, error=TypeError)
+    global_variables = tf.compat.v1.GraphKeys.GLOBAL_VARIABLES
+    holds_it = collections is None or global_variables in collections
+    required = f"a list with '{global_variables}', whose initializer makes the table ready"
+    require(holds_it, "collections", required, collections, of)
     refused = {
         "regularizer": regularizer or scope.regularizer,
         "constraint": constraint or scope.constraint,
@@ -89,10 +97,9 @@ def get_embedding_variable(
         "init_data_source": init_data_source,
     }
     for argument, value in refused.items():
-        required = "None: hash tables do not support it"
-        require(value is None, argument, required, value, f"table '{name}'")
+        require(value is None, argument, "None: hash tables do not support it", value, of)
     of_option = ev_option.init_option.initializer if ev_option and ev_option.init_option else None
-    ev_option = with_steps_to_live(ev_option, steps_to_live, f"table '{name}'")
+    ev_option = with_steps_to_live(ev_option, steps_to_live, of)
     full_name = f"{scope.name}/{name}" if scope.name else name
     ensure_initialized()
     initializers = (of_option, initializer, scope.initializer, _DEFAULT_INITIALIZER)
@@ -102,7 +109,7 @@ def get_embedding_variable(
         "key_dtype": as_key_dtype(key_dtype, full_name).name,
         "dtype": communication_dtype.check(value_dtype, f"table '{full_name}'", "value_dtype")
         or "float32",
-        "initializer": next(each for each in initializers if each is not None),
+        "initializer": next(choice for choice in initializers if choice is not None),
         "capacity": capacity,
         "trainable": trainable,
         "ev_option": ev_option,
@@ -120,8 +127,12 @@ def get_embedding_variable(
             if not tf.executing_eagerly():
                 for collection in collections or ():
                     tf.compat.v1.get_default_graph().add_to_collections([collection], table)
-        else:
-            _check_same(table, options)
+        for argument, value in options.items():
+            if _comparable(table.options[argument]) != _comparable(value):
+                raise ValueError(
+                    f"Table '{full_name}' exists with {argument}={table.options[argument]!r}. "
+                    f"Received: {argument}={value!r}"
+                )
         table.is_partitioned |= partitioner is not None
         return table
 
@@ -137,17 +148,6 @@ def _tables() -> dict:
     return graph._sok_tables
 
 
-def _check_same(table, options):
-    """Raises ValueError unless the table was made with `options`."""
-    for argument, asked in options.items():
-        made = table.options[argument]
-        if _comparable(made) != _comparable(asked):
-            raise ValueError(
-                f"Table '{table.table_name}' exists with {argument}={made!r}. "
-                f"Received: {argument}={asked!r}"
-            )
-
-
 def _comparable(value):
     """Equal for equal settings; initializers, which compare by identity, by their config."""
     if isinstance(value, EmbeddingVariableOption):
@@ -157,19 +157,3 @@ def _comparable(value):
     if hasattr(value, "get_config") and not isinstance(value, type):
         return type(value), repr(sorted(value.get_config().items()))
     return value
-
-
-def _check(name, collections, ev_option):
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"`name` must be a string that is not empty. Received: name={name!r}")
-    if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
-        raise TypeError(
-            "`ev_option` must be a sok.EmbeddingVariableOption. "
-            f"Received: {ev_option!r} (table '{name}')"
-        )
-    global_variables = tf.compat.v1.GraphKeys.GLOBAL_VARIABLES
-    if collections is not None and global_variables not in collections:
-        raise ValueError(
-            f"`collections` must hold '{global_variables}', whose initializer makes the table "
-            f"ready. Received: {collections!r} (table '{name}')"
-        )

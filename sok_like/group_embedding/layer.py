@@ -98,7 +98,13 @@ class GroupEmbedding(tf.keras.layers.Layer):
         self._is_dict = isinstance(embedding_dims, Mapping)
         dims = _by_feature("embedding_dims", embedding_dims, None, None)
         own = {name: name if self._is_dict else f"table_{name}" for name in dims}
-        self._dims = {name: _check_dim(name, dim) for name, dim in dims.items()}
+        for name, dim in dims.items():
+            if (as_integer(dim) or 0) < 1:
+                raise ValueError(
+                    "`embedding_dims` must hold positive integers. "
+                    f"Received: embedding_dims[{name!r}]={dim!r}"
+                )
+        self._dims = {name: as_integer(dim) for name, dim in dims.items()}
         self._table_names = _by_feature("tables", tables, dims, own)
         if combiners is None or isinstance(combiners, str):
             combiners = dict.fromkeys(dims, combiners) if self._is_dict else [combiners] * len(dims)
@@ -109,7 +115,12 @@ class GroupEmbedding(tf.keras.layers.Layer):
             ).items()
         }
         self._table_options = {
-            name: {key: _option(key, value) for key, value in options.items()}
+            name: {
+                key: tf.keras.initializers.get(value)
+                if key == "initializer"
+                else policy_config.from_config(value)
+                for key, value in options.items()
+            }
             for name, options in (table_options or {}).items()
         }
         self._tables = _Tables(self._make_tables())
@@ -125,22 +136,22 @@ class GroupEmbedding(tf.keras.layers.Layer):
                 f"{sorted(set(self._table_names.values()))}. Received: {unknown} "
                 f"(layer '{self.name}')"
             )
-        made: dict[str, EmbeddingVariable] = {}
+        tables: dict[str, EmbeddingVariable] = {}
         for feature, name in self._table_names.items():
-            if name not in made:
-                made[name] = EmbeddingVariable(
+            if name not in tables:
+                tables[name] = EmbeddingVariable(
                     self._dims[feature],
                     **self._table_options.get(name, {}),
                     name=f"{self.name}/{name}",
                 )
-                setattr(self, f"_table_{len(made)}", made[name].as_weight())
-            elif made[name].dim != self._dims[feature]:
+                setattr(self, f"_table_{len(tables)}", tables[name].as_weight())
+            elif tables[name].dim != self._dims[feature]:
                 raise ValueError(
-                    f"Features of table '{name}' must have the same width, {made[name].dim}. "
+                    f"Features of table '{name}' must have the same width, {tables[name].dim}. "
                     f"Received: embedding_dims[{feature!r}]={self._dims[feature]} "
                     f"(layer '{self.name}')"
                 )
-        return made
+        return tables
 
     @property
     def tables(self) -> dict[str, EmbeddingVariable]:
@@ -157,7 +168,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
         tables = [self._tables.by_name[self._table_names[name]] for name in features]
 
         def rows(training):
-            found = lookup(
+            combined = lookup(
                 [
                     HashFeature(table, i.ids, i.combiner, i.row_splits)
                     for table, i in zip(tables, ids, strict=True)
@@ -167,7 +178,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
                 wire_dtype=self.wire_dtype,
                 name=self.name,
             )
-            outputs = [i.restore(tensor) for i, tensor in zip(ids, found, strict=True)]
+            outputs = [i.restore(tensor) for i, tensor in zip(ids, combined, strict=True)]
             return [tf.cast(output, self.compute_dtype) for output in outputs]
 
         return self._structure(unless_frozen(self, by_training(training, rows)))
@@ -211,10 +222,9 @@ class GroupEmbedding(tf.keras.layers.Layer):
             if isinstance(value, tf.SparseTensor) and value.shape.rank == 2
         ]
         # One op sorts the sparse features of all tables.
-        for name, found in zip(sparse, samples_of([keys[n] for n in sparse]), strict=True):
-            keys[name] = tf.RaggedTensor.from_row_splits(
-                found.keys, found.row_splits, validate=False
-            )
+        for name, samples in zip(sparse, samples_of([keys[n] for n in sparse]), strict=True):
+            flat, splits = samples.keys, samples.row_splits
+            keys[name] = tf.RaggedTensor.from_row_splits(flat, splits, validate=False)
         return [
             FlatIds(
                 keys[name],
@@ -342,26 +352,10 @@ def _by_feature(argument, values, features, default):
     return {name: given.get(name, default[name]) for name in features}
 
 
-def _check_dim(feature, dim):
-    integer = as_integer(dim)
-    if integer is None or integer < 1:
-        raise ValueError(
-            "`embedding_dims` must hold positive integers. "
-            f"Received: embedding_dims[{feature!r}]={dim!r}"
-        )
-    return integer
-
-
 def _is_composite(values):
     """Whether a feature, or Keras 3's symbol for one, is ragged or sparse."""
     composite = isinstance(values, (tf.RaggedTensor, tf.SparseTensor))
     return composite or any(getattr(values, kind, False) for kind in ("sparse", "ragged"))
-
-
-def _option(name, value):
-    if name == "initializer":
-        return tf.keras.initializers.get(value)
-    return policy_config.from_config(value)
 
 
 def _option_config(name, value):

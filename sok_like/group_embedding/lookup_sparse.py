@@ -101,14 +101,11 @@ def group_embedding_lookup_sparse(
         if is_packed:
             ids = arguments.packed(sp_ids, sp_weights, tables)
         else:
-            ids = arguments.by_sample(
-                [
-                    arguments.ids_of(
-                        i, weights, table_name(table), _is_combined(table, is_sequence)
-                    )
-                    for i, weights, table in zip(sp_ids, sp_weights, tables, strict=True)
-                ]
-            )
+            ids = []
+            for i, weights, table in zip(sp_ids, sp_weights, tables, strict=True):
+                is_combined = isinstance(table, EmbeddingVariable) and not is_sequence
+                ids.append(arguments.ids_of(i, weights, table_name(table), is_combined))
+            ids = arguments.by_sample(ids)
         looked_up = list(zip(tables, ids, combiners, strict=True))
         if is_sequence:
             features = [_row_feature(table, i.ragged.values) for table, i, _ in looked_up]
@@ -119,7 +116,11 @@ def group_embedding_lookup_sparse(
         for (table, i, combiner), rows in zip(looked_up, fused, strict=True):
             if rows is None:
                 rows = _dense_rows(table, i, None if is_sequence else combiner)
-            outputs.append(_as_sequence(rows, i) if is_sequence else _with_batch(rows, i))
+            if is_sequence:
+                rows = _as_sequence(rows, i)
+            else:
+                rows.set_shape([_static_batch(i), rows.shape[-1]])
+            outputs.append(rows)
         return outputs
 
 
@@ -180,10 +181,6 @@ def group_embedding_lookup(
 # ---- EmbeddingVariables ----
 
 
-def _is_combined(table, is_sequence):
-    return isinstance(table, EmbeddingVariable) and not is_sequence
-
-
 def _combined_feature(table, ids: Ids, combiner):
     if not isinstance(table, EmbeddingVariable):
         return None
@@ -200,16 +197,11 @@ def _row_feature(table, ids):
 
 def _lookup_group(features, training, gradient_scale, wire_dtype, name):
     """One lookup of all features that are not None; None for the others."""
-    given = [feature for feature in features if feature is not None]
+    of_tables = [feature for feature in features if feature is not None]
+    options = {"gradient_scale": gradient_scale, "wire_dtype": wire_dtype, "name": name}
 
     def look_up(training):
-        return lookup(
-            given,
-            training=training,
-            gradient_scale=gradient_scale,
-            wire_dtype=wire_dtype,
-            name=name,
-        )
+        return lookup(of_tables, training=training, **options)
 
     rows = iter(by_training(training_of_call() if training is None else training, look_up))
     return [None if feature is None else next(rows) for feature in features]
@@ -238,11 +230,6 @@ def _dense_rows(table, ids: Ids, combiner):
 
 
 # ---- shapes ----
-
-
-def _with_batch(rows, ids: Ids):
-    rows.set_shape([_static_batch(ids), rows.shape[-1]])
-    return rows
 
 
 def _as_sequence(rows, ids: Ids):

@@ -34,12 +34,7 @@ class MultiHashVariable:
         self.name, self.variables, self.operation = name, variables, operation
 
     def lookup(self, ids: Any) -> tf.Tensor:
-        """Rows of ids of any shape, with a last axis for the row.
-
-        Raises:
-            tf.errors.InvalidArgumentError: an id is not in `[0, rows[0]**2)`, for the first table's
-                number of rows.
-        """
+        """Rows of ids of any shape, in `[0, rows of the first table ** 2)`, with a last axis."""
         ids = tf.cast(tf.convert_to_tensor(ids), tf.int64)
         first, second = [int(variable.shape[0]) for variable in self.variables]
         problem = f"Ids must be in [0, {first * first}), the ids that table '{self.name}' can take"

@@ -53,10 +53,10 @@ class Layout(NamedTuple):
 
     def parts_of(self, keys: np.ndarray) -> np.ndarray:
         """The part of each of the int64 keys `[num_keys]`, int32."""
-        found: np.ndarray = np.empty(len(keys), np.int32)
+        parts: np.ndarray = np.empty(len(keys), np.int32)
         for at in range(0, len(keys), _CHUNK):
-            found[at : at + _CHUNK] = choices(keys[at : at + _CHUNK], self)[0] // self.width
-        return found
+            parts[at : at + _CHUNK] = choices(keys[at : at + _CHUNK], self)[0] // self.width
+        return parts
 
     def ranks_of(self, keys: np.ndarray, world_size: int) -> np.ndarray:
         """The rank that places each of the int64 keys `[num_keys]`, int64."""
@@ -64,9 +64,8 @@ class Layout(NamedTuple):
 
     def range_of(self, rank: int, world_size: int) -> tuple[int, int]:
         """The buckets of a rank: its first one, and the one after its last."""
-        parts = (-(-self.num_parts * each // world_size) for each in (rank, rank + 1))
-        begin, end = (part * self.width for part in parts)
-        return begin, end
+        first, behind = (-(-self.num_parts * r // world_size) for r in (rank, rank + 1))
+        return first * self.width, behind * self.width
 
 
 class Buckets(NamedTuple):
@@ -124,29 +123,26 @@ def fillers(layout: Layout, begin: int, end: int) -> np.ndarray:
     numbers = np.arange(64)
     of_numbers = np.stack(choices(numbers, layout), 1)
     other = np.argmin(np.isin(of_numbers, of_numbers[0]).any(1))  # four buckets differ
-    found: Any = np.zeros(end - begin, np.int64)
-    found[[bucket - begin for bucket in of_numbers[0] if begin <= bucket < end]] = numbers[other]
-    return found
+    in_free_slots: Any = np.zeros(end - begin, np.int64)
+    seekers = [bucket - begin for bucket in of_numbers[0] if begin <= bucket < end]
+    in_free_slots[seekers] = numbers[other]
+    return in_free_slots
 
 
 def place(keys: np.ndarray, layout: Layout, begin: int, end: int) -> Buckets | None:
-    """Puts keys into the buckets from `begin` to `end`, which are whole parts.
+    """Puts all int64 keys `[num_keys]` of the buckets from `begin` to `end`, whole parts, there.
 
-    Args:
-        keys: int64 `[num_keys]`, each once: all that belong there.
-
-    Returns:
-        None if a key has no place; another salt will do.
+    None if a key has no place; another salt will do.
     """
     counts: np.ndarray = np.zeros(end - begin, np.int8)
     in_slots = np.repeat(fillers(layout, begin, end)[:, np.newaxis], SLOTS, 1)
-    for at, mine in _by_part(keys, layout, begin, end):
-        mine.sort()  # so that it does not matter which rank has sent which
-        occupants = _occupants(*choices(mine, layout), begin + at, layout.width)
+    for at, of_part in _by_part(keys, layout, begin, end):
+        of_part.sort()  # so that it does not matter which rank has sent which
+        occupants = _occupants(*choices(of_part, layout), begin + at, layout.width)
         if occupants is None:
             return None
         taken = occupants >= 0
-        in_slots[at : at + layout.width][taken] = mine[occupants[taken]]
+        in_slots[at : at + layout.width][taken] = of_part[occupants[taken]]
         counts[at : at + layout.width] = np.count_nonzero(taken, axis=1)
     return Buckets(in_slots, counts, layout, begin)
 

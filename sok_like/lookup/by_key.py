@@ -30,25 +30,17 @@ from sok_like.table.variable import is_embedding_variable, unwrap
 
 
 def rows_by_key(variable: EmbeddingVariable, keys: Any, name: str | None = None) -> Any:
-    """Rows of keys of all ranks.
+    """Rows of keys of all ranks, float32: the shape of the keys plus a last axis `embedding_dim`.
 
     Missing keys are inserted, except in a Keras call with `training=False`, where their initial
-    rows are read.
-
-    Args:
-        keys: Integers of any shape, or a RaggedTensor of them.
-        name: Name of the collectives, the same on all ranks. None: from the table's name.
-
-    Returns:
-        float32, the shape of the keys plus a last axis `embedding_dim`.
+    rows are read. Keys are integers of any shape, or a RaggedTensor of them.
     """
     keys = keys if tf.is_tensor(keys) else tf.convert_to_tensor(keys)
     flat = FlatIds(keys, None, hashed=True)
     name = name or re.sub(r"[^A-Za-z0-9_.]", "_", f"rows_of_{variable.table_name}")
 
     def rows(training):
-        (found,) = lookup([HashFeature(variable, flat.ids)], training=training, name=name)
-        return found
+        return lookup([HashFeature(variable, flat.ids)], training=training, name=name)[0]
 
     return flat.restore(by_training(training_of_call(), rows))
 
@@ -106,11 +98,8 @@ class _Table(metaclass=_IsTable):
 def _dispatch(function, table, ids, kinds, by_key):
     """Makes TensorFlow call `by_key(table, arguments)` before `function`, which takes sparse ids.
 
-    Args:
-        table, ids: Names of the function's arguments.
-        kinds: Legal types of ids. For ragged ids of v1 functions TensorFlow already has a dispatch
-            target, and accepts no second one.
-        by_key: Returns arguments for `function` that contain no table.
+    It returns arguments that contain no table. `table` and `ids` are names of arguments, `kinds`
+    the types of ids: for ragged ids of v1 functions TensorFlow has a dispatch target already.
     """
     signature = inspect.signature(function)
     # TensorFlow supports only this form; on Python 3.10 it takes `list[...]` for a class.

@@ -68,13 +68,7 @@ def embedding_lookup(param: Any, ids: Any, combiner: str | None = None, *, weigh
 
 
 def lookup_rows(table, ids, combiner: str | None, weights, table_name: str):
-    """`embedding_lookup` with dense ids of any rank; their last axis is combined.
-
-    Args:
-        table: A tensor or a `tf.Variable`.
-        ids, combiner, weights: As in `embedding_lookup`.
-        table_name: The table's name in errors.
-    """
+    """`embedding_lookup` with dense ids of any rank; their last axis is combined."""
     check_ids(ids, combiner, table_name)
     if combiner is None:
         if weights is not None:
@@ -99,13 +93,15 @@ def lookup_rows(table, ids, combiner: str | None, weights, table_name: str):
 
 def _rows_of(table, ids, table_name):
     """The row of each id. `[num_keys, output_dim]`"""
-    unique, inverse = tf.unique(require_in_range(ids, _num_rows(table), table_name))
+    unique, inverse = tf.unique(require_in_range(ids, tf.shape(table, tf.int64)[0], table_name))
     return tf.gather(tf.gather(table, unique), inverse)
 
 
 def _combine(table, samples: Samples, combiner, table_name):
     """One row per sample. `[batch, output_dim]`"""
-    unique, inverse = tf.unique(require_in_range(samples.ids, _num_rows(table), table_name))
+    unique, inverse = tf.unique(
+        require_in_range(samples.ids, tf.shape(table, tf.int64)[0], table_name)
+    )
     rows = tf.gather(table, unique)
     if samples.weights is None:
         segment = tf.sparse.segment_sum if combiner == "sum" else tf.sparse.segment_mean
@@ -118,10 +114,6 @@ def _combine(table, samples: Samples, combiner, table_name):
         total = tf.math.unsorted_segment_sum(weights, samples.sample, samples.batch)
         combined = tf.math.divide_no_nan(combined, total[:, tf.newaxis])
     return combined
-
-
-def _num_rows(table):
-    return tf.shape(table, tf.int64)[0]
 
 
 def _range_check(ids, num_rows, table_name):
@@ -162,19 +154,18 @@ def require_in_range(ids, num_rows, table_name):
 
 
 def flatten(ids, weights=None) -> Samples:
-    """Turns ids of any kind into samples.
-
-    Raises:
-        ValueError: `weights` have another kind or static shape than the ids.
-        tf.errors.InvalidArgumentError: they have another shape, or other row lengths.
-    """
+    """Turns ids of any kind into samples; weights must have their kind and shape."""
     _check_weights(ids, weights)
     if isinstance(ids, tf.RaggedTensor):
+        if weights is not None:
+            splits = [tf.cast(each.row_splits, tf.int64) for each in (ids, weights)]
+            same = [] if ids.row_splits is weights.row_splits else [_equal(*splits)]
+            weights = _aligned(weights.flat_values, same)
         return Samples(
             as_row_numbers(ids.flat_values),
             tf.cast(ids.value_rowids(), tf.int64),
             tf.cast(ids.nrows(), tf.int64),
-            None if weights is None else _aligned(weights.flat_values, _same_splits(ids, weights)),
+            weights,
         )
     if isinstance(ids, tf.SparseTensor):
         ids = in_order(ids)
@@ -197,11 +188,6 @@ def flatten(ids, weights=None) -> Samples:
         batch,
         weights,
     )
-
-
-def _same_splits(ids, weights):
-    splits = tf.cast(ids.row_splits, tf.int64), tf.cast(weights.row_splits, tf.int64)
-    return [] if ids.row_splits is weights.row_splits else [_equal(*splits)]
 
 
 def _equal(left, right):

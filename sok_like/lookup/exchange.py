@@ -92,10 +92,10 @@ def exchange_lookup(
     ops, communicator = libraries.ops(), comm.current()
     world_size = communicator.world_size
     # What ranks must agree on: otherwise rows of another table or place would be misread.
-    places = [f"{f.num_rows}x{f.dim} of {f.owner} at {f.row_offset}{_rule(f)}" for f in features]
-    said = f"{how.name}: {', '.join(places)}"
+    shards = [f"{f.num_rows}x{f.dim} of {f.owner} at {f.row_offset}{_rule(f)}" for f in features]
+    statement = f"{how.name}: {', '.join(shards)}"
     lookup = exchange_order.Lookup(
-        communicator, how.name, same_weights.compare, how.wire_dtype, said
+        communicator, how.name, same_weights.compare, how.wire_dtype, statement
     )
     scale = 1.0 / world_size if how.gradient_scale is None else how.gradient_scale
     owners, dims = [f.owner for f in features], [f.dim for f in features]
@@ -127,7 +127,15 @@ def exchange_lookup(
                 world_size=world_size,
                 owners=owners,
             )
-            to_send, full_tables = _rows_to_send(features, local_rows, how, world_size)
+            places, full_tables = _gather(features, local_rows, how.training, world_size)
+            to_send = [
+                tf.zeros([0, f.dim]) if place is None else tf.cast(tf.gather(*place), tf.float32)
+                for f, place in zip(features, places, strict=True)
+            ]
+            if how.anchor is not None:
+                none = tf.gather(how.anchor, tf.zeros([0], tf.int64))
+                none = tf.cast(tf.reshape(none, [0, dims[0]]), tf.float32)
+                to_send[0] = tf.concat([to_send[0], none], 0)
             rows, sent = ops.sok_pack_rows(
                 rows=to_send,
                 message=message,
@@ -157,55 +165,38 @@ def lookup_here(
         for f in features
         if f.owner == BY_KEY
     ]
-    found = iter(hash_lookup.lookup(hashed, training=training, name=name))
+    by_key = iter(hash_lookup.lookup(hashed, training=training, name=name))
     dense = iter(_lookup_dense([f for f in features if f.owner != BY_KEY]))
-    return [next(found if f.owner == BY_KEY else dense) for f in features]
+    return [next(by_key if f.owner == BY_KEY else dense) for f in features]
 
 
 def _lookup_dense(features):
-    wanted = [require_in_range(f.ids, f.num_rows, f.table_name) + f.row_offset for f in features]
+    ids = [require_in_range(f.ids, f.num_rows, f.table_name) + f.row_offset for f in features]
     outputs = []
-    places, _ = _gather(features, wanted)
-    for feature, (found, inverse) in zip(features, places, strict=True):
+    places, _ = _gather(features, ids)
+    for feature, (rows, inverse) in zip(features, places, strict=True):
         if feature.combiner == "none":
-            outputs.append(tf.gather(found, inverse))
+            outputs.append(tf.gather(rows, inverse))
             continue
         segment = tf.sparse.segment_sum if feature.combiner == "sum" else tf.sparse.segment_mean
         sample = tf.ragged.row_splits_to_segment_ids(feature.row_splits)
         batch = tf.size(feature.row_splits, tf.int64) - 1
-        outputs.append(segment(found, inverse, sample, num_segments=batch))
+        outputs.append(segment(rows, inverse, sample, num_segments=batch))
     return outputs
 
 
 def in_range(features: Sequence[ShardFeature]) -> tuple[list[ShardFeature], list[tf.Tensor]]:
-    """The features with legal ids only, and what was wrong with the others.
+    """The features with row 0 in place of wrong ids, and what was wrong: a text each, or "".
 
     For tables that are whole on this rank while other ranks wait: the lookup must not fail here
     alone.
-
-    Returns:
-        The features, with row 0 in place of wrong ids; one text per feature, empty if none is
-        wrong.
     """
-    fine, problems = [], []
+    legal, problems = [], []
     for feature in features:
         ids, problem = legal_ids(feature.ids, feature.num_rows, feature.table_name)
-        fine.append(dataclasses.replace(feature, ids=ids))
+        legal.append(dataclasses.replace(feature, ids=ids))
         problems.append(problem)
-    return fine, problems
-
-
-def _rows_to_send(features, local_rows, how, world_size):
-    """float32 `[num_keys, dim]` per feature, and why hash tables could not return rows."""
-    places, problems = _gather(features, local_rows, how.training, world_size)
-    rows = [
-        tf.zeros([0, feature.dim]) if place is None else tf.cast(tf.gather(*place), tf.float32)
-        for feature, place in zip(features, places, strict=True)
-    ]
-    if how.anchor is not None:
-        nothing = tf.reshape(tf.gather(how.anchor, tf.zeros([0], tf.int64)), [0, features[0].dim])
-        rows[0] = tf.concat([rows[0], tf.cast(nothing, tf.float32)], 0)
-    return rows, problems
+    return legal, problems
 
 
 def _gather(features, local_rows, training=False, world_size=1):

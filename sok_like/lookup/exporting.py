@@ -108,13 +108,7 @@ def exporting(what: Exporting) -> Iterator[None]:
 
 
 def combined(rows: Any, combiner: str, row_splits: Any, weights: Any = None) -> tf.Tensor:
-    """Combines rows `[num_keys, dim]` by sample to `[batch, dim]`, with the bits of SokCombine.
-
-    Args:
-        combiner: "sum", "mean", "sqrtn" or "none".
-        row_splits: int64 `[batch + 1]`; ignored if the combiner is "none".
-        weights: float32 `[num_keys]` or None.
-    """
+    """Combines rows `[num_keys, dim]` by sample to `[batch, dim]`, with the bits of SokCombine."""
     if weights is not None:
         rows *= weights[:, tf.newaxis]
     if combiner == "none":

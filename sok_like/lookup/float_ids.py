@@ -41,17 +41,17 @@ def inputs_of(node: Any) -> list[Any]:
 
 def _keys_of(model):
     if model not in _leads_to:
-        found: dict[int, str] = {}
+        layers: dict[int, str] = {}
         for node in reversed(nodes_of(model)):
             layer = layer_of(node)
             outputs = [id(tensor) for tensor in tf.nest.flatten(node.outputs)]
-            name = next((found[key] for key in outputs if key in found), None)
+            name = next((layers[key] for key in outputs if key in layers), None)
             if any(is_embedding_variable(weight) for weight in getattr(layer, "variables", ())):
                 name = layer.name
             if name is not None:
                 integers = [t for t in inputs_of(node) if tf.as_dtype(t.dtype).is_integer]
-                found.update(dict.fromkeys(map(id, integers), name))
-        _leads_to[model] = found
+                layers.update(dict.fromkeys(map(id, integers), name))
+        _leads_to[model] = layers
     return _leads_to[model]
 
 

@@ -28,6 +28,8 @@ from sok_like.runtime.ranks import comm, communication_dtype, exchange_order
 from sok_like.runtime.ranks import gradient_scale as gradient_scales
 from sok_like.table.variable import EmbeddingVariable
 
+_recomputed = hooks.Within()
+
 
 @dataclasses.dataclass(frozen=True)
 class HashFeature:
@@ -93,12 +95,22 @@ def lookup(
     wire_dtype = communication_dtype.check(wire_dtype, f"lookup '{name}'")
     for feature in features:
         check_listed(feature.variable, feature.keys)
-    _check_not_recomputed(features)
+    if _recomputed:
+        names = ", ".join(repr(feature.variable.table_name) for feature in features)
+        raise NotImplementedError(
+            "A lookup cannot be computed again for its gradient. Look rows up before "
+            "tf.recompute_grad (keras.remat, keras.RematScope), and pass them in. "
+            f"Received: a lookup of {names} within it"
+        )
     export = exporting.current()
     if export is not None:
         return [export.rows(feature) for feature in features]
-    for feature in features:
-        _check_home(feature.variable)
+    for table in (feature.variable for feature in features):
+        if table.home is not None and comm.current().world_size > 1:
+            raise ValueError(
+                f"Table '{table.table_name}' has all its keys on rank {table.home} and needs a "
+                "lookup of sok_like.sok2. Received: a lookup that asks rank key % world_size"
+            )
     outputs: list[tf.Tensor] = [None] * len(features)
     earlier: list[tf.Tensor] = []
     for device, positions in devices.group_by_device([f.variable.device for f in features]):
@@ -117,27 +129,6 @@ def lookup(
         for i, rows in zip(positions, earlier, strict=True):
             outputs[i] = rows
     return outputs
-
-
-_recomputed = hooks.Within()
-
-
-def _check_not_recomputed(features):
-    if _recomputed:
-        names = ", ".join(repr(feature.variable.table_name) for feature in features)
-        raise NotImplementedError(
-            "A lookup cannot be computed again for its gradient. Look rows up before "
-            "tf.recompute_grad (keras.remat, keras.RematScope), and pass them in. "
-            f"Received: a lookup of {names} within it"
-        )
-
-
-def _check_home(variable):
-    if variable.home is not None and comm.current().world_size > 1:
-        raise ValueError(
-            f"Table '{variable.table_name}' has all its keys on rank {variable.home} and needs a "
-            "lookup of sok_like.sok2. Received: a lookup that asks rank key % world_size"
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +162,12 @@ class _DeviceGroup:
                 return list(found.embeddings)
 
     def _exchange(self, communicator):
-        self._check_wire_dtype()
+        if self.wire_dtype is not None and "GPU" in self.device:
+            raise NotImplementedError(
+                "`wire_dtype` must be None for tables in device memory. Make them within "
+                f"tf.device('/CPU:0') to use it. Received: wire_dtype={self.wire_dtype!r} (lookup "
+                f"'{self.name}' on {self.device})"
+            )
         world_size, batch = communicator.world_size, self._batch()
         counted = [self.training and f.variable.counts_occurrences for f in self.features]
         with devices.device_scope(self.device):
@@ -204,14 +200,6 @@ class _DeviceGroup:
             done.append(call)
         with devices.device_scope(self.device):
             return ops.combine(rows, received, call, routed, batch)
-
-    def _check_wire_dtype(self):
-        if self.wire_dtype is not None and "GPU" in self.device:
-            raise NotImplementedError(
-                "`wire_dtype` must be None for tables in device memory. Make them within "
-                f"tf.device('/CPU:0') to use it. Received: wire_dtype={self.wire_dtype!r} (lookup "
-                f"'{self.name}' on {self.device})"
-            )
 
     def _said(self):
         """What ranks must agree on: otherwise rows would be misread, or differ by their owner."""

@@ -32,8 +32,7 @@ def _faces(variable: Any):
 def mark_local(variable: Any, has_norm: bool = True) -> Any:
     """Marks a variable as this rank's own with `de_local = True`; returns it.
 
-    Args:
-        has_norm: Whether it holds rows of one table, of which each rank has others.
+    `has_norm` tells whether it holds rows of one table, of which each rank has others.
     """
     for face in _faces(variable):
         try:
@@ -91,7 +90,7 @@ def _averaging(own, *args, **kwargs):
 
 
 def _broadcasting(own, variables, *args, **kwargs):
-    return own([each for each in variables if not is_local(each)], *args, **kwargs)
+    return own([variable for variable in variables if not is_local(variable)], *args, **kwargs)
 
 
 @hooks.at_init

@@ -57,10 +57,8 @@ def without(
 def mask_of(ids: Any, pad_key: int | str | None, shape: Any = None) -> Any:
     """The mask of rows that are looked up without a combiner: True where ids are not padding.
 
-    Args:
-        ids: Integers or strings: dense, ragged or sparse, or a symbol of Keras 3.
-        pad_key: None: no padding, and no mask.
-        shape: Shape of the mask if it is not that of the ids.
+    Without a `pad_key` there is none. Ids are of any kind, also a symbol of Keras 3; `shape` is
+    that of the mask if it differs from theirs.
     """
     if pad_key is None:
         return None

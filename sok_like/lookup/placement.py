@@ -54,17 +54,10 @@ class Placement:
         return np.maximum(self._numbers[begin:end].reshape(-1), 0)
 
     def change(self, keys: np.ndarray, gone: np.ndarray) -> tuple[np.ndarray, int]:
-        """Removes keys `gone`, and gives every one of `keys` that has none a row.
+        """Removes keys `gone`, and gives every one of `keys` (each once) that has none a row.
 
-        Args:
-            keys: int64 `[num_keys]`, each once.
-            gone: int64 `[num_gone]`; absent ones are ignored.
-
-        Returns:
-            The rows of `keys`, `[num_keys]`, and the number of keys removed.
-
-        Raises:
-            NoRoom: too many keys; nothing has changed.
+        Returns the rows of `keys` and the number of keys removed. Absent ones may be gone, too.
+        If there are too many keys, NoRoom is raised and nothing has changed.
         """
         removed = self._erase(self._find(gone))
         slots = self._find(keys)
@@ -91,11 +84,8 @@ class Placement:
         return found[np.isin(ownership.owners(found, world_size), owners)]
 
     def changed(self) -> dict[str, np.ndarray]:
-        """What has changed since `keep`.
-
-        Returns:
-            `slots`, with their `numbers`, 0 for free ones; `buckets`, with their `keys`. Slots and
-            buckets are counted from the table's first on.
+        """`slots` that have changed since `keep`, and their `numbers`, 0 for free ones; `buckets`,
+        and their `keys`. Slots and buckets are counted from the table's first on.
         """
         slots = np.unique(np.concatenate([np.zeros(0, np.int64), *(u[0] for u in self._undo)]))
         buckets = np.unique(slots // SLOTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -25,13 +26,7 @@ def with_optimizer(variables: Iterable[Any], optimizer: Any) -> list[Any]:
 def broadcast(variables: Iterable[Any], root_rank: int, name: str) -> list[Any]:
     """Gives variables of all ranks the values of one rank; skips those local to a rank.
 
-    Args:
-        variables: Variables of TensorFlow or Keras, the same on all ranks, in the same order.
-        root_rank: The rank whose values are used.
-        name: Name of the collectives, the same on all ranks.
-
-    Returns:
-        The assignments; in a graph they must be run.
+    Variables and name are the same on all ranks. In a graph the returned assignments must be run.
     """
     communicator = comm.current()
     if communicator.world_size == 1:
@@ -40,31 +35,21 @@ def broadcast(variables: Iterable[Any], root_rank: int, name: str) -> list[Any]:
     shared = [variable for variable in variables if not is_local(variable)]
     assignments = []
     for i, variable in enumerate(shared):
-        value = tf.convert_to_tensor(as_tf_table(variable))
-        value = _from_root(value, root_rank, f"{name}_{i}", communicator)
+        value, turn = tf.convert_to_tensor(as_tf_table(variable)), f"{name}_{i}"
+        value = exchange_order.exchange_in_turn(
+            functools.partial(communicator.broadcast, value, root_rank, turn), turn, communicator
+        )
         assignments.append(variable.assign(value))
     return assignments
 
 
-def _from_root(value, root_rank, name, communicator):
-    return exchange_order.exchange_in_turn(
-        lambda: communicator.broadcast(value, root_rank, name), name, communicator
-    )
-
-
 def check_same_shapes(variables: Sequence[Any], name: str) -> None:
-    """ValueError on all ranks unless all list variables of equal shapes and dtypes. Eager only.
-
-    Args:
-        variables: This rank's list, of any length.
-        name: Name of the collective, the same on all ranks.
-    """
+    """ValueError on all ranks unless all list variables of equal shapes and dtypes. Eager only."""
     communicator = comm.current()
     texts = [f"{v.dtype} {tuple(v.shape)}" for v in variables]
-    mine = tf.constant([len(texts), *(zlib.crc32(text.encode()) for text in texts)], tf.int64)
-    gathered = (
-        exchange_order.collective_in_turn(communicator, "all_gather", mine, name).numpy().tolist()
-    )
+    codes = tf.constant([len(texts), *(zlib.crc32(text.encode()) for text in texts)], tf.int64)
+    gathered = exchange_order.collective_in_turn(communicator, "all_gather", codes, name)
+    gathered = gathered.numpy().tolist()
     lists = []
     while gathered:
         length = gathered[0]
@@ -74,13 +59,11 @@ def check_same_shapes(variables: Sequence[Any], name: str) -> None:
         return
     differing = (i for i, codes in enumerate(zip(*lists, strict=False)) if len(set(codes)) > 1)
     first = next(differing, min(map(len, lists)))
-    here = f"'{_name(variables[first])}', {texts[first]}" if first < len(texts) else "missing"
+    here = "missing"
+    if first < len(texts):
+        here = f"'{getattr(variables[first], 'path', variables[first].name)}', {texts[first]}"
     raise ValueError(
         "The ranks must have the same variables in the same order. Received: "
         f"{[len(other) for other in lists]} variables, by rank; the first that differs is number "
         f"{first}, which on rank {communicator.rank} is {here}"
     )
-
-
-def _name(variable):
-    return getattr(variable, "path", variable.name)

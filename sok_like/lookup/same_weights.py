@@ -53,20 +53,13 @@ def compare(communicator: Communicator) -> list[tf.Tensor]:
     """Compares the ordinary variables of the tape that is taking a gradient, if it is time.
 
     Call it where the gradient of a lookup is built. Without a tape around it (`tf.gradients`, a
-    function within the tape) and in a v1 graph it compares nothing.
-
-    Returns:
-        Tensors that later ops must wait for.
-
-    Raises:
-        tf.errors.InvalidArgumentError: a variable differs; on all ranks.
-        tf.errors.FailedPreconditionError: the numbers of variables differ; on all ranks.
+    function within the tape) and in a v1 graph it compares nothing. Returns tensors that later ops
+    must wait for. Errors are raised on all ranks.
     """
     variables = _trained_variables()
     if not variables:
         return []
-    step = _counter(variables[0]).assign_add(1, read_value=True)
-    step = tf.identity(step)
+    step = tf.identity(_counter(variables[0]).assign_add(1, read_value=True))
     is_power = tf.equal(tf.bitwise.bitwise_and(step, step - 1), 0)
     due = (step > 1) & (is_power | tf.equal(step, 3))
 
@@ -75,12 +68,11 @@ def compare(communicator: Communicator) -> list[tf.Tensor]:
         values = tf.numpy_function(_sums, [as_tf_table(v) for v in variables], tf.int64)
         values = tf.ensure_shape(values, [2 * len(variables)])
         name = f"comparison_of_{len(variables)}_ordinary_variables"
-        told, _ = exchange_order.exchange_notes(values, [], communicator, name)
-        told = tf.reshape(told, [communicator.world_size, 2 * len(variables)])
-        told = tf.bitcast(tf.cast(told, tf.int32), tf.float32)
+        notes, _ = exchange_order.exchange_notes(values, [], communicator, name)
+        by_rank = tf.reshape(notes, [communicator.world_size, 2 * len(variables)])
+        by_rank = tf.bitcast(tf.cast(by_rank, tf.int32), tf.float32)
         # Learning rates and steps, which come first, matter to optimizers only.
-        done = check(tf.pad(told, [[0, 0], [2, 0]]), variables)
-        with tf.control_dependencies(done):
+        with tf.control_dependencies(check(tf.pad(by_rank, [[0, 0], [2, 0]]), variables)):
             return tf.constant(True)
 
     if tf.executing_eagerly():

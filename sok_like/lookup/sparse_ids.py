@@ -25,28 +25,26 @@ def samples_of(
 ) -> list[KeySamples]:
     """Keys of hash tables by sample, with one op for all tables.
 
-    Args:
-        sparse: Integers `[batch, max_hotness]`, in any order.
-        weights: For each of `sparse`, floats `[num_keys]` in the order of its entries, or None.
+    Integers are `[batch, max_hotness]` in any order, weights `[num_keys]` in theirs, or None.
     """
     keys = [as_keys(s.values) for s in sparse]
     weights = [None] * len(sparse) if weights is None else list(weights)
-    given = [None if w is None else tf.cast(w, tf.float32) for w in weights]
+    floats = [None if w is None else tf.cast(w, tf.float32) for w in weights]
     if not sparse:
         return []
     if exporting.current() is not None:
-        return [_with_stock_ops(*item) for item in zip(sparse, keys, given, strict=True)]
+        return [_with_stock_ops(*item) for item in zip(sparse, keys, floats, strict=True)]
     with tf.device("CPU:0"):
-        found = libraries.ops().sok_sparse_samples(
+        samples = libraries.ops().sok_sparse_samples(
             indices=[s.indices for s in sparse],
             keys=keys,
-            weights=[tf.zeros([0]) if w is None else w for w in given],
+            weights=[tf.zeros([0]) if w is None else w for w in floats],
             dense_shapes=[s.dense_shape for s in sparse],
         )
     return [
         KeySamples(k, splits, None if w is None else ordered)
         for k, splits, w, ordered in zip(
-            found.sorted_keys, found.row_splits, given, found.sorted_weights, strict=True
+            samples.sorted_keys, samples.row_splits, floats, samples.sorted_weights, strict=True
         )
     ]
 
@@ -56,26 +54,21 @@ def samples_by_table(
 ) -> list[KeySamples]:
     """Keys of hash tables by table and sample, with one op for all tables.
 
-    Args:
-        samples: Integers `[num_samples, None]`, those of the first table first.
-        weights: Floats `[num_keys]`, or None.
-        table_splits: `[num_tables + 1]`, the first sample of each table, and the end.
-
-    Raises:
-        tf.errors.InvalidArgumentError: splits do not rise from 0 to the end of what they divide.
+    Samples `[num_samples, None]` of the first table come first; `table_splits`
+    `[num_tables + 1]` has the first sample of each table, and the end.
     """
-    given = None if weights is None else tf.cast(weights, tf.float32)
+    floats = None if weights is None else tf.cast(weights, tf.float32)
     with tf.device("CPU:0"):
-        found = libraries.ops().sok_group_samples(
+        by_table = libraries.ops().sok_group_samples(
             keys=as_keys(samples.values),
-            weights=tf.zeros([0]) if given is None else given,
+            weights=tf.zeros([0]) if floats is None else floats,
             table_splits=tf.cast(table_splits, tf.int64),
             row_splits=tf.cast(samples.row_splits, tf.int64),
             N=num_tables,
         )
     return [
-        KeySamples(keys, splits, None if given is None else its_weights)
-        for keys, its_weights, splits in zip(*found, strict=True)
+        KeySamples(keys, splits, None if floats is None else its_weights)
+        for keys, its_weights, splits in zip(*by_table, strict=True)
     ]
 
 

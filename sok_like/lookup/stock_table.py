@@ -70,7 +70,11 @@ class StockTable(tf.Module):
     def __call__(self, keys: tf.Tensor) -> tf.Tensor:
         """Rows of int64 keys `[num_keys]`, float32 `[num_keys, dim]`."""
         if self.layout is None:
-            return self._decoded(self._in_range(keys))
+            wrong = (keys < 0) | (keys >= self.key_limit)
+            rule = f"Keys of table '{self.table_name}' must be in [0, {self.key_limit}). Received:"
+            check = tf.debugging.Assert(~tf.reduce_any(wrong), [rule, tf.boolean_mask(keys, wrong)])
+            with tf.control_dependencies([] if check is None else [check]):
+                return self._decoded(tf.identity(keys))
         buckets = _choices(keys, self.layout)
         same = tf.equal(tf.gather(self.keys, buckets), keys[:, tf.newaxis, tf.newaxis])
         # Of each key found its number, in ascending order, which of its buckets, and the slot.
@@ -87,18 +91,6 @@ class StockTable(tf.Module):
 
         # Only batches with missing keys pay for their rows.
         return tf.cond(tf.equal(tf.shape(at)[0], tf.size(keys)), lambda: found, filled)
-
-    def _in_range(self, keys):
-        wrong = (keys < 0) | (keys >= self.key_limit)
-        check = tf.debugging.Assert(
-            ~tf.reduce_any(wrong),
-            [
-                f"Keys of table '{self.table_name}' must be in [0, {self.key_limit}). Received:",
-                tf.boolean_mask(keys, wrong),
-            ],
-        )
-        with tf.control_dependencies([] if check is None else [check]):
-            return tf.identity(keys)
 
     def _rows_at(self, bucket, slot):
         """Row numbers of the keys in these slots `[num_found]` of buckets `[num_found]`."""
@@ -147,11 +139,7 @@ def number_dtype(num_rows: int) -> Any:
 
 
 def encoded(rows: np.ndarray, dtype: tf.DType, table_name: str) -> list[tf.Tensor]:
-    """Rows float32 `[n, dim]` in the dtype of an export; for int8 their scales `[n]`, too.
-
-    Raises:
-        ValueError: int8 rows that are not finite.
-    """
+    """Rows float32 `[n, dim]` in the dtype of an export; for int8 their scales `[n]`, too."""
     if dtype != tf.int8:
         return [tf.cast(rows, dtype)]
     values, scales = _quantized(rows, table_name)

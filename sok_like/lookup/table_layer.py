@@ -75,12 +75,7 @@ def unless_frozen(layer: Any, rows: Any) -> Any:
 
 
 def keras_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Checks Keras' own arguments of a layer, and returns them.
-
-    Raises:
-        TypeError: `weights` is given, which tf_keras sets when it builds a layer; tables exist
-            before.
-    """
+    """Keras' own arguments of a layer; not `weights`, as tables exist before tf_keras sets them."""
     if "weights" in kwargs:
         raise TypeError(
             "`weights` is not an argument of layers over hash tables: rows have keys. "
