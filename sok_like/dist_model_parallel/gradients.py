@@ -12,7 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup.local_variables import is_local, mark_local, unique_in_graph
+from sok_like.lookup.local_marks import mark_local
+from sok_like.lookup.local_variables import is_local, unique_in_graph
 from sok_like.optimizers import families, stages
 from sok_like.runtime.framework.keras_version import optimizer_family
 from sok_like.runtime.framework.scoped_attributes import view

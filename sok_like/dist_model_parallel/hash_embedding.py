@@ -9,7 +9,7 @@ import tensorflow as tf
 from sok_like.lookup.dense_lookup import check_ids, symbolic_output
 from sok_like.lookup.flat_ids import FlatIds
 from sok_like.lookup.hash_lookup import HashFeature, lookup
-from sok_like.lookup.local_variables import mark_local
+from sok_like.lookup.local_marks import mark_local
 from sok_like.lookup.padding import check_pad_key, mask_of
 from sok_like.lookup.table_layer import TableLayer, freeze_tables, keras_arguments
 from sok_like.runtime.checks import OPTIONAL_COMBINERS, check_combiner, check_integer

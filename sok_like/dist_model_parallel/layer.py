@@ -16,7 +16,8 @@ from sok_like.dist_model_parallel.whole_tables import WholeTables
 from sok_like.lookup import exchange, exporting
 from sok_like.lookup.dense_lookup import DENSE_COMBINERS, as_tf_table, check_ids
 from sok_like.lookup.flat_ids import FlatIds, LookupShard
-from sok_like.lookup.local_variables import mark_local, unique_in_graph
+from sok_like.lookup.local_marks import mark_local
+from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.lookup.padding import mask_of
 from sok_like.lookup.training_flag import by_training
 from sok_like.planner import DistEmbeddingStrategy

@@ -111,7 +111,9 @@ def mp_input_lookup(
     outputs = [samples[i].restore(found.pop(i)) for i in mine]
     with exchange_order.turn() as done:
         message, words = _message(layer, outputs, sizes[1:], list(found.values()), name)
-        lookup = exchange_order.Lookup(communicator, name, same_weights.compare, layer.wire_dtype)
+        lookup = exchange_order.Lookup(
+            communicator, name, same_weights.comparison(), layer.wire_dtype
+        )
         arrived, _, call = exchange_order.exchange_rows(
             message, tf.fill([world_size], words), lookup
         )

@@ -10,6 +10,7 @@ This module looks rows up, and TensorFlow's own function combines them. So every
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import typing
@@ -23,6 +24,8 @@ from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.keras_call import training_of_call
 from sok_like.lookup.norms import is_part as is_part  # its hooks belong to every lookup
 from sok_like.lookup.training_flag import by_training
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.ranks import comm
 from sok_like.table import as_variable
 from sok_like.table.keys import as_keys
 from sok_like.table.variable import EmbeddingVariable as EmbeddingVariable
@@ -146,3 +149,9 @@ for _nn, _kinds in ((tf.nn, _EITHER), (tf.compat.v1.nn, tf.SparseTensor)):
     OnTypeError(_nn.embedding_lookup, _unwrapped)
     _dispatch(_nn.embedding_lookup_sparse, "params", "sp_ids", _kinds, _sparse)
     _dispatch(_nn.safe_embedding_lookup_sparse, "embedding_weights", "sparse_ids", _kinds, _safe)
+
+
+@hooks.at_init
+def _install():
+    if comm.launched_world_size() > 1:  # a program may have marked variables by itself
+        importlib.import_module("sok_like.lookup.local_marks")

@@ -95,7 +95,7 @@ def exchange_lookup(
     shards = [f"{f.num_rows}x{f.dim} of {f.owner} at {f.row_offset}{_rule(f)}" for f in features]
     statement = f"{how.name}: {', '.join(shards)}"
     lookup = exchange_order.Lookup(
-        communicator, how.name, same_weights.compare, how.wire_dtype, statement
+        communicator, how.name, same_weights.comparison(), how.wire_dtype, statement
     )
     scale = 1.0 / world_size if how.gradient_scale is None else how.gradient_scale
     owners, dims = [f.owner for f in features], [f.dim for f in features]

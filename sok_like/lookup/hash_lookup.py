@@ -179,7 +179,7 @@ class _DeviceGroup:
                 **batch,
             )
         lookup = exchange_order.Lookup(
-            communicator, self.name, same_weights.compare, self.wire_dtype, self._said()
+            communicator, self.name, same_weights.comparison(), self.wire_dtype, self._said()
         )
         with exchange_order.turn() as done:
             message, splits = exchange_order.exchange_keys(routed.message, routed.splits, lookup)

@@ -17,7 +17,7 @@ from sok_like.table.variable import is_embedding_variable
 _used: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-def _faces(variable: Any):
+def faces(variable: Any):
     """All objects by which a variable is seen: itself, the one it wraps, and their handles."""
     seen = [variable]
     for name in ("_value", "_variable"):  # of Keras 3, and of tf_keras' mixed precision
@@ -29,19 +29,6 @@ def _faces(variable: Any):
     return seen + [handle for handle in handles if handle is not None]
 
 
-def mark_local(variable: Any, has_norm: bool = True) -> Any:
-    """Marks a variable as this rank's own with `de_local = True`; returns it.
-
-    `has_norm` tells whether it holds rows of one table, of which each rank has others.
-    """
-    for face in _faces(variable):
-        try:
-            face.de_local, face._sok_has_norm = True, has_norm
-        except AttributeError:  # a symbolic handle takes no attributes
-            pass
-    return variable
-
-
 def is_local(variable: Any) -> bool:
     """Whether a variable is this rank's own: neither averaged over ranks nor broadcast.
 
@@ -51,13 +38,13 @@ def is_local(variable: Any) -> bool:
         variable: Any object; for what is not a variable the result is False.
     """
     return is_embedding_variable(variable) or any(
-        getattr(face, "de_local", False) for face in _faces(variable)
+        getattr(face, "de_local", False) for face in faces(variable)
     )
 
 
 def has_norm(variable: Any) -> bool:
     """Whether the norm of a local variable is that of what all ranks have of one table."""
-    return all(getattr(face, "_sok_has_norm", True) for face in _faces(variable))
+    return all(getattr(face, "_sok_has_norm", True) for face in faces(variable))
 
 
 def unique_in_graph(name: str) -> str:

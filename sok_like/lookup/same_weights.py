@@ -15,6 +15,7 @@ Not at step 1: programs for Horovod broadcast variables after it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -146,8 +147,12 @@ def _counter(variable):
     return table._sok_gradients_taken
 
 
-@hooks.at_init
-def _install():
-    hooks.wrap(
-        tf.GradientTape, "gradient", _gradient, "variables trained beside a table are compared"
-    )
+def comparison() -> Callable[[Communicator], list[tf.Tensor]]:
+    """`compare`, for a lookup on several ranks, whose tape it must know; others wrap nothing."""
+    hooks.at_init(_watch_tapes)
+    return compare
+
+
+def _watch_tapes():
+    why = "variables trained beside a table are compared"
+    hooks.wrap(tf.GradientTape, "gradient", _gradient, why)

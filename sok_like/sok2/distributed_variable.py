@@ -19,9 +19,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from sok_like.lookup import norms
 from sok_like.lookup.exchange import BY_KEY
-from sok_like.lookup.local_variables import mark_local
+from sok_like.lookup.local_marks import mark_local, marked_part
 from sok_like.planner import readers
 from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.framework.keras_version import is_keras_3
@@ -164,7 +163,7 @@ class ShardedVariable(ResourceVariable):
                 flat = tf.reshape(indices, [-1])
                 values = tf.reshape(gradient, [tf.size(flat), self.dim])
                 shape = tf.constant(self.shape.as_list())
-                return None, [norms.marked_part(tf.IndexedSlices(values, flat, shape))]
+                return None, [marked_part(tf.IndexedSlices(values, flat, shape))]
 
             return rows, back
 

@@ -46,9 +46,12 @@ def at_init(install: Callable[[], None]) -> Callable[[], None]:
     """Decorator of a function that wraps others; stands at the end of its module.
 
     The first `sok.Init` calls the functions of the modules that are loaded, in order of imports.
-    Later ones are called here, while their module is being loaded.
+    Later ones are called here, while their module is being loaded. A function that is given again
+    is left as it is.
     """
     with _lock:
+        if install in _installers:
+            return install
         _installers.append(install)
         _waiting.append(install)
         if _initialized:

@@ -192,6 +192,27 @@ hooks.undo_all()
 assert Owner().first() == 1 and Owner().second() == 3
 sok.Init(global_batch_size=1)
 assert Owner().first() == 10
+
+# On one process hash tables need no hook of tapes and optimizers: norms know their gradients.
+import tensorflow as tf
+def tapes_and_optimizers():
+    names = ("GradientTape.gradient", "._backend_apply_gradients", "._clip_gradients")
+    return [name for name, _, _ in hooks.listing() if name.endswith(names)]
+layer, kernel = sok.GroupEmbedding({"a": 2}), tf.constant([1.0, 2.0])
+with tf.GradientTape() as tape:
+    rows = [layer({"a": tf.constant(keys)})["a"] for keys in ([1, 2], [2, 2])]
+    loss = tf.reduce_sum(tf.add_n(rows) * kernel)
+(gradient,) = tape.gradient(loss, layer.trainable_variables)
+# Key 1 has been read once, key 2 three times: the squares are 5 and 9 * 5.
+for norm in (tf.linalg.global_norm([gradient]), tf.clip_by_global_norm([gradient], 1.0)[1]):
+    assert abs(float(norm) ** 2 - 50.0) < 1e-3, norm
+for clipped in (tf.clip_by_norm(gradient, 1.0), tf.clip_by_global_norm([gradient], 1.0)[0][0]):
+    clipped = tf.math.unsorted_segment_sum(clipped.values, tf.cast(clipped.indices, tf.int32), 3)
+    assert abs(float(tf.norm(clipped)) - 1.0) < 1e-5, clipped
+assert tapes_and_optimizers() == []
+import sok_like.dist_model_parallel.layer
+assert len(tapes_and_optimizers()) == 3, tapes_and_optimizers()
+
 from sok_like.__main__ import wrapped
 found = wrapped()
 states = {state for _, _, state in found}
