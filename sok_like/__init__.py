@@ -20,7 +20,7 @@ from sok_like.runtime.framework.keras_names import announce
 
 # Modules of the classes, by their names in Keras' files.
 _IN_FILES = {
-    "sok_like>Adam": "sok_like.optimizers.keras_adam",
+    "sok_like>Adam": "sok_like.optimizers.lazy_adam",
     "sok_like>All2AllDenseEmbedding": "sok_like.embeddings.all2all_dense_embedding",
     "sok_like>ConcatInitializer": "sok_like.dist_model_parallel.concat_initializer",
     "sok_like>ConcatOneHotEmbedding": "sok_like.dist_model_parallel.concat_one_hot",

@@ -162,11 +162,12 @@ def shared_embedding_columns(
     """
     if not categorical_columns:
         raise ValueError("`categorical_columns` must hold at least one column. Received: 0")
-    kinds = set()
+    kinds: set[tuple] = set()
     for column in categorical_columns:
-        keys = table_column(column)
-        buckets = None if keys is not None else ("buckets", column._num_buckets)
-        kinds.add(buckets or ("keys", keys.dtype.name, repr(keys.ev_option)))
+        if (keys := table_column(column)) is None:
+            kinds.add(("buckets", column._num_buckets))
+        else:
+            kinds.add(("keys", keys.dtype.name, repr(keys.ev_option)))
     if len(kinds) > 1:
         raise ValueError(
             "`categorical_columns` must all have keys of one dtype and the same options, or all "

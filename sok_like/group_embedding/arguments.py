@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.ops.variables import PartitionedVariable
 
 from sok_like.lookup import exporting
-from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.lookup.dense_lookup import as_tf_table, check_weights
 from sok_like.lookup.sparse_ids import in_order, row_splits, samples_by_table, samples_of
 from sok_like.runtime.checks import COMBINERS, require, wrong_argument
 from sok_like.runtime.ranks import communication_dtype
@@ -137,7 +137,7 @@ def ids_of(sp_ids: Any, sp_weights: Any, name: str, together: bool = False) -> I
         )
     check_integers("sp_ids", sp_ids, name)
     if sp_weights is not None:
-        _check_weights(sp_ids, sp_weights, name)
+        check_weights(sp_ids, sp_weights, "sp_", f" (table '{name}')")
     if isinstance(sp_ids, tf.RaggedTensor):
         same = sp_weights is None or sp_weights.row_splits is sp_ids.row_splits
         checks = [] if same else [(sp_ids.row_splits, sp_weights.row_splits)]
@@ -221,19 +221,6 @@ def check_integers(argument: str, ids: Any, name: str) -> None:
         raise TypeError(
             f"`{argument}` must be integers. Received: {ids.dtype.name} (table '{name}'). "
             f"{dtype_hint(ids.dtype)}"
-        )
-
-
-def _check_weights(ids, weights, name):
-    kind = tf.RaggedTensor if isinstance(ids, tf.RaggedTensor) else tf.SparseTensor
-    if not isinstance(weights, kind) or not ids.shape.is_compatible_with(weights.shape):
-        raise ValueError(
-            "`sp_weights` must have the same kind and shape as `sp_ids`. "
-            f"Received: sp_ids={ids!r}, sp_weights={weights!r} (table '{name}')"
-        )
-    if not weights.dtype.is_floating:
-        raise TypeError(
-            f"`sp_weights` must be floats. Received: {weights.dtype.name} (table '{name}')"
         )
 
 

@@ -155,7 +155,8 @@ def require_in_range(ids, num_rows, table_name):
 
 def flatten(ids, weights=None) -> Samples:
     """Turns ids of any kind into samples; weights must have their kind and shape."""
-    _check_weights(ids, weights)
+    if weights is not None:
+        check_weights(ids, weights)
     if isinstance(ids, tf.RaggedTensor):
         if weights is not None:
             splits = [tf.cast(each.row_splits, tf.int64) for each in (ids, weights)]
@@ -199,18 +200,17 @@ def _aligned(weights, checks):
         return tf.identity(weights)
 
 
-def _check_weights(ids, weights):
-    if weights is None:
-        return
+def check_weights(ids, weights, prefix: str = "", of: str = "") -> None:
+    """Checks the kind, shape and dtype of weights; `prefix` is that of the arguments' names."""
     kinds = (tf.RaggedTensor, tf.SparseTensor)
     same_kind = all(isinstance(ids, kind) == isinstance(weights, kind) for kind in kinds)
     if not same_kind or not ids.shape.is_compatible_with(weights.shape):
         raise ValueError(
-            f"`weights` must have the same kind and shape as `ids`. Received: ids={ids!r}, "
-            f"weights={weights!r}"
+            f"`{prefix}weights` must have the same kind and shape as `{prefix}ids`. "
+            f"Received: {prefix}ids={ids!r}, {prefix}weights={weights!r}{of}"
         )
     if not weights.dtype.is_floating:
-        raise TypeError(f"`weights` must be floats. Received: {weights.dtype.name}")
+        raise TypeError(f"`{prefix}weights` must be floats. Received: {weights.dtype.name}{of}")
 
 
 def check_ids(ids, combiner: str | None, table_name: str) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from sok_like.optimizers import keras_adam
+from sok_like.optimizers import lazy_adam
 
 
 @tf.keras.utils.register_keras_serializable("sok_like", name="EmbeddingAdam")
-class Adam(keras_adam.Adam):
+class Adam(lazy_adam.Adam):
     """Adam for embedding variables only; raises ValueError for any other variable.
 
     For programs that split a model's variables and use one optimizer for each kind.

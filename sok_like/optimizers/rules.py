@@ -16,6 +16,7 @@ leaves them unchanged; Keras 3's dense formula would set every row to zero at th
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import ops
+from sok_like.runtime.checks import require
 from sok_like.runtime.native import libraries
 from sok_like.table.keys import as_keys, as_rows
 from sok_like.table.variable import EmbeddingVariable
@@ -177,32 +179,27 @@ def _legacy_rule(optimizer, name):
 def _legacy_number(optimizer, hyper):
     """A number that Keras keeps as given at first, and as a variable from the first step on."""
     value = optimizer._hyper[hyper]
-    numbers = optimizer.__dict__.setdefault("_sok_numbers", {})
+    as_given = optimizer.__dict__.setdefault("_sok_numbers", {})
     if isinstance(value, tf.Variable):
         with tf.init_scope():
             if tf.executing_eagerly():
                 return float(value.numpy())
-        if hyper not in numbers:
+        if hyper not in as_given:
             raise ValueError(
                 "A legacy optimizer of Keras must be wrapped, or used with embedding variables, "
                 f"before its first step in a graph. Received: {optimizer._name} after it"
             )
-        return numbers[hyper]
-    value = value() if callable(value) else value
-    if tf.is_tensor(value):
-        raise ValueError(
-            f"`{hyper}` must be a number, fixed for the whole training. Received: {value!r}"
-        )
-    numbers[hyper] = float(value)
-    return numbers[hyper]
+        return as_given[hyper]
+    as_given[hyper] = _fixed(value, hyper)
+    return as_given[hyper]
 
 
 def _reading(rule, number, fixed=None, **attributes):
     """A function that reads a rule off an optimizer; `attributes` maps options to attributes."""
 
     def read(optimizer):
-        numbers = {option: number(optimizer, name) for option, name in attributes.items()}
-        return OptimizerRule(rule, tuple({**numbers, **(fixed or {})}.items()))
+        options = {option: number(optimizer, name) for option, name in attributes.items()}
+        return OptimizerRule(rule, tuple({**options, **(fixed or {})}.items()))
 
     return read
 
@@ -222,13 +219,13 @@ def _v1_momentum(o):
 
 def number_of(optimizer: Any, attribute: str) -> float:
     """A setting that a rule keeps for the whole training; raises ValueError for a tensor."""
-    value = getattr(optimizer, attribute)
+    return _fixed(getattr(optimizer, attribute), attribute.lstrip("_"))
+
+
+def _fixed(value, setting):
     value = value() if callable(value) else value
-    if not isinstance(value, (int, float)):
-        raise ValueError(
-            f"`{attribute.lstrip('_')}` must be a number, fixed for the whole training. "
-            f"Received: {value!r}"
-        )
+    fits = isinstance(value, numbers.Real)
+    require(fits, setting, "a number, fixed for the whole training", value)
     return float(value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sok_like.runtime.checks import require
 from sok_like.table.variable import is_embedding_variable
 
 
@@ -25,10 +26,8 @@ def split_embedding_variable_from_others(
     Raises:
         ValueError: `variables` is neither a list nor a tuple.
     """
-    if not isinstance(variables, (list, tuple)):
-        raise ValueError(
-            f"`variables` must be a list or a tuple of trainable variables. Received: {variables!r}"
-        )
+    is_list = isinstance(variables, (list, tuple))
+    require(is_list, "variables", "a list or a tuple of trainable variables", variables)
     embedding = tuple(v for v in variables if is_embedding_variable(v))
     return embedding, tuple(v for v in variables if not is_embedding_variable(v))
 
