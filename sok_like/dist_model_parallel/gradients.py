@@ -64,10 +64,14 @@ def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str)
     if communicator.world_size == 1:
         return gradients
     shared = [i for i, variable in enumerate(variables) if not is_local(variable)]
-    mine = [gradients[i] for i in shared]
+    to_average = [gradients[i] for i in shared]
     if sparse_as_dense:
-        mine = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in mine]
-    means = exchange_order.collective_in_turn(communicator, "average", mine, unique_in_graph(name))
+        to_average = [
+            tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in to_average
+        ]
+    means = exchange_order.collective_in_turn(
+        communicator, "average", to_average, unique_in_graph(name)
+    )
     for i, gradient in zip(shared, means, strict=True):
         gradients[i] = gradient
     return gradients

@@ -101,14 +101,14 @@ class _OnShards(_WorksOnShards):
 
     def _clip_gradients(self, grads):
         """Clips by the norms of whole gradients."""
-        each, all_together = self.clipnorm, getattr(self, "global_clipnorm", None)
-        if not (each or all_together) or not any(map(shard_of, self._sok_updated)):
+        norm, global_norm = self.clipnorm, getattr(self, "global_clipnorm", None)
+        if not (norm or global_norm) or not any(map(shard_of, self._sok_updated)):
             return super()._clip_gradients(grads)
-        whole = list(map(sharded_gradient, grads, self._sok_updated))
-        if each:
-            clipped = [tf.clip_by_norm(gradient, each) for gradient in whole]
+        of_whole = list(map(sharded_gradient, grads, self._sok_updated))
+        if norm:
+            clipped = [tf.clip_by_norm(gradient, norm) for gradient in of_whole]
         else:
-            clipped, _ = clip_by_global_norm(whole, all_together)
+            clipped, _ = clip_by_global_norm(of_whole, global_norm)
         return list(map(local_part, clipped, self._sok_updated))
 
 
@@ -120,8 +120,10 @@ class _ScalingOnShards(_WorksOnShards):
     """
 
     def apply(self, grads, trainable_variables=None):  # Keras 3
-        given = self._trainable_variables if trainable_variables is None else trainable_variables
-        parts = _parts(self, list(zip(grads, given, strict=True)))
+        variables = (
+            self._trainable_variables if trainable_variables is None else trainable_variables
+        )
+        parts = _parts(self, list(zip(grads, variables, strict=True)))
         with on_shards():
             super().apply([gradient for gradient, _ in parts], [v for _, v in parts])
 
@@ -248,7 +250,7 @@ def _install():
         hooks.wrap(cls, method, _apply if is_keras_3() else _apply_gradients, why)
     hooks.wrap(optimizers.Optimizer, "exclude_from_weight_decay", _exclude, why)
     # Subclasses make their slot variables in their own `build`.
-    known = [cls for cls in vars(optimizers).values() if isinstance(cls, type)]
-    for base in {base for cls in (*known, *classes) for base in cls.__mro__}:
+    listed = [cls for cls in vars(optimizers).values() if isinstance(cls, type)]
+    for base in {base for cls in (*listed, *classes) for base in cls.__mro__}:
         if issubclass(base, optimizers.Optimizer) and "build" in vars(base):
             hooks.wrap(base, "build", _build, why)

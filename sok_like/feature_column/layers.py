@@ -131,14 +131,14 @@ class _ColumnsLayer(tf.keras.layers.Layer):
     def _tables(self):
         """The table of each fused column."""
         firsts = self._columns.table_keys()
-        found = {}
+        tables = {}
         for column in self._columns.fused:
             key = column.shared_name or column.name
             if key in self._columns.tables:
-                found[column] = self._columns.tables[key]
+                tables[column] = self._columns.tables[key]
             else:
-                found[column] = self._state.get_variable(firsts[key], WEIGHTS)
-        return found
+                tables[column] = self._state.get_variable(firsts[key], WEIGHTS)
+        return tables
 
     def _call(self, features, training):
         return Call(self._tables(), self._inputs(features), training, self.gradient_scale)
@@ -204,10 +204,10 @@ class DenseFeatures(_ColumnsLayer):
     def call(self, features, training=None):
         def tensors(training):
             call = self._call(features, training)
-            found = embeddings(self._columns.fused, call)
+            outputs = embeddings(self._columns.fused, call)
             for column in self._columns.stock:
-                found[column] = column.get_dense_tensor(call.inputs, self._state)
-            return tf.concat([flat(column, found[column]) for column in self._columns.all], 1)
+                outputs[column] = column.get_dense_tensor(call.inputs, self._state)
+            return tf.concat([flat(column, outputs[column]) for column in self._columns.all], 1)
 
         return tf.cast(by_training(training, tensors), self.compute_dtype)
 

@@ -46,10 +46,10 @@ def table_name(table: Any) -> str:
 def tables(params: Any) -> list:
     """`params` as a list of EmbeddingVariables and of dense tables for TensorFlow's gather."""
     require(params is not None, "params", "given", params)
-    given = params if isinstance(params, (list, tuple)) else [params]
-    if not given:
+    items = params if isinstance(params, (list, tuple)) else [params]
+    if not items:
         raise ValueError(f"`params` must hold at least one table. Received: params={params!r}")
-    return [_table(param) for param in given]
+    return [_table(param) for param in items]
 
 
 def _table(param):

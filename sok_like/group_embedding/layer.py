@@ -193,14 +193,14 @@ class GroupEmbedding(tf.keras.layers.Layer):
                 f"The input must be {kind} of features, as `embedding_dims` is. "
                 f"Received: {inputs!r} (layer '{self.name}')"
             )
-        given = dict(inputs) if self._is_dict else dict(enumerate(inputs))
-        missing = [name for name in self._dims if name not in given]
-        if missing or (not self._is_dict and len(given) != len(self._dims)):
+        features = dict(inputs) if self._is_dict else dict(enumerate(inputs))
+        missing = [name for name in self._dims if name not in features]
+        if missing or (not self._is_dict and len(features) != len(self._dims)):
             raise ValueError(
                 f"The input must hold the features {list(self._dims)}. "
-                f"Received: {list(given)} (layer '{self.name}')"
+                f"Received: {list(features)} (layer '{self.name}')"
             )
-        return {name: given[name] for name in self._dims}
+        return {name: features[name] for name in self._dims}
 
     def _flat_ids(self, features):
         """The features as flat keys."""
@@ -289,8 +289,8 @@ class GroupEmbedding(tf.keras.layers.Layer):
         return self._structure([self._shape(name, shape) for name, shape in shapes.items()])
 
     def _shape(self, name, shape):
-        kept = tuple(shape) if self._combiners[name] is None else tuple(shape)[:1]
-        return (*kept, self._dims[name])
+        leading = tuple(shape) if self._combiners[name] is None else tuple(shape)[:1]
+        return (*leading, self._dims[name])
 
     def compute_output_spec(self, inputs, training=None):
         import keras
@@ -340,16 +340,16 @@ def _by_feature(argument, values, features, default):
     if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
         required = "a dictionary or a list with an entry for each feature"
         raise wrong_argument(argument, required, values)
-    given = dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
+    by_feature = dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
     if features is None:
-        return given
-    unknown = [name for name in given if name not in features]
-    if unknown or (not isinstance(values, Mapping) and len(given) != len(features)):
+        return by_feature
+    unknown = [name for name in by_feature if name not in features]
+    if unknown or (not isinstance(values, Mapping) and len(by_feature) != len(features)):
         raise ValueError(
             f"`{argument}` must have an entry for each feature of {list(features)}. "
             f"Received: {argument}={values!r}"
         )
-    return {name: given.get(name, default[name]) for name in features}
+    return {name: by_feature.get(name, default[name]) for name in features}
 
 
 def _is_composite(values):

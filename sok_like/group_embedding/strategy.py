@@ -37,8 +37,8 @@ def enable_distributed_strategy(strategy: str | None = "collective") -> None:
     if strategy not in STRATEGIES:
         raise ValueError(f"`strategy` must be one of {STRATEGIES}. Received: strategy={strategy!r}")
     if strategy != "collective":
-        known = comm.is_initialized()
-        world_size = comm.current().world_size if known else comm.launched_world_size()
+        is_initialized = comm.is_initialized()
+        world_size = comm.current().world_size if is_initialized else comm.launched_world_size()
         if world_size > 1:
             raise RuntimeError(
                 "A localized strategy needs a job of one process: with more, each would train a "

@@ -128,15 +128,15 @@ def _safe(table, arguments):
     """Looks up only the keys that count. Row 0 is that of `default_id`, or zeros."""
     ids, weights = arguments["sparse_ids"], arguments["sparse_weights"]
     keys, default = as_keys(flat_values(ids)), arguments["default_id"]
-    kept = keys >= 0
+    counts = keys >= 0
     if weights is not None and arguments["combiner"] != "sum":
-        kept &= flat_values(weights) > 0
-    keys = tf.boolean_mask(keys, kept)
+        counts &= flat_values(weights) > 0
+    keys = tf.boolean_mask(keys, counts)
     if default is None:
         rows = tf.concat([tf.zeros([1, table.dim]), rows_by_key(table, keys)], 0)
     else:
         rows = rows_by_key(table, tf.concat([tf.reshape(as_keys(default), [1]), keys], 0))
-    positions = tf.where(kept, tf.cumsum(tf.cast(kept, tf.int64)), -1)
+    positions = tf.where(counts, tf.cumsum(tf.cast(counts, tf.int64)), -1)
     return {
         "embedding_weights": rows,
         "sparse_ids": with_flat_values(ids, positions),

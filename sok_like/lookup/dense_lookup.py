@@ -159,7 +159,7 @@ def flatten(ids, weights=None) -> Samples:
         check_weights(ids, weights)
     if isinstance(ids, tf.RaggedTensor):
         if weights is not None:
-            splits = [tf.cast(each.row_splits, tf.int64) for each in (ids, weights)]
+            splits = [tf.cast(ragged.row_splits, tf.int64) for ragged in (ids, weights)]
             same = [] if ids.row_splits is weights.row_splits else [_equal(*splits)]
             weights = _aligned(weights.flat_values, same)
         return Samples(

@@ -218,14 +218,14 @@ def _gather(features, local_rows, training=False, world_size=1):
         if is_embedding_variable(first.variable):
             first.variable.record_access()
             # Other ranks wait for the rows, so their message carries what went wrong here.
-            found, problem = libraries.ops().sok_find_rows(
+            table_rows, problem = libraries.ops().sok_find_rows(
                 handle=first.variable.handle, keys=unique, dim=first.dim, insert=training
             )
             problems.append(problem)
         else:
             rows = unique // world_size if first.owner == BY_KEY else unique
-            found = tf.gather(first.variable, rows)
+            table_rows = tf.gather(first.variable, rows)
         sizes = [tf.size(local_rows[i]) for i in group]
         for i, part in zip(group, tf.split(inverse, sizes), strict=True):
-            places[i] = found, part
+            places[i] = table_rows, part
     return places, problems

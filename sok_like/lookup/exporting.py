@@ -131,8 +131,8 @@ def _checks(feature):
     """The checks that the lookup op makes of a feature's samples."""
     checks = []
 
-    def require(ok, *said):
-        check = tf.debugging.Assert(ok, [*said, f"(table '{feature.variable.table_name}')"])
+    def require(ok, *message):
+        check = tf.debugging.Assert(ok, [*message, f"(table '{feature.variable.table_name}')"])
         if check is not None:
             checks.append(check)
 
@@ -142,9 +142,9 @@ def _checks(feature):
         number = tf.size(lengths, tf.int64)
         if feature.max_hotness:
             most = feature.max_hotness
-            said = f"A sample may hold at most {most} keys. Received:"
-            require(tf.reduce_all(lengths <= most), said, tf.reduce_max(lengths))
+            rule = f"A sample may hold at most {most} keys. Received:"
+            require(tf.reduce_all(lengths <= most), rule, tf.reduce_max(lengths))
     if feature.batch_multiple > 1:
-        said = f"The number of samples must be a multiple of {feature.batch_multiple}. Received:"
-        require(tf.equal(number % feature.batch_multiple, 0), said, number)
+        rule = f"The number of samples must be a multiple of {feature.batch_multiple}. Received:"
+        require(tf.equal(number % feature.batch_multiple, 0), rule, number)
     return checks

@@ -93,6 +93,6 @@ class FlatIds:
         if static.rank == 1:
             rows.set_shape(static.concatenate([dim]))
             return rows
-        kept = tf.shape(ids)[:-1] if is_combined else tf.shape(ids)
-        rows = tf.reshape(rows, tf.concat([kept, [dim]], 0))
+        leading = tf.shape(ids)[:-1] if is_combined else tf.shape(ids)
+        rows = tf.reshape(rows, tf.concat([leading, [dim]], 0))
         return tf.ensure_shape(rows, static.concatenate([dim]))

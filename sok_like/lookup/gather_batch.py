@@ -53,8 +53,8 @@ def gather_batch(tensor: Any, name: str = "gather_batch") -> tf.Tensor:
 
     @tf.custom_gradient
     def run(tensor):
-        whole, sizes = exchange_order.exchange_in_turn(gather, name, communicator)
-        whole.set_shape([None, *tensor.shape[1:]])
+        gathered, sizes = exchange_order.exchange_in_turn(gather, name, communicator)
+        gathered.set_shape([None, *tensor.shape[1:]])
 
         def back(grad):
             @tf.custom_gradient
@@ -63,11 +63,11 @@ def gather_batch(tensor: Any, name: str = "gather_batch") -> tf.Tensor:
                     lambda: communicator.sum(grad, f"{name}_grad"), f"{name}_grad", communicator
                 )
                 start = tf.reduce_sum(sizes[: communicator.rank])
-                mine = total[start : start + sizes[communicator.rank]]
-                return mine, lambda second: second_order.refused([second], [grad])[0]
+                of_this_rank = total[start : start + sizes[communicator.rank]]
+                return of_this_rank, lambda second: second_order.refused([second], [grad])[0]
 
             return tf.ensure_shape(send_back(tf.convert_to_tensor(grad)), tensor.shape)
 
-        return whole, back
+        return gathered, back
 
     return run(tensor)

@@ -152,14 +152,14 @@ class _DeviceGroup:
                 return self._exchange(communicator)
             batch = self._batch()  # beside its inputs, which may be in host memory
             with devices.device_scope(self.device):  # its gradient runs there, too
-                found = libraries.ops().sok_lookup(
+                result = libraries.ops().sok_lookup(
                     handles=self._handles(),
                     insert=self.training,
                     keep_rows=ops.rows_to_keep([f.weights for f in self.features]),
                     name="lookup",
                     **batch,
                 )
-                return list(found.embeddings)
+                return list(result.embeddings)
 
     def _exchange(self, communicator):
         if self.wire_dtype is not None and "GPU" in self.device:

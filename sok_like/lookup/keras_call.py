@@ -94,11 +94,11 @@ def _is_symbolic(keys):
 
 def _lists(layer, variable):
     # Kept on the variable: a variable of TensorFlow cannot be an element of a set.
-    known = variable.__dict__.setdefault("_listed_by", weakref.WeakSet())
-    if layer not in known:
+    listed_by = variable.__dict__.setdefault("_listed_by", weakref.WeakSet())
+    if layer not in listed_by:
         if not any(_inside(weight) is variable for weight in layer.variables):
             return False
-        known.add(layer)
+        listed_by.add(layer)
     return True
 
 

@@ -49,27 +49,27 @@ def _summed_over_ranks(numbers):
     communicator = comm.current_or_single()
     if communicator.world_size == 1:
         return numbers
-    mine, name = tf.cast(numbers, tf.float32)[tf.newaxis], unique_in_graph("sok_norm")
-    every = exchange_order.collective_in_turn(communicator, "all_gather", mine, name)
-    return tf.cast(tf.reduce_sum(every, 0), numbers.dtype)
+    own, name = tf.cast(numbers, tf.float32)[tf.newaxis], unique_in_graph("sok_norm")
+    by_rank = exchange_order.collective_in_turn(communicator, "all_gather", own, name)
+    return tf.cast(tf.reduce_sum(by_rank, 0), numbers.dtype)
 
 
 def _global_norm(own, t_list, name=None):
     if not has_parts(t_list):
         return own(t_list, name)
     parts = [g for g in t_list if g is not None and is_part(g)]
-    whole = _averaged([g for g in t_list if g is not None and not is_part(g)])
+    means = _averaged([g for g in t_list if g is not None and not is_part(g)])
     of_parts = _summed_over_ranks(_squares(parts))
-    return tf.sqrt(of_parts + tf.cast(_squares(whole), of_parts.dtype), name=name)
+    return tf.sqrt(of_parts + tf.cast(_squares(means), of_parts.dtype), name=name)
 
 
 def has_parts(t_list: Any) -> bool:
     """Whether the list has a part, and nothing for which another function is registered."""
     if not isinstance(t_list, Sequence):
         return False
-    given = [gradient for gradient in t_list if gradient is not None]
-    known = all(isinstance(gradient, (tf.Tensor, tf.IndexedSlices)) for gradient in given)
-    return known and any(map(is_part, given))
+    gradients = [gradient for gradient in t_list if gradient is not None]
+    are_tensors = all(isinstance(gradient, (tf.Tensor, tf.IndexedSlices)) for gradient in gradients)
+    return are_tensors and any(map(is_part, gradients))
 
 
 def _clip_by_norm(own, t, clip_norm, axes=None, name=None):
@@ -114,7 +114,7 @@ def _averaged(gradients):
 
 def _squares(gradients):
     sums = [tf.reduce_sum(tf.square(summed_values(gradient))) for gradient in gradients]
-    return tf.add_n([tf.cast(each, sums[0].dtype) for each in sums]) if sums else tf.zeros([])
+    return tf.add_n([tf.cast(one, sums[0].dtype) for one in sums]) if sums else tf.zeros([])
 
 
 @hooks.at_init

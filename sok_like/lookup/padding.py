@@ -48,10 +48,10 @@ def without(
     pad_key: int | str, keys: tf.Tensor, row_splits: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Keys without padding, and their row splits; None: each key was a sample of its own."""
-    kept = valid(keys, pad_key)
-    before = tf.concat([[0], tf.cumsum(tf.cast(kept, tf.int64))], 0)
+    is_key = valid(keys, pad_key)
+    before = tf.concat([[0], tf.cumsum(tf.cast(is_key, tf.int64))], 0)
     splits = before if row_splits is None else tf.gather(before, row_splits)
-    return tf.boolean_mask(keys, kept), splits
+    return tf.boolean_mask(keys, is_key), splits
 
 
 def mask_of(ids: Any, pad_key: int | str | None, shape: Any = None) -> Any:

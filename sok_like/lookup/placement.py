@@ -80,8 +80,8 @@ class Placement:
         taken = self._numbers.reshape(-1) >= 0
         slots = self._find(keys)
         taken[slots[slots >= 0]] = False
-        found = self._keys.reshape(-1)[taken]
-        return found[np.isin(ownership.owners(found, world_size), owners)]
+        remaining = self._keys.reshape(-1)[taken]
+        return remaining[np.isin(ownership.owners(remaining, world_size), owners)]
 
     def changed(self) -> dict[str, np.ndarray]:
         """`slots` that have changed since `keep`, and their `numbers`, 0 for free ones; `buckets`,
@@ -113,7 +113,7 @@ class Placement:
         return np.where(same.any(1), slot, -1)
 
     def _choices(self, keys):
-        return [each - self._begin for each in choices(keys, self.layout)]
+        return [buckets - self._begin for buckets in choices(keys, self.layout)]
 
     def _set(self, slots, keys, numbers):
         flat = self._keys.reshape(-1), self._numbers.reshape(-1)
@@ -131,7 +131,7 @@ class Placement:
     def _insert(self, keys, numbers):
         """Puts absent keys into slots."""
         first, second = self._choices(keys)
-        taken = [np.count_nonzero(self._numbers[each] >= 0, axis=1) for each in (first, second)]
+        taken = [np.count_nonzero(self._numbers[choice] >= 0, axis=1) for choice in (first, second)]
         at = np.where(taken[1] < taken[0], second, first)
         for _ in range(_MOST_MOVES):
             if not len(keys):

@@ -17,10 +17,10 @@ from sok_like.runtime.ranks import comm, exchange_order
 def with_optimizer(variables: Iterable[Any], optimizer: Any) -> list[Any]:
     """A model's variables and its optimizer's, each once."""
     variables = list(variables)
-    known = {id(variable) for variable in variables}
+    ids = {id(variable) for variable in variables}
     own = optimizer.variables
     own = own() if callable(own) else own
-    return variables + [variable for variable in own if id(variable) not in known]
+    return variables + [variable for variable in own if id(variable) not in ids]
 
 
 def broadcast(variables: Iterable[Any], root_rank: int, name: str) -> list[Any]:

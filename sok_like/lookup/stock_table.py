@@ -64,8 +64,8 @@ class StockTable(tf.Module):
 
     def large(self) -> dict[str, tf.Variable]:
         """The variables without values, by name."""
-        each = ((name, getattr(self, name)) for name in LARGE)
-        return {name: variable for name, variable in each if variable is not None}
+        variables = ((name, getattr(self, name)) for name in LARGE)
+        return {name: variable for name, variable in variables if variable is not None}
 
     def __call__(self, keys: tf.Tensor) -> tf.Tensor:
         """Rows of int64 keys `[num_keys]`, float32 `[num_keys, dim]`."""
@@ -79,7 +79,7 @@ class StockTable(tf.Module):
         same = tf.equal(tf.gather(self.keys, buckets), keys[:, tf.newaxis, tf.newaxis])
         # Of each key found its number, in ascending order, which of its buckets, and the slot.
         at = tf.where(same)
-        found = self._decoded(self._rows_at(tf.gather_nd(buckets, at[:, :2]), at[:, 2]))
+        present = self._decoded(self._rows_at(tf.gather_nd(buckets, at[:, :2]), at[:, 2]))
 
         def filled():
             rows = tf.zeros([tf.size(keys), self.dim])
@@ -87,10 +87,10 @@ class StockTable(tf.Module):
                 absent = tf.where(~tf.reduce_any(same, [1, 2]))
                 initial = self.missing(tf.gather_nd(keys, absent))
                 rows = tf.tensor_scatter_nd_update(rows, absent, initial)
-            return tf.tensor_scatter_nd_update(rows, at[:, :1], found)
+            return tf.tensor_scatter_nd_update(rows, at[:, :1], present)
 
         # Only batches with missing keys pay for their rows.
-        return tf.cond(tf.equal(tf.shape(at)[0], tf.size(keys)), lambda: found, filled)
+        return tf.cond(tf.equal(tf.shape(at)[0], tf.size(keys)), lambda: present, filled)
 
     def _rows_at(self, bucket, slot):
         """Row numbers of the keys in these slots `[num_found]` of buckets `[num_found]`."""

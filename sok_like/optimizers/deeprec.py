@@ -76,9 +76,11 @@ class _AdagradDecay(_RowOptimizer):
     ):
         initial, rate = initial_accumulator_value, accumulator_decay_rate
         steps = int(accumulator_decay_step)
-        whole = steps > 0 and steps == accumulator_decay_step  # as 1e5 is, and 1.5 is not
+        is_whole = steps > 0 and steps == accumulator_decay_step  # as 1e5 is, and 1.5 is not
         require(initial > 0, "initial_accumulator_value", "positive", initial)
-        require(whole, "accumulator_decay_step", "a positive whole number", accumulator_decay_step)
+        require(
+            is_whole, "accumulator_decay_step", "a positive whole number", accumulator_decay_step
+        )
         require(0 < rate < 1, "accumulator_decay_rate", "in (0, 1)", rate)
         super().__init__(use_locking, name)
         self._learning_rate = learning_rate

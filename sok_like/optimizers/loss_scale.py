@@ -27,9 +27,9 @@ class LossScaling:
         inner = config.pop("inner_optimizer")
         inner = tf.keras.utils.deserialize_keras_object(inner, custom_objects)
         inner.__dict__["_sok_scaling_allowed"] = True  # only for this class
-        made = cls(inner, **config)
+        scaling = cls(inner, **config)
         inner.__dict__["_sok_scaling_allowed"] = False
-        return made
+        return scaling
 
     def build(self, var_list):
         with contextlib.ExitStack() as stack:

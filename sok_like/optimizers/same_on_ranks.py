@@ -38,9 +38,9 @@ def statement(rate: Any, step: Any, variables: Sequence[Any], rank: int, world_s
         lambda: tf.zeros([2 * len(variables)]),
     )
     rate, step = tf.cast(rate, tf.float32), tf.cast(step % 2**24, tf.float32)
-    mine = tf.concat([tf.reshape(rate, [1]), tf.reshape(step, [1]), sums], 0)
+    own_row = tf.concat([tf.reshape(rate, [1]), tf.reshape(step, [1]), sums], 0)
     is_mine = tf.equal(tf.range(world_size), rank)
-    return tf.where(is_mine[:, tf.newaxis], mine[tf.newaxis], 0.0)
+    return tf.where(is_mine[:, tf.newaxis], own_row[tf.newaxis], 0.0)
 
 
 def compare(rate: Any, step: Any, compared: Any, communicator: Communicator) -> list:

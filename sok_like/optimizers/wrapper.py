@@ -168,9 +168,9 @@ def __getattr__(name: str) -> type:
 
 def _loss_scaling(optimizer, wrapped):
     """A view of a LossScaleOptimizer around `wrapped`, a view of its inner optimizer."""
-    made = view(_loss_scaling_class(type(optimizer)), optimizer) if is_keras_3() else optimizer
-    setattr(made, "inner_optimizer" if is_keras_3() else "_optimizer", wrapped)
+    scaling = view(_loss_scaling_class(type(optimizer)), optimizer) if is_keras_3() else optimizer
+    setattr(scaling, "inner_optimizer" if is_keras_3() else "_optimizer", wrapped)
     if not is_keras_3() and hasattr(wrapped, "exclude_from_weight_decay"):
         # tf_keras' own would note it where no step looks.
-        made.__dict__["exclude_from_weight_decay"] = wrapped.exclude_from_weight_decay
-    return made
+        scaling.__dict__["exclude_from_weight_decay"] = wrapped.exclude_from_weight_decay
+    return scaling
