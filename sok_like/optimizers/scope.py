@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,7 +48,13 @@ class OptimizerScope:
         with _lock:
             _open_scopes += 1
             if _open_scopes == 1:
-                for cls in _stock_classes():
+                classes = [tf.compat.v1.train.Optimizer, keras_optimizers().Optimizer]
+                if not is_keras_3():
+                    # Looks at all variables before its inner optimizer does.
+                    scaling = "tf_keras.src.mixed_precision.loss_scale_optimizer"
+                    classes.append(importlib.import_module(scaling).LossScaleOptimizerV3)
+                    classes.append(keras_optimizers().legacy.Optimizer)
+                for cls in classes:
                     why = "sok.OptimizerScope: stock optimizers train tables"
                     _hooks.append(hooks.wrap(cls, "apply_gradients", train_tables, why))
         return self
@@ -67,13 +74,3 @@ def train_tables(own: Callable, self: Any, grads_and_vars: Any, *args: Any, **kw
     if not knows_tables(self) and any(is_embedding_variable(v) for _, v in pairs):
         return OptimizerWrapper(self).apply_gradients(pairs, *args, **kwargs)
     return own(self, pairs, *args, **kwargs)
-
-
-def _stock_classes():
-    classes = [tf.compat.v1.train.Optimizer, keras_optimizers().Optimizer]
-    if is_keras_3():
-        return classes
-    from tf_keras.src.mixed_precision.loss_scale_optimizer import LossScaleOptimizerV3
-
-    # The last one looks at all variables before its inner optimizer does.
-    return [*classes, keras_optimizers().legacy.Optimizer, LossScaleOptimizerV3]

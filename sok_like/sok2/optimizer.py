@@ -11,7 +11,6 @@ A `Variable` is updated by the optimizer itself; the optimizer may also be used 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -130,24 +129,19 @@ class OptimizerWrapper:
             raise ValueError(f"No gradients provided for any variable. Received: {names}")
         if isinstance(self._optimizer, tf.compat.v1.train.Optimizer):
             return self._view.apply_gradients(pairs, global_step, name)
-        with self._own_iterations():
-            done = (self._view if self._rows is None else self._rows).apply_gradients(pairs)
-        if global_step is None:
-            return done
-        with tf.control_dependencies([] if tf.executing_eagerly() or done is None else [done]):
-            return global_step.assign_add(tf.ones([], global_step.dtype))
-
-    @contextlib.contextmanager
-    def _own_iterations(self):
-        """Counts steps separately: the optimizer may train other variables by itself."""
         inner = getattr(self._optimizer, "inner_optimizer", None)
-        # Bypasses Keras' __setattr__, which would save the counter with the optimizer.
+        # Steps are counted separately: the optimizer may train other variables by itself. Bypasses
+        # Keras' __setattr__, which would save the counter with the optimizer.
         state = (self._optimizer if inner is None else inner).__dict__
         before, state["_iterations"] = state.get("_iterations"), self._iterations
         try:
-            yield
+            update = (self._view if self._rows is None else self._rows).apply_gradients(pairs)
         finally:
             state["_iterations"] = before
+        if global_step is None:
+            return update
+        with tf.control_dependencies([] if tf.executing_eagerly() or update is None else [update]):
+            return global_step.assign_add(tf.ones([], global_step.dtype))
 
     def get_slot_names(self) -> list[str]:
         """Names of the optimizer's slots of each row."""
@@ -228,7 +222,7 @@ class SGD:
             ValueError: no variable has a gradient.
         """
         pairs = [(g, plain(v)) for g, v in grads_and_vars if g is not None]
-        done = []
+        updates = []
         for gradient, variable in pairs:
             if not is_static(variable) and not is_embedding_variable(variable):
                 raise TypeError(
@@ -238,14 +232,14 @@ class SGD:
             if is_static(variable):
                 rate = tf.cast(self._lr, variable.dtype)
                 step = tf.IndexedSlices(gradient.values * rate, gradient.indices)
-                done.append(variable.scatter_sub(step))
+                updates.append(variable.scatter_sub(step))
             else:
-                done.append(OptimizerRule("sgd").apply([(gradient, variable)], self._lr, 1))
+                updates.append(OptimizerRule("sgd").apply([(gradient, variable)], self._lr, 1))
         if not pairs:
             raise ValueError("No gradients provided for any variable.")
         if global_step is not None:
-            done.append(global_step.assign_add(tf.ones([], global_step.dtype)))
-        return tf.group(*[op for op in done if op is not None], name=name)
+            updates.append(global_step.assign_add(tf.ones([], global_step.dtype)))
+        return tf.group(*[op for op in updates if op is not None], name=name)
 
 
 def static_slot(optimizer: Any, variable: Any, name: str) -> tf.Variable:

@@ -54,8 +54,8 @@ class RowOptimizer:
                     f"This wrapper of {type(self._optimizer).__name__} trains variables of sok2 "
                     f"(see filter_variables). Received: {variable!r}"
                 )
-        done = self._optimizer.apply_gradients(stock, experimental_aggregate_gradients=False)
-        with tf.control_dependencies([] if tf.executing_eagerly() else [done]):
+        update = self._optimizer.apply_gradients(stock, experimental_aggregate_gradients=False)
+        with tf.control_dependencies([] if tf.executing_eagerly() else [update]):
             written = [
                 libraries.ops().sok_table_assign(
                     handle=held.handle, keys=keys, rows=copy.read_value()
