@@ -123,6 +123,14 @@ def test_optimizer_averages_the_same_ones(halving, name):
     assert local.numpy() == alone[1].numpy()
 
 
+def test_a_program_may_average_by_itself(halving):
+    shared = weight([2.0])
+    optimizer = dmp.DistributedOptimizer(tf.keras.optimizers.SGD(0.5))
+    pairs = [(tf.constant([4.0]), shared)]
+    optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
+    assert shared.numpy() == 2.0 - 0.5 * 4.0 and halving.averaged == []
+
+
 def test_broadcast_skips_local_variables(halving):
     shared, local = weight([2.0]), mark_local(weight([3.0]))
     dmp.broadcast_variables([shared, local], root_rank=1)
