@@ -38,8 +38,11 @@ def step(layer, dense, optimizer, factor):
 
 
 @keras_3_only
-def test_gradients_are_unscaled_for_both_kinds_of_variable():
+@pytest.mark.parametrize("by", ["LossScaleOptimizer", "loss_scale_factor"])
+def test_gradients_are_unscaled_for_both_kinds_of_variable(by):
     layer, dense, optimizer = make()
+    if by == "loss_scale_factor":
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.5, loss_scale_factor=SCALE))
     before = layer(tf.constant([5, 6], tf.int64)).numpy()
     step(layer, dense, optimizer, 2.0)
     after = layer(tf.constant([5, 6], tf.int64)).numpy()
