@@ -124,10 +124,42 @@ void ErasedSlotsUseTheRestOfTheLoad() {
   CHECK_EQ(index.num_buckets(), 1024);
 }
 
+// The last eighth of the keys before a large array doubles brings the next one, which is then taken.
+void TouchesTheNextArrayAhead() {
+  BlockPool pool;
+  Index index;
+  index.UsePool(&pool);
+  constexpr int64_t kBatch = 1000;
+  int64_t num_touched = 0;
+  uint64_t key = 0;
+  for (; key < 200000; key += kBatch) {
+    const int64_t buckets = index.num_buckets(), array = buckets * 64,
+                  touched = index.bytes() - array;
+    const bool doubles = !index.HasRoom(kBatch);
+    index.MakeRoom(kBatch);
+    CHECK(doubles || index.num_buckets() == buckets);
+    if (doubles && buckets >= 1 << 14) CHECK(touched > array && touched <= 2 * array);
+    if (!index.IsAboutToDouble(kBatch)) {
+      CHECK_EQ(index.bytes(), index.num_buckets() * 64);
+    } else {
+      index.TouchAhead(kBatch);
+      ++num_touched;
+      CHECK(index.num_buckets() >= 1 << 14 && index.bytes() > index.num_buckets() * 64);
+      CHECK(index.bytes() - array - touched <= array / 2);  // no large piece at a time
+    }
+    for (uint64_t k = key; k < key + kBatch; ++k) index.FindOrInsert(HashKey(k), k, k & 0xffff);
+  }
+  CHECK(num_touched > 10);
+  for (uint64_t k = 0; k < key; ++k) CHECK_EQ(index.Find(HashKey(k), k), k & 0xffff);
+  index.Clear();
+  CHECK_EQ(index.bytes(), 0);
+}
+
 }  // namespace
 }  // namespace sok
 
 int main() {
+  sok::TouchesTheNextArrayAhead();
   sok::RandomKeys();
   sok::CollidingKeys();
   sok::ErasedSlotsDoNotPileUp();

@@ -14,8 +14,9 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as old
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
+from sok_like.lookup.padding import keys_of_ids
 from sok_like.runtime.checks import as_integer, require, wrong_argument
-from sok_like.table.keys import DTYPES, as_keys, dtype_hint, keys_of, may_be_keys
+from sok_like.table.keys import DTYPES, dtype_hint, may_be_keys
 from sok_like.table.policies import EmbeddingVariableOption, with_steps_to_live
 
 
@@ -69,7 +70,7 @@ class EmbeddingCategoricalColumn(
     def to_keys(self, values: tf.Tensor) -> tf.Tensor:
         """int64 keys of flat values `[num_keys]`, of the column's kind."""
         self.check_dtype(values.dtype)
-        return keys_of(values) if values.dtype == tf.string else as_keys(values)
+        return keys_of_ids(values)
 
     def check_dtype(self, dtype: tf.DType) -> None:
         """Raises ValueError, with a remedy, unless a feature may have this dtype."""

@@ -14,11 +14,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.lookup import exporting
 from sok_like.lookup.sparse_ids import as_ragged
 from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.keras_version import is_keras_3
-from sok_like.table.keys import as_keys, keys_of
+from sok_like.table.keys import as_keys, fingerprints, keys_of
 
 
 def check_pad_key(pad_key: Any, of: str) -> int | None:
@@ -33,7 +34,9 @@ def check_pad_key(pad_key: Any, of: str) -> int | None:
 
 def keys_of_ids(values: Any) -> tf.Tensor:
     """int64 keys of integers, or of strings."""
-    return keys_of(values) if values.dtype == tf.string else as_keys(values)
+    if values.dtype == tf.string:
+        return fingerprints(values, stock=exporting.current() is not None)
+    return as_keys(values)
 
 
 def valid(keys: tf.Tensor, pad_key: int | str) -> tf.Tensor:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
 
 DTYPES = (tf.int64, tf.int32, tf.uint64, tf.uint32)
@@ -124,6 +125,14 @@ def keys_of(strings: Any) -> Any:
         raise TypeError(f"`strings` must be strings. Received: {strings!r}") from error
     if strings.dtype != tf.string:
         raise TypeError(f"`strings` must be strings. Received: {strings.dtype.name}")
+    # A program may save its graphs, or give them to processes that have TensorFlow only.
+    return fingerprints(strings, stock=not tf.executing_eagerly())
+
+
+def fingerprints(strings: tf.Tensor, stock: bool) -> tf.Tensor:
+    """The keys of a tensor of strings. `stock`: by TensorFlow's op, which uses one thread."""
+    if not stock:
+        return libraries.ops().sok_fingerprints(strings=strings)
     data = tf.reshape(strings, [-1])
     bytes_ = tf.raw_ops.Fingerprint(data=data, method="farmhash64")  # [num_keys, 8]
     return tf.reshape(tf.bitcast(bytes_, tf.int64), tf.shape(strings))

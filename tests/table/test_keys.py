@@ -30,6 +30,22 @@ def test_values_and_kinds(sok):
     assert list(in_graph.as_numpy_iterator()) == keys.numpy().tolist()
 
 
+def test_every_length_against_tensorflows_op(sok):
+    random = np.random.default_rng(3)
+    texts = [random.bytes(length) for length in [*range(200), 1000, 4095, 65536] for _ in range(3)]
+    stock = tf.raw_ops.Fingerprint(data=tf.constant(texts), method="farmhash64")
+    expected = stock.numpy().view("<i8").ravel()
+    assert len(set(expected.tolist())) > 600
+    np.testing.assert_array_equal(sok.keys_of(texts), expected)
+    many = tf.constant(texts * 20)  # for several threads
+    np.testing.assert_array_equal(sok.keys_of(many), np.tile(expected, 20))
+
+
+def test_a_graph_needs_no_op_of_ours(sok):
+    graph = tf.function(sok.keys_of).get_concrete_function(tf.TensorSpec([None], tf.string)).graph
+    assert not [op.type for op in graph.get_operations() if op.type.startswith("Sok")]
+
+
 @pytest.mark.parametrize("given", [[1], 1.5, None, ["a", 1], ["a", None], [], tf.constant([True])])
 def test_other_values_raise(sok, given):
     with pytest.raises(TypeError, match="`strings` must be strings. Received"):

@@ -1,6 +1,7 @@
 #include "cpp/core/cpu/index.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 namespace sok {
@@ -10,6 +11,7 @@ namespace {
 // Smaller arrays are cheap whatever page they lie on; larger ones fill huge pages by themselves.
 constexpr size_t kPoolFrom = size_t{128} << 10;
 constexpr size_t kPoolBelow = size_t{16} << 20;
+constexpr int64_t kPageBytes = 4096;
 
 }  // namespace
 
@@ -48,6 +50,8 @@ void Index::Swap(Index& other) noexcept {
   std::swap(erased_, other.erased_);
   std::swap(limit_, other.limit_);
   array_.Swap(other.array_);
+  next_.Swap(other.next_);
+  std::swap(next_touched_, other.next_touched_);
 }
 
 void Index::MakeRoom(int64_t num_keys) {
@@ -63,8 +67,32 @@ void Index::MakeRoom(int64_t num_keys) {
   limit_ = same_size ? MaxUsed(num_buckets) : std::max(limit_, wanted);
 }
 
+void Index::TouchAhead(int64_t num_keys) noexcept {
+  if (next_.buckets == nullptr) {
+    try {
+      Array(2 * num_buckets(), array_.pool).Swap(next_);
+    } catch (const std::bad_alloc&) {
+      return;  // there may be enough when it is needed
+    }
+  }
+  const int64_t bytes = 2 * num_buckets() * static_cast<int64_t>(sizeof(Bucket));
+  const int64_t room = std::max<int64_t>(0, limit_ - size_ - num_keys);
+  const double left = std::min(1.0, static_cast<double>(room) / (limit_ / kLastPart));
+  const int64_t end = bytes - static_cast<int64_t>(left * static_cast<double>(bytes));
+  volatile char* const data = reinterpret_cast<char*>(next_.buckets);
+  for (; next_touched_ < end; next_touched_ += kPageBytes) data[next_touched_] = 0;
+}
+
 void Index::Rehash(int64_t num_buckets) {
-  Array array(num_buckets, array_.pool);
+  Array array;
+  if (num_buckets > this->num_buckets()) {
+    array.Swap(next_);
+    next_touched_ = 0;
+  }
+  if (array.buckets == nullptr || num_buckets != 2 * this->num_buckets()) {
+    array.Free();  // before there is another one
+    Array(num_buckets, array_.pool).Swap(array);
+  }
   Bucket* const buckets = array.buckets;
   const uint64_t mask = static_cast<uint64_t>(num_buckets) - 1;
   const ProbeHome home = ProbeHome::Of(mask + 1, home_.multiplier);
@@ -120,6 +148,8 @@ uint32_t Index::Erase(uint64_t hash, uint64_t key) noexcept {
 
 void Index::Clear() noexcept {
   array_.Free();
+  next_.Free();
+  next_touched_ = 0;
   buckets_ = const_cast<Bucket*>(&kNoKeys);
   mask_ = 0;
   home_ = ProbeHome::Of(1, home_.multiplier);

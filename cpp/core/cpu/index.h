@@ -16,6 +16,10 @@
 //
 //     load    5/8 |---- shard 63 ---- ... ---- shard 1 ---- shard 0 | 3/4
 //
+// The system clears memory when it is first touched, which takes longer than to move the keys. So
+// before a large array doubles, the last eighth of its keys brings the next one piece by piece
+// (TouchAhead).
+//
 // Cost: 12.8 bytes per slot, 17 to 41 per key between two doublings; 1.01 buckets per find at a load
 // of 3/8, 1.2 at 3/4. Nothing is allocated before the first key. Not thread-safe by itself; the
 // table's lock covers it.
@@ -74,7 +78,9 @@ class Index {
   int64_t size() const { return size_; }
   int64_t num_buckets() const { return array_.buckets == nullptr ? 0 : mask_ + 1; }
   int64_t capacity() const { return limit_; }  // keys that fit before it grows
-  int64_t bytes() const { return num_buckets() * static_cast<int64_t>(sizeof(Bucket)); }
+  int64_t bytes() const {
+    return num_buckets() * static_cast<int64_t>(sizeof(Bucket)) + next_touched_;
+  }
 
   // Changes when keys move to other buckets.
   uint64_t layout() const { return layout_; }
@@ -108,6 +114,12 @@ class Index {
   // Makes room for `num_keys` keys beyond those present. Throws std::bad_alloc, changing nothing.
   void MakeRoom(int64_t num_keys);
   bool HasRoom(int64_t num_keys) const { return size_ + erased_ + num_keys <= limit_; }
+  // Whether a large array is about to double: then, before `num_keys` keys are inserted, TouchAhead
+  // touches their share of the next one.
+  bool IsAboutToDouble(int64_t num_keys) const {
+    return num_buckets() >= kTouchedAhead && size_ + num_keys > limit_ - limit_ / kLastPart;
+  }
+  void TouchAhead(int64_t num_keys) noexcept;
 
   // Returns the row number of a present key, or inserts the key with `row` and returns that.
   // MakeRoom must have made room.
@@ -146,6 +158,8 @@ class Index {
   const Bucket* Next(const Bucket* bucket) const {
     return buckets_ + ((bucket - buckets_ + 1) & mask_);
   }
+  static constexpr int64_t kTouchedAhead = 1 << 14;  // buckets, 1 MiB
+  static constexpr int64_t kLastPart = 8;
   void Rehash(int64_t num_buckets);  // sets the limit at which it grows
 
   static const Bucket kNoKeys;
@@ -174,6 +188,8 @@ class Index {
     Memory memory;
   };
   Array array_;
+  Array next_;                // twice as large; null unless it is touched ahead
+  int64_t next_touched_ = 0;  // bytes
 };
 
 }  // namespace sok
