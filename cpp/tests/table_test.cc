@@ -277,30 +277,30 @@ void SmallTablesStaySmall() {
   CHECK(table.Stats(pool).bytes < 16 << 10);
 }
 
-// Row numbers are recalled for the very keys remembered, and only while they are right.
+// Row numbers are recalled once, for the very keys remembered, and only while they are right.
 void RecallsRowsUntilTheyMayChange() {
   InlineExecutor ex;
-  const uint64_t keys[] = {5, 6, 7};
-  uint32_t rows[3], recalled[3];
+  const uint64_t keys[] = {5, 6, 7}, others[] = {5, 7, 6}, other = 99;
   std::vector<float> row(4);
-  for (int change = 0; change < 5; ++change) {
+  for (int change = 0; change < 6; ++change) {
     CpuTable table(Options(4));
-    CHECK(!table.RecallRows(keys, 0, recalled));
-    table.FindOrInsertRows(ex, keys, 3, rows);
-    CHECK(!table.RecallRows(keys, 3, recalled));  // not asked to remember
-    table.RememberRows(keys, 3, rows);
-    CHECK(table.RecallRows(keys, 3, recalled));
-    CHECK(std::equal(rows, rows + 3, recalled));
-    const uint64_t others[] = {5, 7, 6};
-    CHECK(!table.RecallRows(others, 3, recalled));
-    CHECK(!table.RecallRows(keys, 2, recalled));
-    const uint64_t other = 99;
+    CHECK(!table.RecallRows(ex, keys, 0));
+    Scratch<uint32_t> rows(3);
+    table.FindOrInsertRows(ex, keys, 3, rows.get());
+    CHECK(!table.RecallRows(ex, keys, 3));  // not asked to remember
+    const std::vector<uint32_t> expected(rows.get(), rows.get() + 3);
+    table.RememberRows(ex, keys, 3, std::move(rows));
+    CHECK(!table.RecallRows(ex, others, 3));
+    CHECK(!table.RecallRows(ex, keys, 2));
     if (change == 0) table.Erase(ex, keys, 1);
     if (change == 1) table.Clear(ex);
     if (change == 2) table.FindOrInsert(ex, &other, 1, row.data(), nullptr);
     if (change == 3) table.Import(ex, TableSnapshot(), /*replace=*/true);
     if (change == 4) table.Assign(ex, keys, 1, row.data());  // of a key that is there
-    CHECK_EQ(table.RecallRows(keys, 3, recalled), change == 4);
+    const Scratch<uint32_t> recalled = table.RecallRows(ex, keys, 3);
+    CHECK_EQ(static_cast<bool>(recalled), change >= 4);
+    if (recalled) CHECK(std::equal(expected.begin(), expected.end(), recalled.get()));
+    CHECK(!table.RecallRows(ex, keys, 3));
   }
 }
 

@@ -248,13 +248,15 @@ class TableStep {
     const uint64_t* keys = batch_->keys;
     grads_ = batch_->grads;
     num_rows_ = batch_->num_keys;
-    row_numbers_ = Scratch<uint32_t>(num_rows_);
+    if (!table.keeps_records()) row_numbers_ = table.RecallRows(ex, keys, num_rows_);
+    const bool recalled = static_cast<bool>(row_numbers_);
+    if (!recalled) row_numbers_ = Scratch<uint32_t>(num_rows_);
     if (table.keeps_records()) {
       present_.Take(ex, table, keys, grads_, num_rows_, row_numbers_.get());
       keys = present_.keys();
       grads_ = present_.grads();
       num_rows_ = present_.num_keys();
-    } else if (table.RecallRows(keys, num_rows_, row_numbers_.get())) {
+    } else if (recalled) {
       keys_are_unique = true;
     } else {
       table.FindOrInsertRows(ex, keys, num_rows_, row_numbers_.get(), keys_are_unique);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "cpp/core/cpu/combine_blocks.h"
@@ -32,10 +33,9 @@ class UniqueRows {
   UniqueRows(CpuTable& table, const uint64_t* keys, int64_t num_keys)
       : table_(table), keys_(keys), num_keys_(num_keys), numbers_(num_keys), rows_(num_keys) {}
 
-  // Inserts missing keys, and keeps the row numbers for the update. Needs the exclusive lock.
+  // Inserts missing keys, and hands the row numbers over for the update. Needs the exclusive lock.
   void Insert(Executor& ex) {
     table_.FindOrInsertRows(ex, keys_, num_keys_, numbers_.get(), /*keys_are_unique=*/true);
-    table_.RememberRows(keys_, num_keys_, numbers_.get());
     const RowCatchUp* catch_up = table_.catch_up().get();
     const bool pending = catch_up != nullptr && catch_up->pending();
     if (pending) table_.Touch(ex, keys_, numbers_.get(), num_keys_);
@@ -43,6 +43,7 @@ class UniqueRows {
       table_.Rows(numbers_.get() + begin, end - begin, rows_.get() + begin);
       for (int64_t i = begin; pending && i < end; ++i) catch_up->Apply(table_.Row(numbers_[i]));
     });
+    table_.RememberRows(ex, keys_, num_keys_, std::move(numbers_));
     if (table_.format().is_narrow()) Widen(ex);
   }
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 #include "cpp/core/cpu/scratch.h"
 #include "cpp/core/cpu/table_impl.h"
@@ -16,6 +17,7 @@ namespace {
 constexpr int kBlock = 64;
 // Below this a range is not worth another thread.
 constexpr int64_t kReadGrain = 2048;
+constexpr int64_t kCopyGrain = 16384;  // to copy or compare keys
 
 const TableOptions& Validated(const TableOptions& options) {
   options.Validate();
@@ -52,13 +54,15 @@ CpuTable::Impl::Impl(const TableOptions& table_options)
 
 // Two passes over a block, so that the cache misses of its keys overlap: ask for the buckets, then
 // compare.
-void CpuTable::Impl::FindRange(const uint64_t* keys, int64_t num_keys, uint32_t* rows) const {
+bool CpuTable::Impl::FindRange(const uint64_t* keys, int64_t num_keys, uint32_t* rows) const {
+  int64_t num_missing = 0;
   if (!options.use_hashtable) {
     for (int64_t i = 0; i < num_keys; ++i) {
       const uint32_t row = DirectRow(keys[i]);
       rows[i] = IsPresent(row) ? row : kNoRow;
+      num_missing += rows[i] == kNoRow;
     }
-    return;
+    return num_missing == 0;
   }
   const Index* indexes[kBlock];
   const Bucket* homes[kBlock];
@@ -70,15 +74,22 @@ void CpuTable::Impl::FindRange(const uint64_t* keys, int64_t num_keys, uint32_t*
       homes[i] = indexes[i]->Home(hash);
       __builtin_prefetch(homes[i]);
     }
-    for (int i = 0; i < n; ++i) rows[begin + i] = indexes[i]->FindFrom(homes[i], keys[begin + i]);
+    for (int i = 0; i < n; ++i) {
+      const uint32_t row = indexes[i]->FindFrom(homes[i], keys[begin + i]);
+      rows[begin + i] = row;
+      num_missing += row == kNoRow;
+    }
   }
+  return num_missing == 0;
 }
 
-void CpuTable::Impl::FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
+bool CpuTable::Impl::FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
                               uint32_t* rows) const {
+  std::atomic<bool> all_found{true};
   ex.ParallelFor(num_keys, kReadGrain, [&](int64_t begin, int64_t end) {
-    FindRange(keys + begin, end - begin, rows + begin);
+    if (!FindRange(keys + begin, end - begin, rows + begin)) all_found = false;
   });
+  return all_found;
 }
 
 void CpuTable::Impl::CopyOut(uint32_t row_number, bool pending, float* out) const {
@@ -254,7 +265,7 @@ void CpuTable::FindOrInsert(CallContext context, const uint64_t* keys, int64_t n
   impl_->InsertRead(ex, keys, num_keys, row_numbers.get(), inserted, rows);
 }
 
-void CpuTable::Impl::FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t num_keys,
+bool CpuTable::Impl::FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t num_keys,
                                    uint32_t* rows) const {
   // Every key takes a row number until it is found, so there must be enough for all. Rows on disk
   // are found before they are written, so that they can be fetched in one go.
@@ -268,11 +279,12 @@ void CpuTable::Impl::FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t n
     FindRange(sample, kSample, sample_rows);
     if (std::count(sample_rows, sample_rows + kSample, kNoRow) >= kSample - 2) {
       std::fill_n(rows, num_keys, kNoRow);
-      return;
+      return false;
     }
   }
-  FindRows(ex, keys, num_keys, rows);
+  const bool all_found = FindRows(ex, keys, num_keys, rows);
   arena->Bring(ex, rows, num_keys, RowUse::kWrite);
+  return all_found;
 }
 
 void CpuTable::BringRows(Executor& ex, const uint32_t* row_numbers, int64_t num_rows,
@@ -292,32 +304,36 @@ void CpuTable::FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
   impl_->FindRows(ex, keys, num_keys, row_numbers);
 }
 
-void CpuTable::RememberRows(const uint64_t* keys, int64_t num_keys,
-                            const uint32_t* row_numbers) noexcept {
+void CpuTable::RememberRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
+                            Scratch<uint32_t> row_numbers) noexcept {
+  Impl::Remembered& remembered = impl_->remembered;
   try {
-    impl_->remembered_keys.assign(keys, keys + num_keys);
-    impl_->remembered_rows.assign(row_numbers, row_numbers + num_keys);
-    impl_->remembered_version = impl_->version;
+    remembered = {num_keys, Scratch<uint64_t>(num_keys), std::move(row_numbers), impl_->version};
+    ex.ParallelFor(num_keys, kCopyGrain, [&](int64_t begin, int64_t end) {
+      std::copy(keys + begin, keys + end, remembered.keys.get() + begin);
+    });
   } catch (const std::bad_alloc&) {
-    impl_->remembered_keys.clear();
+    remembered = Impl::Remembered();
   }
 }
 
-bool CpuTable::RecallRows(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers) const {
-  const std::vector<uint64_t>& remembered = impl_->remembered_keys;
-  if (remembered.empty() || impl_->remembered_version != impl_->version ||
-      num_keys != static_cast<int64_t>(remembered.size()) ||
-      std::memcmp(keys, remembered.data(), remembered.size() * sizeof(uint64_t)) != 0) {
-    return false;
+Scratch<uint32_t> CpuTable::RecallRows(Executor& ex, const uint64_t* keys, int64_t num_keys) {
+  Impl::Remembered& remembered = impl_->remembered;
+  if (!remembered.rows || remembered.version != impl_->version || num_keys != remembered.num_keys) {
+    return {};
   }
-  std::copy_n(impl_->remembered_rows.data(), num_keys, row_numbers);
-  return true;
+  std::atomic<bool> all_equal{true};
+  ex.ParallelFor(num_keys, kCopyGrain, [&](int64_t begin, int64_t end) {
+    if (!std::equal(keys + begin, keys + end, remembered.keys.get() + begin)) all_equal = false;
+  });
+  if (!all_equal) return {};
+  return std::exchange(remembered, Impl::Remembered()).rows;
 }
 
 void CpuTable::FindOrInsertRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
                                 uint32_t* row_numbers, bool keys_are_unique) {
   CheckBatch(num_keys, impl_->options);
-  impl_->FindUnlessNew(ex, keys, num_keys, row_numbers);
+  if (impl_->FindUnlessNew(ex, keys, num_keys, row_numbers)) return;
   Insertion insertion(keys, num_keys, row_numbers);
   insertion.keys_are_unique = keys_are_unique;
   impl_->InsertMissing(ex, &insertion);
@@ -364,7 +380,8 @@ int64_t CpuTable::Erase(CallContext context, const uint64_t* keys, int64_t num_k
   Executor& ex = context.threads();
   const ExclusiveLock lock(impl_->mutex);
   ShardGroups groups;
-  GroupByShard(ex, keys, num_keys, [](int64_t) { return true; }, &groups);
+  GroupByShard(
+      ex, keys, num_keys, [](int64_t) { return true; }, &groups);
   std::vector<uint32_t> erased(static_cast<size_t>(num_keys), kNoRow);
   std::vector<uint32_t>& free_rows = impl_->free_rows;
   const size_t most = free_rows.size() + static_cast<size_t>(std::min(num_keys, size()));
@@ -438,16 +455,16 @@ MemoryStats CpuTable::Stats(CallContext) const {
     // The pages of chunk 0 are committed as rows are written.
     stats.arena_bytes = std::min(stats.arena_bytes, impl.next_row * impl.arena->stride() * 4);
   }
-  stats.bytes = stats.index_bytes + stats.arena_bytes + static_cast<int64_t>(sizeof(Impl)) +
-                static_cast<int64_t>(impl.free_rows.capacity() * sizeof(uint32_t)) +
-                static_cast<int64_t>(impl.remembered_keys.capacity() * sizeof(uint64_t)) +
-                static_cast<int64_t>(impl.remembered_rows.capacity() * sizeof(uint32_t)) +
-                static_cast<int64_t>(impl.options.initializer.default_rows.size() * sizeof(float)) +
-                (impl.records != nullptr ? impl.records->bytes() : 0) +
-                (impl.changes != nullptr ? impl.changes->bytes() : 0) +
-                (impl.instant != nullptr ? impl.instant->bytes() : 0) +
-                (impl.room != nullptr ? impl.room->bytes() : 0) +
-                (impl.catch_up != nullptr ? impl.catch_up->bytes() : 0);
+  stats.bytes =
+      stats.index_bytes + stats.arena_bytes + static_cast<int64_t>(sizeof(Impl)) +
+      static_cast<int64_t>(impl.free_rows.capacity() * sizeof(uint32_t)) +
+      impl.remembered.num_keys * static_cast<int64_t>(sizeof(uint64_t) + sizeof(uint32_t)) +
+      static_cast<int64_t>(impl.options.initializer.default_rows.size() * sizeof(float)) +
+      (impl.records != nullptr ? impl.records->bytes() : 0) +
+      (impl.changes != nullptr ? impl.changes->bytes() : 0) +
+      (impl.instant != nullptr ? impl.instant->bytes() : 0) +
+      (impl.room != nullptr ? impl.room->bytes() : 0) +
+      (impl.catch_up != nullptr ? impl.catch_up->bytes() : 0);
   return stats;
 }
 

@@ -33,6 +33,7 @@
 #include <string>
 #include <vector>
 
+#include "cpp/core/cpu/scratch.h"
 #include "cpp/core/cpu/table_mutex.h"
 #include "cpp/core/step_number.h"
 #include "cpp/core/table.h"
@@ -123,10 +124,11 @@ class CpuTable final : public Table {
                         bool keys_are_unique = false);
   // Keeps the row numbers of unique keys for the update that follows a lookup. Needs the exclusive
   // lock. If memory is short it keeps none, and they are looked up again.
-  void RememberRows(const uint64_t* keys, int64_t num_keys, const uint32_t* row_numbers) noexcept;
-  // False unless these are the keys remembered last and none of them can have got another row
-  // since. Needs a lock.
-  bool RecallRows(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers) const;
+  void RememberRows(Executor& ex, const uint64_t* keys, int64_t num_keys,
+                    Scratch<uint32_t> row_numbers) noexcept;
+  // The row numbers, once; none unless these are the keys remembered last and none of them can have
+  // got another row since. Needs the exclusive lock.
+  Scratch<uint32_t> RecallRows(Executor& ex, const uint64_t* keys, int64_t num_keys);
   bool counts_occurrences() const { return options().policy.count_occurrences && keeps_records(); }
   const RowFormat& format() const;
   // Laid out as `format` says; valid until the key is erased, slots are configured, or Clear.

@@ -112,8 +112,9 @@ struct CpuTable::Impl {
   explicit Impl(const TableOptions& table_options);
 
   // ---- reading ----
-  void FindRange(const uint64_t* keys, int64_t num_keys, uint32_t* rows) const;
-  void FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows) const;
+  // Both return whether all keys have a row.
+  bool FindRange(const uint64_t* keys, int64_t num_keys, uint32_t* rows) const;
+  bool FindRows(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows) const;
   // Finds keys and copies their rows out; missing keys read ReadMissingRows. Returns their number.
   int64_t ReadRange(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
                     float* rows) const;
@@ -151,8 +152,8 @@ struct CpuTable::Impl {
   void InsertRead(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
                   uint8_t* inserted, const float* rows);
   // FindRows, or kNoRow for all if nearly all keys are new: inserting finds the others, and the
-  // index is probed once instead of twice.
-  void FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows) const;
+  // index is probed once instead of twice. Returns whether all keys have a row.
+  bool FindUnlessNew(Executor& ex, const uint64_t* keys, int64_t num_keys, uint32_t* rows) const;
   // The steps of both.
   struct NewNumbers;
   void DropRepeats(Executor& ex, Insertion* insertion) const;
@@ -269,9 +270,13 @@ struct CpuTable::Impl {
   uint64_t version = 0;
 
   // What RememberRows was given, and at which version.
-  std::vector<uint64_t> remembered_keys;
-  std::vector<uint32_t> remembered_rows;
-  uint64_t remembered_version = 0;
+  struct Remembered {
+    int64_t num_keys = 0;
+    Scratch<uint64_t> keys;
+    Scratch<uint32_t> rows;
+    uint64_t version = 0;
+  };
+  Remembered remembered;
 
   std::vector<SlotVariableSpec> slots;
   std::vector<SlotVariableSpec> imported_slots;  // those of the last imported content

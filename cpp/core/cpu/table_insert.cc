@@ -363,8 +363,7 @@ void CpuTable::Impl::Clear(Executor& ex) {
   arena->Clear();
   room = nullptr;
   std::vector<uint32_t>().swap(free_rows);
-  std::vector<uint64_t>().swap(remembered_keys);
-  std::vector<uint32_t>().swap(remembered_rows);
+  remembered = Remembered();
   next_row = 0;
   if (options.use_hashtable) {
     size = 0;
