@@ -1,7 +1,7 @@
 """Workloads W1 to W4 and groups of tables, ours and each peer in turns; prints ratios.
 
-See docs/benchmarks.md. Only groups take several ranks; rank 0 prints. `two-ranks` starts ranks by
-itself, and `growth` takes up to 7 GiB.
+See docs/benchmarks.md. Only groups take several ranks; rank 0 prints. `two-ranks` and `allocator`
+start processes by themselves, and `growth` takes up to 7 GiB.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def suites() -> dict:
     """By name: (function that makes contenders and matches, rounds, calls per turn)."""
-    from benchmarks import groups, steps, tables
+    from benchmarks import groups, steps, strings, tables
 
     return {
         "w1-forward": (steps.w1_forward, 21, 5),
@@ -42,6 +42,7 @@ def suites() -> dict:
         "w2-adam": (lambda quick: steps.w2("Adam", quick), 7, 3),
         "w3": (tables.w3, 9, 1),
         "w4": (tables.w4, 31, 9),
+        "strings": (strings.strings, 31, 9),
         "groups-26": (lambda quick: groups.groups(26, 256, quick), 15, 5),
         "groups-300": (lambda quick: groups.groups(300, 256, quick), 9, 3),
         "groups-1-key": (lambda quick: groups.groups(1, 1, quick, most=1), 15, 50),
@@ -90,10 +91,10 @@ def main(argv: list[str] | None = None) -> int:
             )
         del contenders, matches
         gc.collect()
+    of_jobs = (args.threads, args.rounds or (3 if args.quick else 15), args.quick)
     alone = {
-        "two-ranks": lambda: ranks.contest(
-            args.threads, args.rounds or (3 if args.quick else 15), args.quick
-        ),
+        "two-ranks": lambda: ranks.contest(*of_jobs),
+        "allocator": lambda: ranks.allocators(*of_jobs),
         "growth": lambda: scale.growth(args.quick),
     }
     for name, make in alone.items():

@@ -8,10 +8,14 @@ ranks poll and would take a core. The cores are the same, so two ranks can at be
 one. `benchmarks.engines` lets jobs of other engines take turns in the same way.
 
     python -m benchmarks --only two-ranks
+
+`allocators` compares jobs of one rank: one as a program is by default, the others with an allocator
+preloaded.
 """
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import signal
 import statistics
@@ -24,6 +28,7 @@ from benchmarks import harness
 
 RULE = "Adagrad"
 BURST, TARGET = 5, 1.25
+PRELOADED, TARGET_OF_ALLOCATORS = ("tcmalloc_minimal", "jemalloc"), 1.1
 # Number of tables, global batch, largest hotness.
 GROUPS = {"300 tables": (300, 256, 4), "one key of 26 tables": (26, 2, 1)}
 
@@ -144,20 +149,51 @@ def contest(num_threads: int, rounds: int, quick: bool) -> list[harness.Result]:
     }
     results = []
     for name in ("layer", RAGGED, SPARSE, *GROUPS):
-        times: dict[str, list[float]] = {job: [] for job in jobs}
-        for r in range(rounds):
-            harness.progress_line(f"{name}: round {r + 1}/{rounds}")
-            for job in list(jobs)[:: 1 if r % 2 == 0 else -1]:
-                times[job].append(jobs[job].burst(name, BURST)[0])
+        times = _in_turns(jobs, name, rounds)
         what, target = f"W1 step {RULE}, {name.removeprefix('ours, ')}", TARGET
         if name in GROUPS:  # one rank exchanges nothing, and here that is most of a step
             what, target = f"step {RULE}, {name}", None
         match = harness.Match(what, two, one, target)
         results += harness.judge(times, [match])
-        harness.progress_line("")
     for job in jobs.values():
         job.end()
     return results
+
+
+def allocators(num_threads: int, rounds: int, quick: bool) -> list[harness.Result]:
+    """A step by default, against the same with each allocator that is installed.
+
+    Without oneDNN's ops, where TensorFlow would have an allocator of its own.
+    """
+    from benchmarks.steps import OURS, RAGGED
+
+    libraries = filter(None, map(ctypes.util.find_library, PRELOADED))
+    preloaded = {f"the same with {library}": {"LD_PRELOAD": library} for library in libraries}
+    if not preloaded:
+        return []
+    words = ["-m", "benchmarks.ranks", "quick" if quick else "full", str(num_threads)]
+    jobs = {
+        name: Job(1, words, {"TF_ENABLE_ONEDNN_OPTS": "0", **environment})
+        for name, environment in {OURS: {}, **preloaded}.items()
+    }
+    results = []
+    for name in ("layer", RAGGED):
+        what = f"allocator, W1 step {RULE}, {name.removeprefix('ours, ')}"
+        matches = [harness.Match(what, OURS, peer, TARGET_OF_ALLOCATORS) for peer in preloaded]
+        results += harness.judge(_in_turns(jobs, name, rounds), matches)
+    for job in jobs.values():
+        job.end()
+    return results
+
+
+def _in_turns(jobs: Mapping[str, Job], name: str, rounds: int) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {job: [] for job in jobs}
+    for r in range(rounds):
+        harness.progress_line(f"{name}: round {r + 1}/{rounds}")
+        for job in list(jobs)[:: 1 if r % 2 == 0 else -1]:
+            times[job].append(jobs[job].burst(name, BURST)[0])
+    harness.progress_line("")
+    return times
 
 
 if __name__ == "__main__":
