@@ -181,15 +181,21 @@ void TestZeroDivisorAndNonFinite() {
 
 // Samples of one key each, without weights, are copied; others keep their combiner.
 void TestSimplified() {
+  ThreadPool pool(3);
   const Problem one_key_each(2, 5, true, false, Combiner::kMean);
-  CHECK(Simplified(one_key_each.samples).combiner == Combiner::kNone);
-  CHECK(Simplified(Problem(2, 5, true, true, Combiner::kMean).samples).combiner == Combiner::kMean);
+  CHECK(Simplified(pool, one_key_each.samples).combiner == Combiner::kNone);
+  CHECK(Simplified(pool, Problem(2, 5, true, true, Combiner::kMean).samples).combiner ==
+        Combiner::kMean);
   for (const std::vector<int64_t>& row_splits :
        {std::vector<int64_t>{0, 1, 2, 4, 4, 5}, {0, 0, 2, 3, 4, 5}, {0, 1, 2, 3, 5, 5}}) {
     Samples samples = one_key_each.samples;
     samples.row_splits = row_splits.data();
-    CHECK(Simplified(samples).combiner == Combiner::kMean);
+    CHECK(Simplified(pool, samples).combiner == Combiner::kMean);
   }
+  Problem many(1, 100000, true, false, Combiner::kSum);
+  CHECK(Simplified(pool, many.samples).combiner == Combiner::kNone);
+  many.row_splits[99999] = 99998;
+  CHECK(Simplified(pool, many.samples).combiner == Combiner::kSum);
 }
 
 void TestNames() {

@@ -1,6 +1,7 @@
 #include "cpp/core/cpu/combine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -13,6 +14,7 @@ namespace {
 constexpr int64_t kRowsAhead = 12;      // rows asked for before they are read
 constexpr int64_t kPointersAhead = 32;  // and the pointers to them before that
 constexpr int64_t kGrainFloats = 32768;
+constexpr int64_t kSplitsGrain = 32768;
 constexpr int64_t kScanBlock =
     2048;  // positions sorted out at a time, so that the lists stay in L1
 
@@ -167,7 +169,7 @@ double Dot(const float* a, const float* b, int64_t dim) {
 // CombineGradient, or AddGradient if it `adds`.
 void SumGradient(Executor& ex, const Samples& any_samples, const float* grad, int64_t num_unique,
                  int64_t dim, bool adds, float* out) {
-  const Samples samples = Simplified(any_samples);
+  const Samples samples = Simplified(ex, any_samples);
   // Every part walks all positions, so there are no more parts than threads to run them. A row
   // belongs to one part: how many there are does not show in the sums.
   const int64_t work_parts = 1 + samples.num_keys * dim / kGrainFloats;
@@ -192,12 +194,18 @@ void SumGradient(Executor& ex, const Samples& any_samples, const float* grad, in
 
 }  // namespace
 
-Samples Simplified(Samples samples) {
-  const bool may_be = samples.combiner != Combiner::kNone && samples.weights == nullptr &&
-                      samples.batch == samples.num_keys;
-  int64_t differing = may_be ? 0 : 1;
-  for (int64_t s = 0; may_be && s <= samples.batch; ++s) differing |= samples.row_splits[s] ^ s;
-  if (differing == 0) samples.combiner = Combiner::kNone;
+Samples Simplified(Executor& ex, Samples samples) {
+  if (samples.combiner == Combiner::kNone || samples.weights != nullptr ||
+      samples.batch != samples.num_keys) {
+    return samples;
+  }
+  std::atomic<bool> one_key_each{true};
+  ex.ParallelFor(samples.batch + 1, kSplitsGrain, [&](int64_t first, int64_t last) {
+    int64_t differing = 0;
+    for (int64_t s = first; s < last; ++s) differing |= samples.row_splits[s] ^ s;
+    if (differing != 0) one_key_each = false;
+  });
+  if (one_key_each) samples.combiner = Combiner::kNone;
   return samples;
 }
 

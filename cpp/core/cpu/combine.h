@@ -26,7 +26,7 @@ namespace sok {
 
 // Samples of one key each and without weights are that key's row, whatever the combiner: then the
 // same samples with the combiner kNone, whose rows are copied.
-Samples Simplified(Samples samples);
+Samples Simplified(Executor& ex, Samples samples);
 
 // rows[u] points at the row of unique key u (dim floats), or of key u where there is no `inverse`.
 void CombineRows(Executor& ex, const Samples& samples, const float* const* rows, int64_t num_unique,

@@ -20,6 +20,7 @@ namespace {
 
 constexpr int64_t kGrain = 1024;    // keys worth handing to another thread
 constexpr int64_t kRowsAhead = 12;  // rows asked for before they are read
+constexpr int64_t kSplitsGrain = 32768;
 
 using RowNumbers = std::vector<uint32_t>;  // ascending
 
@@ -147,16 +148,20 @@ void Combine(Executor& ex, const UniqueRows& rows, const FeatureLookup& feature,
   }
 }
 
-void CheckSplits(const std::string& table, const BatchLimits& limits, const int64_t* row_splits,
-                 int64_t batch, int64_t num_keys) {
+void CheckSplits(Executor& ex, const std::string& table, const BatchLimits& limits,
+                 const int64_t* row_splits, int64_t batch, int64_t num_keys) {
   CheckEnds(table, row_splits[0], row_splits[batch], num_keys);
   // Mostly all is well, and a loop without branches says so.
   const int64_t most_keys = limits.max_hotness > 0 ? limits.max_hotness : num_keys;
-  bool is_wrong = false;
-  for (int64_t b = 0; b < batch; ++b) {
-    const int64_t hotness = row_splits[b + 1] - row_splits[b];
-    is_wrong |= (hotness < 0) | (hotness > most_keys);
-  }
+  std::atomic<bool> is_wrong{false};
+  ex.ParallelFor(batch, kSplitsGrain, [&](int64_t first, int64_t last) {
+    bool any = false;
+    for (int64_t b = first; b < last; ++b) {
+      const int64_t hotness = row_splits[b + 1] - row_splits[b];
+      any |= (hotness < 0) | (hotness > most_keys);
+    }
+    if (any) is_wrong = true;
+  });
   for (int64_t b = 0; is_wrong && b < batch; ++b) {
     if (SampleIsLegal(limits, row_splits[b], row_splits[b + 1])) continue;
     RefuseSample(table, limits, b, row_splits[b], row_splits[b + 1]);
@@ -195,7 +200,7 @@ class RecordedLookup {
     lookup_->Make(ex);
     for (size_t f = 0; f < rows_.size(); ++f) {
       rows_[f].Find(ex, lookup_->withheld());
-      Combine(ex, rows_[f], *features_[f], Simplified(features_[f]->samples));
+      Combine(ex, rows_[f], *features_[f], Simplified(ex, features_[f]->samples));
     }
   }
 
@@ -211,7 +216,7 @@ class RecordedLookup {
 void CombineByKey(Executor& ex, CpuTable& table, const FeatureLookup& feature) {
   const int64_t num_keys = feature.samples.num_keys;
   const RowCatchUp* catch_up = table.catch_up().get();
-  Samples samples = Simplified(feature.samples);
+  Samples samples = Simplified(ex, feature.samples);
   if (catch_up != nullptr && catch_up->pending()) {
     // To replay the steps that a row owes costs more than to find out which keys repeat.
     const Scratch<uint64_t> unique(num_keys);
@@ -272,7 +277,7 @@ void LookupGroup(Executor& ex, std::vector<FeatureLookup>* features, bool insert
       if (table.keeps_records()) continue;
       UniqueRows rows(table, feature.unique_keys, feature.num_unique);
       rows.Insert(inner);
-      Combine(inner, rows, feature, Simplified(feature.samples));
+      Combine(inner, rows, feature, Simplified(inner, feature.samples));
     }
     if (!insert || !table.keeps_records()) return;
     recorded[places[0]] = std::make_unique<RecordedLookup>(inner, table, lookups, places, count);
@@ -290,7 +295,7 @@ void CheckBatch(Executor& ex, const std::string& table, const BatchLimits& limit
                 const uint64_t* keys, int64_t num_keys, const int64_t* row_splits, int64_t batch) {
   const bool has_samples = row_splits != nullptr;
   CheckMultiple(table, limits, has_samples, has_samples ? batch : num_keys);
-  if (has_samples) CheckSplits(table, limits, row_splits, batch, num_keys);
+  if (has_samples) CheckSplits(ex, table, limits, row_splits, batch, num_keys);
   if (limits.key_limit <= 0) return;
   std::atomic<int64_t> first{num_keys};
   ex.ParallelFor(num_keys, 16384, [&](int64_t begin, int64_t end) {
