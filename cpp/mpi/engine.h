@@ -72,10 +72,10 @@ struct Collective : Request {
   enum Kind { kSum, kScatteredSum, kBroadcast };
   Kind kind = kSum;
   Mpi::Type type = Mpi::Type::kByte;
-  int64_t count = 0;         // elements of `in`
-  std::vector<int> parts;    // [group], elements that each rank keeps of a scattered sum
-  int root = 0;              // in the group
-  const char* in = nullptr;  // of a broadcast: unused, `out` is both
+  int64_t count = 0;           // elements of `in`
+  std::vector<int64_t> parts;  // [group], elements that each rank keeps of a scattered sum
+  int root = 0;                // in the group
+  const char* in = nullptr;    // of a broadcast: unused, `out` is both
   char* out = nullptr;
 };
 

@@ -236,24 +236,32 @@ void Engine::Go(Channel* channel, const std::string& problem) {
   AnswerIfOver(active);
 }
 
+// In pieces, because MPI counts in int32. Of a scattered sum each rank's part is a sum of its own.
 void Engine::Post(const std::shared_ptr<Active>& active) {
   const auto& collective = static_cast<const Collective&>(*active->request);
-  const Mpi::Handle comm = collective.group->comm;
-  if (collective.kind == Collective::kScatteredSum) {
-    Add(mpi_->Ireduce_scatter(collective.in, collective.out, collective.parts.data(),
-                              collective.type, comm),
-        active);
-    return;
-  }
-  const bool adds = collective.kind == Collective::kSum;
+  const RankGroup& group = *collective.group;
   const int64_t width = collective.row_bytes;
+  const bool adds = collective.kind != Collective::kBroadcast;
   const int64_t most = (adds ? kSumPieceBytes : kPieceBytes) / width;
-  for (int64_t at = 0; at < collective.count; at += most) {
-    const int n = static_cast<int>(std::min(most, collective.count - at));
-    char* const out = collective.out + at * width;
-    Add(adds ? mpi_->Iallreduce(collective.in + at * width, out, n, collective.type, comm)
-             : mpi_->Ibcast(out, static_cast<int>(n * width), collective.root, comm),
-        active);
+  const bool scatters = collective.kind == Collective::kScatteredSum;
+  const std::vector<int64_t> whole = {collective.count};
+  const char* in = collective.in;
+  char* out = collective.out;
+  int root = scatters ? 0 : collective.root;
+  for (const int64_t part : scatters ? collective.parts : whole) {
+    for (int64_t left = part; left > 0; left -= most) {
+      const int n = static_cast<int>(std::min(most, left));
+      if (scatters) {
+        Add(mpi_->Ireduce(in, out, n, collective.type, root, group.comm), active);
+      } else if (adds) {
+        Add(mpi_->Iallreduce(in, out, n, collective.type, group.comm), active);
+      } else {
+        Add(mpi_->Ibcast(out, static_cast<int>(n * width), root, group.comm), active);
+      }
+      in += n * width;
+      if (!scatters || root == group.me) out += n * width;
+    }
+    ++root;
   }
 }
 

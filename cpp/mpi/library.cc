@@ -77,7 +77,7 @@ class MpiOf final : public Mpi {
     find("MPI_Isend", &isend_);
     find("MPI_Irecv", &irecv_);
     find("MPI_Iallreduce", &iallreduce_);
-    find("MPI_Ireduce_scatter", &ireduce_scatter_);
+    find("MPI_Ireduce", &ireduce_);
     find("MPI_Ibcast", &ibcast_);
     find("MPI_Test", &test_);
     find("MPI_Cancel", &cancel_);
@@ -137,8 +137,8 @@ class MpiOf final : public Mpi {
   Handle Iallreduce(const void* in, void* out, int n, Type type, Handle comm) override {
     return Begun(iallreduce_, in, out, n, TypeOf(type), abi_.sum, Narrow(comm));
   }
-  Handle Ireduce_scatter(const void* in, void* out, const int* n, Type type, Handle comm) override {
-    return Begun(ireduce_scatter_, in, out, n, TypeOf(type), abi_.sum, Narrow(comm));
+  Handle Ireduce(const void* in, void* out, int n, Type type, int root, Handle comm) override {
+    return Begun(ireduce_, in, out, n, TypeOf(type), abi_.sum, root, Narrow(comm));
   }
   Handle Ibcast(void* data, int bytes, int root, Handle comm) override {
     return Begun(ibcast_, data, bytes, TypeOf(Type::kByte), root, Narrow(comm));
@@ -210,7 +210,7 @@ class MpiOf final : public Mpi {
   int (*isend_)(const void*, int, Object, int, int, Object, Object*);
   int (*irecv_)(void*, int, Object, int, int, Object, Object*);
   int (*iallreduce_)(const void*, void*, int, Object, Object, Object, Object*);
-  int (*ireduce_scatter_)(const void*, void*, const int*, Object, Object, Object, Object*);
+  int (*ireduce_)(const void*, void*, int, Object, Object, int, Object, Object*);
   int (*ibcast_)(void*, int, Object, int, Object, Object*);
   int (*test_)(Object*, int*, Status*);
   int (*cancel_)(Object*);

@@ -42,8 +42,7 @@ class Mpi {
   virtual Handle Irecv(void* data, int bytes, int from, int tag, Handle comm) = 0;
   virtual Handle IrecvFromAny(void* data, int bytes, int tag, Handle comm) = 0;
   virtual Handle Iallreduce(const void* in, void* out, int n, Type type, Handle comm) = 0;
-  virtual Handle Ireduce_scatter(const void* in, void* out, const int* n, Type type,
-                                 Handle comm) = 0;
+  virtual Handle Ireduce(const void* in, void* out, int n, Type type, int root, Handle comm) = 0;
   virtual Handle Ibcast(void* data, int bytes, int root, Handle comm) = 0;
   // Whether the request has ended; then it is freed.
   virtual bool Test(Handle* request) = 0;

@@ -1,7 +1,6 @@
 // The engine's exchanges and collectives as TensorFlow ops. None blocks a thread of TensorFlow while
 // it waits; what follows an op runs on TensorFlow's pool.
 #include <cstring>
-#include <limits>
 
 #include "cpp/mpi/engine.h"
 #include "tensorflow/core/framework/cancellation.h"
@@ -260,15 +259,11 @@ class ReduceScatterOp : public CollectiveOp {
   absl::Status Choose(OpKernelContext* ctx, const Tensor& data, Collective* collective,
                       Tensor* output) override {
     TF_RETURN_IF_ERROR(CheckHasRows(data));
-    if (data.NumElements() > std::numeric_limits<int32_t>::max()) {
-      return absl::InvalidArgumentError("MPI can scatter at most 2147483647 elements. Received: " +
-                                        std::to_string(data.NumElements()));
-    }
     collective->kind = Collective::kScatteredSum;
     const int64_t rows = data.dim_size(0), width = RowElements(data);
     for (int r = 0; r < size(); ++r) {
       const int64_t own = rows / size() + (r < rows % size() ? 1 : 0);
-      collective->parts.push_back(static_cast<int>(own * width));
+      collective->parts.push_back(own * width);
       if (r == group().me) {
         TF_RETURN_IF_ERROR(ctx->allocate_temp(data.dtype(), WithRows(data, own), output));
       }
@@ -361,7 +356,7 @@ REGISTER_OP("SokMpiReduceScatter")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(AnyRows)
-    .Doc("This rank's rows of the sum, by MPI_Ireduce_scatter; the first parts may be longer.");
+    .Doc("This rank's rows of the sum, by MPI_Ireduce; the first parts may be longer.");
 REGISTER_KERNEL_BUILDER(Name("SokMpiReduceScatter").Device(tensorflow::DEVICE_CPU),
                         ReduceScatterOp);
 

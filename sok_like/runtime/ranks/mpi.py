@@ -70,7 +70,7 @@ def _interrupt_behind(frame, instruction):
 
 def _size(tensor):
     known = tensor.shape.num_elements()
-    return tf.size(tensor) if known is None else known
+    return tf.size(tensor, tf.int64) if known is None else known
 
 
 class MpiCommunicator:

@@ -190,10 +190,10 @@ def order(communicator, rounds):
 
     @tf.function
     def twice(value):
-        first, _ = communicator.all_to_all(tf.fill([world_size], value), splits, "HorovodAlltoall")
+        first, _ = communicator.all_to_all(tf.fill([world_size], value), splits, comm.IN_TURN)
         with tf.control_dependencies([first]):
             second = tf.fill([world_size], value + 1)
-            return first, communicator.all_to_all(second, splits, "HorovodAlltoall")[0]
+            return first, communicator.all_to_all(second, splits, comm.IN_TURN)[0]
 
     for number in range(rounds):
         if number % 3 == communicator.rank:
@@ -279,7 +279,12 @@ def large(communicator, rounds):
     received, lengths = communicator.all_to_all(mine, splits, "large")
     sender = (me - 1) % world_size
     same = bool(tf.reduce_all(received == sender + 1))
-    return [] if same and int(lengths[sender]) == size else ["not what was sent"]
+    faults = [] if same and int(lengths[sender]) == size else ["not what was sent"]
+    # Pieces of a sum are of 1 MiB. Only the long form has parts beyond 2 GiB.
+    rows = size // 4 + 5
+    part = communicator.reduce_scatter(tf.range(me, me + rows, dtype=tf.int64), "large_parts")
+    want = np.array_split(world_size * np.arange(rows) + sum(range(world_size)), world_size)[me]
+    return faults if np.array_equal(part, want) else [*faults, "not the sum's part"]
 
 
 def counted(communicator, rounds):
@@ -366,3 +371,17 @@ def initialised_before(level):
     mpi.MPI_Finalized(ctypes.byref(ended))
     mpi.MPI_Finalize()
     return result, ended.value
+
+
+def beside_horovod(horovod_first):
+    """Exchanges by MPI in a program that uses Horovod, too, whichever came first."""
+    import horovod.tensorflow as hvd
+
+    if horovod_first:
+        hvd.init()
+    communicator = engines.choose()
+    if not horovod_first:
+        communicator.barrier()
+        hvd.init()
+    by_horovod = float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="total"))
+    return float(communicator.sum(tf.constant(1.0), "total")), by_horovod

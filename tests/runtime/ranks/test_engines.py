@@ -84,3 +84,12 @@ def test_mpi_that_the_program_has_initialised(level):
             assert result == 2.0
         else:
             assert "MPI_THREAD_MULTIPLE" in result and "by the program" in result
+
+
+@pytest.mark.ranks
+@pytest.mark.beside
+@pytest.mark.parametrize("horovod_first", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_mpi_beside_horovod(horovod_first):
+    target = "tests.runtime.ranks.engine_contract:beside_horovod"
+    args, env = {"horovod_first": horovod_first}, {"SOK_ENGINE": "mpi"}
+    assert run_ranks(target, 2, args=args, env=env, alone=False) == [(2.0, 2.0)] * 2

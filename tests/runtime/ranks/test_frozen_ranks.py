@@ -99,6 +99,20 @@ def freezes(rank, how, inside, wakes):
     call()
 
 
+def dies(rank):
+    """`rank` is killed while the launcher is stopped and cannot end the others, who look up."""
+    from sok_like.runtime.ranks import comm
+
+    call = _call("function")
+    if comm.current().rank == rank:
+        launcher = os.getppid()
+        wake = f"sleep 12; kill -CONT {launcher}"
+        subprocess.Popen(["sh", "-c", wake], start_new_session=True)
+        os.kill(launcher, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGKILL)
+    call()
+
+
 def ends_beside_a_frozen_rank():
     """Rank 1 stops, and no other rank waits for it in an exchange: rank 0 has finished."""
     from sok_like.runtime.ranks import comm, stalls
@@ -172,6 +186,21 @@ def test_a_frozen_rank_0_is_named_by_mpi():
     _, rank_1 = said("freezes", 2, engine="mpi", **how)
     assert "DeadlineExceededError" in rank_1
     assert re.search(r"'cold_keys': rank 0 has not answered for \d+ s", rank_1)
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_rank_that_dies_is_named_where_no_launcher_ends_the_others(rank):
+    with pytest.raises(RanksFailed) as raised:
+        run_ranks(
+            "tests.runtime.ranks.test_frozen_ranks:dies",
+            2,
+            args={"rank": rank},
+            env={"SOK_ENGINE": "mpi"},
+            alone=False,
+        )
+    other = re.split(r"--- .*\n", str(raised.value))[2 - rank]
+    assert "DeadlineExceededError" in other
+    assert f"rank {rank} has ended without a message" in other
 
 
 @pytest.mark.slow
