@@ -99,13 +99,15 @@ def self_test() -> str:
 
 
 def wrapped() -> list[tuple[str, str, str]]:
-    """What the package wraps in TensorFlow and Keras (`hooks.listing()`), all of it loaded."""
+    """Wraps all that any feature needs of TensorFlow and Keras; returns `hooks.listing()`."""
     import sok_like
     from sok_like.runtime.framework import hooks
 
     for module in pkgutil.walk_packages(sok_like.__path__, "sok_like."):
         if not module.name.endswith(("__main__", "_ops", "_mpi")):
             importlib.import_module(module.name)
+    for door in hooks.doors():
+        hooks.open_door(door)
     importlib.import_module("sok_like.lookup.same_weights").comparison()  # only ranks call it
     return hooks.listing()
 
@@ -119,16 +121,18 @@ def main() -> None:
         for what, where in versions():
             lines.append(f"{what:<20} {where}")
         done = self_test()
+        wrapped()
     except (ImportError, AssertionError) as error:
         print(*lines, sep="\n")
         raise SystemExit(f"{'FAILED':<20} {error}") from None
-    from sok_like.runtime.framework import private_names
+    from sok_like.runtime.framework import hooks, private_names
     from sok_like.runtime.ranks.process import rank
 
     if rank() == 0:
         print(*lines, sep="\n")
-        for name, why, state in wrapped():
-            print(f"{'wrapped':<20} {name}, {state}: {why}")
+        for door in (*hooks.doors(), hooks.SCOPES):
+            for name, why, state in hooks.listing(door):
+                print(f"{f'wrapped, {door}':<20} {name}, {state}: {why}")
         for owner, names in private_names.table().items():
             print(f"{'read':<20} {owner}: {' '.join(names)}")
         print(f"{'self-test':<20} passed on {done}, {time.monotonic() - start:.0f} s")

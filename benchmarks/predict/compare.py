@@ -16,7 +16,7 @@ import statistics
 import time
 
 from benchmarks.predict import __main__ as predict
-from benchmarks.predict.model import Workload
+from benchmarks.predict.model import TERMS, Workload
 
 PREDICTED = [
     Workload(tables=tables, batch=batch, dim=dim)
@@ -27,7 +27,7 @@ PREDICTED = [
 
 
 def main() -> None:
-    """Prints predicted and measured steps as Markdown, and a reading for more ranks."""
+    """Prints the tables of docs/scaling.md: predicted and measured steps, and more ranks."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.predict.compare", description=__doc__
     )
@@ -52,8 +52,7 @@ def main() -> None:
         for _, ranks, seconds in (step for step in checked if step.workload == workload):
             predicted = predict.predict(workload, machine, ranks).total
             errors.append(predicted / seconds - 1)
-            times = f"{1e3 * predicted:.2f} / {1e3 * seconds:.2f}"
-            cells.append(f"{times} ({100 * errors[-1]:+.0f} %)")
+            cells.append(f"{1e3 * predicted:.2f} / {1e3 * seconds:.2f}")
         print(f"| {' | '.join(cells)} |")
     sizes = sorted(map(abs, errors))
     print(
@@ -63,9 +62,13 @@ def main() -> None:
     print(f"{100 * statistics.median(sizes):.0f} %, largest {100 * sizes[-1]:.0f} %")
     print(f"load average before {load[0]:.1f}, {time.monotonic() - begun:.0f} s\n{machine}")
     hosts = dataclasses.replace(machine, cores=16)
+    print(f"\n| batch per rank | ranks | a step | {' | '.join(TERMS)} |")
+    print(f"|---|---|---|{'---|' * len(TERMS)}")
     for workload in [w for w in PREDICTED if w.tables > 1 and w.dim == 16]:
-        print(f"\n{workload}, hosts with 16 cores and 8 ranks:")
-        print(predict.format_prediction(workload, hosts, [16, 128, 1024], 8))
+        for ranks in (16, 128, 1024):
+            time_of_step = predict.predict(workload, hosts, ranks, 8)
+            cells = [f"{1e3 * seconds:.1f}" for seconds in (time_of_step.total, *time_of_step)]
+            print(f"| {workload.batch:,} | {ranks:,} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

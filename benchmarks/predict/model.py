@@ -5,7 +5,7 @@ of products, a constant of the machine times how often that occurs on a rank:
 
     ops        step, table         calls from Python and TensorFlow's ops, on one core
     tables     key, row, moved     searching for equal keys; finding rows; moving their floats
-    exchanges  exchange            Horovod agrees on the next exchange, three times per step
+    exchanges  exchange            ranks meet, three times per step
     copies     routed, byte, page  packing, copying and unpacking messages within the host
     messages   message             latency of a message to a rank of another host; on paper
     network    network             bytes that leave the host; on paper

@@ -15,13 +15,12 @@ namespace {
 
 // While a request waits, the thread looks for messages: without a pause at first, then with pauses
 // that are a part of the time waited, which bounds what a pause may add. On 2 ranks and 2 cores, with
-// 20,000 ns in place of `kSpin` a sum of 13 MiB took 1.5 times as long, with 400,000 no less. A sum
-// takes several turns of all ranks, each of which may meet a pause: with pauses of an eighth, one of
-// 13 MiB on 4 ranks and 2 busy cores took 1.6 times as long.
+// 20,000 ns in place of `kSpin` a sum of 13 MiB took 1.5 times as long, with 400,000 no less. Pauses of
+// an eighth added up where a sum took several turns of 4 ranks.
 constexpr int64_t kSpin = 100'000;            // ns
 constexpr int64_t kShortest = 20'000;         // ns
 constexpr int64_t kLongest = 2'000'000;       // ns
-constexpr int64_t kWaitedPerPause = 32;       // the longest pause is this part of the time waited
+constexpr int64_t kWaitedPerPause = 32;       // a pause is this part of the time waited
 constexpr int64_t kIdle = 100'000'000;        // ns; lets MPI take up what others have sent
 constexpr unsigned long kTimerSlack = 1'000;  // ns; Linux adds 50,000 to a pause by default
 

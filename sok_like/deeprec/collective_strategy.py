@@ -1,6 +1,6 @@
 """`sok.deeprec.CollectiveStrategy`: DeepRec's scopes for training with `tf.compat.v1` on ranks.
 
-strategy = CollectiveStrategy()          `install()`, and Horovod
+strategy = CollectiveStrategy()          `install()`, and the engine
 with strategy.scope():                   optimizers average, sessions start with equal variables
     with strategy.embedding_scope():     no effect: every table is spread over the ranks
         rows = tf.nn.group_embedding_lookup_sparse(...)

@@ -14,9 +14,12 @@ from sok_like.dist_model_parallel.optimizer_state import slot_objects
 from sok_like.dist_model_parallel.weights import slice_of
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.planner.tables import DATA_PARALLEL, HASHED
+from sok_like.runtime.framework import hooks
 from sok_like.saving.parts import optimizer_variables, table_names
 from sok_like.saving.parts.dense_tables import DenseSlice
 from sok_like.table.slices import HeldSlice
+
+hooks.open_door(hooks.DENSE_TABLES)
 
 
 class DenseTables(tf.__internal__.tracking.Trackable):

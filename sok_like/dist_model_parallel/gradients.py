@@ -7,7 +7,6 @@ Horovod's own wrappers and state stay unchanged.
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any
 
 import tensorflow as tf
@@ -17,40 +16,9 @@ from sok_like.lookup.local_variables import is_local, unique_in_graph
 from sok_like.optimizers import families, stages
 from sok_like.runtime.framework.keras_version import optimizer_family
 from sok_like.runtime.framework.scoped_attributes import view
-from sok_like.runtime.ranks import comm, exchange_order
+from sok_like.runtime.ranks import comm, exchange_order, horovod
 from sok_like.runtime.ranks.finite_gradients import all_finite
 from sok_like.runtime.ranks.initialize import ensure_initialized
-
-# Arguments of Horovod's wrappers: some have no effect here; the others must mean an average over
-# all ranks, or gradients of replicated and local variables would have different scales.
-_WITHOUT_EFFECT = ("name", "device_dense", "device_sparse", "num_groups", "groups", "compression")
-_ONLY_WITH = {
-    "gradient_predivide_factor": 1.0,
-    "backward_passes_per_step": 1,
-    "average_aggregated_gradients": False,
-    "scale_local_gradients": True,
-}
-
-
-def check_horovod_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
-    """Refuses arguments that would change the result."""
-    for name, value in arguments.items():
-        if name in _WITHOUT_EFFECT:
-            fine = True
-        elif name in _ONLY_WITH:
-            fine = value == _ONLY_WITH[name]
-        elif name == "op":
-            horovod = "horovod.tensorflow"
-            fine = value is None or value == importlib.import_module(horovod).Average
-        elif name == "process_set":
-            fine = value is None or getattr(value, "process_set_id", None) == 0
-        else:
-            raise TypeError(f"{wrapper} got an unexpected argument. Received: {name}={value!r}")
-        if not fine:
-            raise ValueError(
-                f"{wrapper} averages over all ranks, so `{name}` must be left out. "
-                f"Received: {name}={value!r}"
-            )
 
 
 def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str) -> list:
@@ -140,7 +108,7 @@ def DistributedGradientTape(
         TypeError: Horovod's wrapper does not have an argument.
         ValueError: a value is not supported.
     """
-    check_horovod_arguments("DistributedGradientTape", horovod_arguments)
+    horovod.check_arguments("DistributedGradientTape", horovod_arguments)
     with tf.init_scope():
         ensure_initialized()
     return _AveragingTape(gradtape, sparse_as_dense)
@@ -286,7 +254,7 @@ def DistributedOptimizer(
             this one or Horovod's; Horovod's wrapper does not have an argument.
         ValueError: a value is not supported.
     """
-    check_horovod_arguments("DistributedOptimizer", horovod_arguments)
+    horovod.check_arguments("DistributedOptimizer", horovod_arguments)
     is_horovods = type(optimizer).__module__.startswith("horovod")
     if is_horovods or getattr(optimizer, "dmp_averages", False):
         raise TypeError(

@@ -47,7 +47,7 @@ def gather(
         return tensor
 
     def along_front(collective, tensor, name):
-        """Horovod gathers and scatters along the first axis, so `dim` is moved there."""
+        """Ranks gather and scatter along the first axis, so `dim` is moved there."""
         order = list(range(tensor.shape.rank))
         order.insert(0, order.pop(dim))
         front = tensor if order[0] == 0 else tf.transpose(tensor, order)

@@ -130,7 +130,7 @@ class RankMesh:
                 f"{world_size} rank(s)"
             )
         if not comm.is_initialized():
-            # Horovod accepts groups of ranks only if it was told at its start. A later mesh may
+            # One engine accepts groups of ranks only if it was told at its start. A later mesh may
             # have two axes if four ranks can be a grid.
             ensure_initialized(groups_later=world_size > 3)
         self.device_mesh = device_mesh

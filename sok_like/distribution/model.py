@@ -13,7 +13,7 @@ Digests of the batches are compared over the ranks that must get the same batch:
                             >-- one exchange --> equal on all ranks, or all of them raise
     model's inputs --digests-'
 
-Programs written for Horovod give each rank data of its own. Under a distribution this would train
+Other programs on ranks give each rank data of its own. Under a distribution this would train
 on outputs and labels that do not belong together, or let the ranks' replicated weights drift apart,
 and nothing else would detect it.
 """
@@ -70,7 +70,7 @@ def bind(model: Any, distribution: Any) -> None:
 
     replaced = {
         "_sok_distribution": distribution,
-        "supports_jit": False,  # XLA cannot compile Horovod's collectives
+        "supports_jit": False,  # XLA cannot compile collectives of ranks
         "call": _splitting(model, model.call, distribution),
         "save_weights": _by_rank_0(model.save_weights),
         "save": _by_rank_0(model.save),

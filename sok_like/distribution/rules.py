@@ -100,7 +100,7 @@ def install(layer: Any, distribution: Any) -> None:
     replaced = {
         "_sok_distribution": distribution,
         "call": tf.autograph.experimental.do_not_convert(loop if loops else call),
-        "supports_jit": False,  # XLA cannot compile Horovod's collectives
+        "supports_jit": False,  # XLA cannot compile collectives of ranks
     }
     for name, value in replaced.items():  # bypasses Keras' tracking of attributes
         object.__setattr__(layer, name, value)

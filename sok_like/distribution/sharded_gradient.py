@@ -103,7 +103,7 @@ def sharded_gradient(gradient: Any, variable: Any) -> Any:
         _shards[shard.key] = shard
     if isinstance(gradient, tf.IndexedSlices):
         return ShardedGradient(gradient.values, gradient.indices, True, shard.key)
-    # Horovod's ops lose the static shape.
+    # An engine's ops may lose the static shape.
     gradient = tf.ensure_shape(gradient, shard.local_shape)
     return ShardedGradient(gradient, tf.zeros([0], tf.int64), False, shard.key)
 
@@ -340,7 +340,7 @@ def completed(
         means = _means(parts, [sources[i] for i in places], line)
         for i, part, mean in zip(places, parts, means, strict=True):
             if not isinstance(mean, tf.IndexedSlices):
-                mean = tf.ensure_shape(mean, part.shape)  # Horovod's ops lose the static shape
+                mean = tf.ensure_shape(mean, part.shape)  # as above
             mean._sok_complete = True
             result[i] = mean
     return result

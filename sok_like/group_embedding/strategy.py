@@ -1,7 +1,7 @@
 """`sok.enable_distributed_strategy`: whether this process looks up alone or with others.
 
 Nothing is stored: a table's keys are on rank `key % world_size`, whatever the number of tables in a
-group. With one process a group lookup is one fused op without Horovod ("localized"), with several
+group. With one process a group lookup is one fused op without exchanges ("localized"), with several
 it is an exchange between them ("collective"). DeepRec instead puts whole tables on one process each
 as soon as a group has more tables than there are processes. There a checkpoint changes its shape
 when a feature is added; here it does not.
@@ -9,9 +9,7 @@ when a feature is added; here it does not.
 
 from __future__ import annotations
 
-import importlib.util
-
-from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks import comm, horovod
 from sok_like.runtime.ranks.initialize import ensure_initialized
 
 STRATEGIES = ("collective", "localized", None)
@@ -45,9 +43,7 @@ def enable_distributed_strategy(strategy: str | None = "collective") -> None:
                 "private copy of every table. Use strategy='collective'. "
                 f"Received: strategy={strategy!r} in a job of {world_size} processes"
             )
-    horovod = strategy == "collective" and importlib.util.find_spec("horovod") is not None
-    if horovod:
-        import horovod.tensorflow as hvd  # before, because it decides the engine
+    by_program = horovod.import_if_installed() if strategy == "collective" else None
     ensure_initialized()
-    if horovod and not hvd.is_initialized():
-        hvd.init()
+    if by_program is not None and not by_program.is_initialized():
+        by_program.init()

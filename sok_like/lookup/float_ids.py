@@ -88,7 +88,7 @@ def _conform(own, self, tensor, ref_input):
     return own(self, tensor, ref_input)
 
 
-@hooks.at_init
+@hooks.behind(hooks.MODELS)
 def _install():
     why = "floats for the keys of a table raise"
     if is_keras_3():

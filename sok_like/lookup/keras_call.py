@@ -126,7 +126,7 @@ def _supports_jit(own, model):
     return own(model) and not any(hasattr(_inside(v), "table_name") for v in model.variables)
 
 
-@hooks.at_init
+@hooks.behind(hooks.MODELS)
 def _install():
     if is_keras_3():
         why = "XLA cannot compile the ops of tables that a model holds"

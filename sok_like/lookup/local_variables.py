@@ -1,16 +1,14 @@
-"""Which variables belong to one rank, so that Horovod leaves them alone; names for collectives."""
+"""Which variables belong to one rank, and are not averaged over ranks; names for collectives."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 import weakref
 from typing import Any
 
 import tensorflow as tf
 
 from sok_like.runtime.framework import hooks
-from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks import horovod
 from sok_like.table.variable import is_embedding_variable
 
 # How often each name was used, by graph.
@@ -61,34 +59,6 @@ def unique_in_graph(name: str) -> str:
     return name if names[name] == 1 else f"{name}_{names[name]}"
 
 
-def _averaging(own, *args, **kwargs):
-    """Horovod's `_make_allreduce_grads_fn`, without gradients of this rank's own variables."""
-    average = own(*args, **kwargs)
-
-    def without_local(gradients, variables=None, *rest):
-        if variables is None:
-            return average(gradients, variables, *rest)
-        pairs = list(zip(gradients, variables, strict=True))
-        shared = [(g, v) for g, v in pairs if not is_local(v)]
-        averaged = iter(average(*map(list, zip(*shared, strict=True)), *rest) if shared else ())
-        return [g if is_local(v) else next(averaged) for g, v in pairs]
-
-    return without_local
-
-
-def _broadcasting(own, variables, *args, **kwargs):
-    return own([variable for variable in variables if not is_local(variable)], *args, **kwargs)
-
-
 @hooks.at_init
 def _install():
-    if comm.launched_world_size() == 1 and "horovod.tensorflow" not in sys.modules:
-        return
-    try:
-        horovod = importlib.import_module("horovod.tensorflow")
-    except ImportError:
-        return  # `engines.choose` says what to install
-    # Its tape and optimizer would mix rows of different keys or columns.
-    why = "Horovod leaves variables alone that belong to one rank"
-    hooks.wrap(horovod, "_make_allreduce_grads_fn", _averaging, why)
-    hooks.wrap("horovod.tensorflow.functions", "broadcast_variables", _broadcasting, why)
+    horovod.leave_alone(is_local)

@@ -2,14 +2,14 @@
 
 A table's gradient is a collective, so all ranks take part in it. The tape that asks for it names
 the ordinary variables that are trained beside the table. Optimizers of this package average their
-gradients over ranks; Horovod or the program may do so, too. If nothing does, each rank trains
+gradients over ranks; the program may do so, too. If nothing does, each rank trains
 different weights, and none would notice. So at a few steps the ranks compare two sums of each of
 these variables.
 
     step       1   2   3   4   ..   8   ..   16   ..
     compared       x   x   x        x        x          before the step is taken
 
-Not at step 1: programs for Horovod broadcast variables after it.
+Not at step 1: some programs broadcast variables after it.
 """
 
 from __future__ import annotations

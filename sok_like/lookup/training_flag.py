@@ -33,7 +33,7 @@ def by_training(training: Any, function: Callable[[bool], Any]) -> Any:
     return function(bool(training))
 
 
-@hooks.at_init
+@hooks.behind(hooks.MODELS)
 def _install():
     why = "lookups of evaluate and predict insert nothing"
     trainer_phase.note("test", _evaluating, why)

@@ -218,7 +218,7 @@ def embedding_aware(cls: type) -> type:
     # The legacy Adam and Adam have the same name; files must distinguish their subclasses.
     kind = "Legacy" if ".legacy." in cls.__module__ else ""
     if cls.__module__.partition(".")[0] not in _STOCK and hasattr(keras_optimizers(), cls.__name__):
-        # Files of the stock class must not find a subclass of the same name, as Horovod's are.
+        # Files of the stock class must not find another package's subclass of the same name.
         kind = cls.__module__.replace(".", "_") + "_"
     aware = type(f"EmbeddingAware{kind}{cls.__name__}", bases, members)
     if family != "tf.compat.v1":  # clones and saved models find the class by its name

@@ -19,6 +19,7 @@ from tensorflow.python.framework import cpp_shape_inference_pb2
 from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
 from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.runtime.framework import hooks
 from sok_like.runtime.native import devices, libraries
 from sok_like.runtime.ranks import comm, communication_dtype
 from sok_like.runtime.ranks.initialize import check_replicas
@@ -173,6 +174,8 @@ class EmbeddingVariable(
         shape = tf.TensorShape([capacity, embedding_dim])
         with tf.init_scope():
             in_graph_mode = not tf.executing_eagerly()
+            if in_graph_mode:
+                hooks.open_door(hooks.SESSIONS)
             if is_unnamed:  # nothing was wrong: a rank that failed has taken no number
                 name = self._options["name"] = _numbered(name, communicator)
             with tf.name_scope(name) as scope, devices.table_scope():

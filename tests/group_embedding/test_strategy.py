@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.runtime.ranks import comm, initialize
+from sok_like.runtime.ranks import comm, initialize, launchers
 
 v1 = tf.compat.v1
 
@@ -12,7 +12,7 @@ v1 = tf.compat.v1
 @pytest.fixture
 def fresh(sok, monkeypatch):
     """The package, not initialised."""
-    for name in comm._WORLD_SIZE_VARIABLES:
+    for name in launchers.WORLD_SIZE_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     initialize.reset()
     return sok

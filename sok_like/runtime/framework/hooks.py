@@ -8,6 +8,13 @@
     def _install():
         hooks.wrap(tf.keras.Model, "fit", _fit, "tells the ranks that an epoch begins")
 
+What only some programs need stands behind a door, which the first use of a feature opens:
+
+    @hooks.behind(hooks.SESSIONS)
+    def _install_savers(): ...
+
+    hooks.open_door(hooks.SESSIONS)                  # where a table is made in a v1 graph
+
 A wrapper names the arguments that it uses; they must be the first ones of the function that it
 wraps. A function that is missing or takes other arguments raises ImportError when it is wrapped:
 another TensorFlow or Keras may have moved it, and nothing must go on without it.
@@ -32,12 +39,18 @@ KNOWN = (
 )
 _FRAMEWORKS = ("tensorflow", "keras", "tf_keras")
 _ABSENT = object()
+# The doors. Hooks that no installer puts in belong to a scope that the program has entered.
+EVERY, SCOPES = "every program", "scopes"
+SESSIONS, CHECKPOINTS, DENSE_TABLES = "tf.compat.v1 graphs", "checkpoints", "dense tables"
+MODELS, RANKS = "Keras models", "several ranks"
 
 _lock = threading.RLock()
 _modules: list[str] = []
-_installers: list[Callable[[], None]] = []
-_waiting: list[Callable[[], None]] = []
+_installers: list[tuple[tuple[str, ...], Callable[[], None]]] = []  # with their doors
+_installed: list[tuple[tuple[str, ...], Callable[[], None]]] = []
+_open = {EVERY}
 _hooks: list[Hook] = []
+_door = SCOPES  # whose hooks are being put in
 _uncopied: list[Hook] | None = None  # in `install_all`: hooks whose copies are not replaced yet
 _initialized = False
 
@@ -49,14 +62,39 @@ def at_init(install: Callable[[], None]) -> Callable[[], None]:
     Later ones are called here, while their module is being loaded. A function that is given again
     is left as it is.
     """
+    return behind(EVERY)(install)
+
+
+def behind(*doors: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """`at_init` of a function that is called once one of these doors is open, too."""
+
+    def decorate(install):
+        with _lock:
+            if (doors, install) not in _installers:
+                _installers.append((doors, install))
+                if _initialized:
+                    _install()
+        return install
+
+    return decorate
+
+
+def open_door(door: str) -> None:
+    """Puts in what stands behind a door, now or at the first `sok.Init`.
+
+    Raises:
+        ImportError: a function that must be wrapped is missing. Then the door stays closed.
+    """
     with _lock:
-        if install in _installers:
-            return install
-        _installers.append(install)
-        _waiting.append(install)
-        if _initialized:
-            install_all()
-    return install
+        if door in _open:
+            return
+        _open.add(door)
+        try:
+            if _initialized:
+                _install()
+        except BaseException:
+            _open.discard(door)
+            raise
 
 
 def load_at_init(*modules: str) -> None:
@@ -65,27 +103,38 @@ def load_at_init(*modules: str) -> None:
 
 
 def install_all() -> None:
-    """Calls the functions under `at_init` that have not been called; `sok.Init` calls it.
+    """Calls the functions behind open doors that have not been called; `sok.Init` calls it.
 
     Raises:
         ImportError: a function that must be wrapped is missing. Then nothing is wrapped.
     """
-    global _initialized, _uncopied
+    global _initialized
     with _lock:
         for module in _modules:
             importlib.import_module(module)
-        is_outer, _uncopied = _uncopied is None, _uncopied or []
-        try:
-            while _waiting:
-                _waiting[0]()
-                del _waiting[0]  # it remains if it has raised
-            _replace_copies(_uncopied)
-            _initialized = True
-        except BaseException:
-            undo_all()  # all or nothing
-            raise
-        finally:
-            _uncopied = None if is_outer else _uncopied
+        _install()
+        _initialized = True
+
+
+def _install():
+    """Puts in what is missing behind open doors: all of it, or nothing."""
+    global _uncopied, _door
+    num_hooks, num_installed, outer_door = len(_hooks), len(_installed), _door
+    is_outer, _uncopied = _uncopied is None, _uncopied or []
+    try:
+        while missing := [i for i in _installers if i not in _installed and _open & {*i[0]}]:
+            doors, install = missing[0]
+            _installed.append(missing[0])
+            _door = next(door for door in doors if door in _open)
+            install()
+        _replace_copies(_uncopied)
+    except BaseException:
+        while len(_hooks) > num_hooks:
+            _hooks[-1].undo()
+        del _installed[num_installed:]
+        raise
+    finally:
+        _uncopied, _door = None if is_outer else _uncopied, outer_door
 
 
 def undo_all() -> None:
@@ -95,7 +144,7 @@ def undo_all() -> None:
         while _hooks:
             _hooks[-1].undo()
         _initialized = False
-        _waiting[:] = _installers
+        _installed.clear()
 
 
 @dataclasses.dataclass(eq=False)
@@ -105,6 +154,7 @@ class Hook:
     name: str  # dotted, with the module
     why: str  # in one line
     value: Any  # what it is now
+    door: str
     # (Holder, attribute, its own value): the owner, then modules that have copied it.
     _places: list[tuple[Any, str, Any]]
 
@@ -203,7 +253,7 @@ def put(owner: Any, name: str, value: Any, why: str, *, added: bool = False) -> 
 
 def _put(owner, name, value, why, copies=False):
     own = vars(owner).get(name, _ABSENT)
-    hook = Hook(f"{_name_of(owner)}.{name}", why, value, [(owner, name, own)])
+    hook = Hook(f"{_name_of(owner)}.{name}", why, value, _door, [(owner, name, own)])
     setattr(owner, name, value)
     with _lock:
         _hooks.append(hook)
@@ -243,10 +293,16 @@ class Within(threading.local):
         return self._depth > 0
 
 
-def listing() -> list[tuple[str, str, str]]:
+def doors() -> list[str]:
+    """All doors behind which something stands."""
+    return sorted({door for of_installer, _ in _installers for door in of_installer})
+
+
+def listing(door: str | None = None) -> list[tuple[str, str, str]]:
     """(Name, reason, state) of each name that is replaced now, in alphabetical order."""
     with _lock:
-        return sorted((hook.name, hook.why, hook.state()) for hook in _hooks)
+        hooks = [hook for hook in _hooks if door in (None, hook.door)]
+        return sorted((hook.name, hook.why, hook.state()) for hook in hooks)
 
 
 def unknown_version(required: str, received: str) -> ImportError:

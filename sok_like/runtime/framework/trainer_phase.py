@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.runtime.framework import hooks
+from sok_like.runtime.framework.keras_version import is_keras_3
 
 _withins: dict[str, hooks.Within] = {}  # not in `_Steps`, which programs copy
 compiled = hooks.Within()  # a step that XLA is to compile is being traced, or is running
@@ -48,3 +49,16 @@ class _Steps:
         if name in ("_own", "_kind", "_by_xla"):  # while it is being copied
             raise AttributeError(name)
         return getattr(self._own, name)
+
+
+def _making(own, cls, *args, **kwargs):
+    hooks.open_door(hooks.MODELS)
+    return own(cls, *args, **kwargs)
+
+
+@hooks.at_init
+def _install():
+    if is_keras_3():
+        hooks.wrap(tf.keras.Model, "__new__", _making, "the first model puts in what models need")
+    else:
+        hooks.open_door(hooks.MODELS)

@@ -45,10 +45,14 @@ def _reading(own, variable_def, import_scope=None):
     return own(variable_def, import_scope)
 
 
-@hooks.at_init
-def _install():
+@hooks.behind(hooks.SESSIONS)
+def _install_writing():
     for name in ("add_meta_graph_and_variables", "add_meta_graph"):
         why = "a SavedModel of a session would hold no rows"
         hooks.wrap(tf.compat.v1.saved_model.Builder, name, _writing, why)
+
+
+@hooks.at_init
+def _install_reading():
     why = "a graph that is read from a file lacks the options of tables"
     hooks.wrap(resource_variable_ops.ResourceVariable, "from_proto", _reading, why)

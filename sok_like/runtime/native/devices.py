@@ -86,7 +86,7 @@ def device_scope(device: str) -> Any:
     """The device scope of ops that read or write tensors of a table on `device`.
 
     Without it TensorFlow would place them, and copy their tensors, to the GPU. Collectives stay
-    outside, because Horovod may have no GPU kernel. Without a GPU the scope is empty, so that
+    outside, because an engine may have no GPU kernel. Without a GPU the scope is empty, so that
     graphs name devices only if there is a choice. TensorFlow has one even if the package's CUDA
     runtime cannot use the GPU.
     """

@@ -2,7 +2,7 @@
 
 A `Communicator` is all that the rest of the package knows of other processes: this process's rank,
 the number of ranks, and seven collectives. One process needs none of them and gets `SingleProcess`.
-Several get `MpiCommunicator` (mpi.py) or `HorovodCommunicator` (horovod.py); `engines.py` chooses.
+Several get that of an engine (mpi.py, horovod.py); `engines.py` chooses.
 Tests pass their own.
 
 All ranks must call every collective, in graphs under the same name, by which they meet.
@@ -12,15 +12,14 @@ All ranks must call every collective, in graphs under the same name, by which th
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-# Set for each process by the launchers of Horovod, Open MPI, MPICH and Slurm (srun).
-_WORLD_SIZE_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.ranks import launchers
 
 # "1": TF_CONFIG does not say with how many others this process trains.
 _IGNORE_TF_CONFIG = "SOK_IGNORE_TF_CONFIG"
@@ -30,8 +29,7 @@ _TRAINING_TASKS = ("chief", "master", "worker")
 UNIQUE = "_sok_keys_are_unique"
 
 # The name of all-to-alls that every rank makes in the same order: each meets the others' next one.
-# Horovod gives this name to all-to-alls outside of graphs.
-IN_TURN = "HorovodAlltoall"
+IN_TURN = "in_turn"
 
 
 @runtime_checkable
@@ -181,7 +179,7 @@ def averaged(communicator: Communicator, mean: Callable, tensors: Sequence, name
 
 
 def launched_world_size() -> int:
-    """The number of ranks that were launched, as far as it is known without Horovod.
+    """The number of ranks that were launched, as far as it is known before they meet.
 
     Raises:
         RuntimeError: it is 1, and TF_CONFIG names several workers.
@@ -190,22 +188,12 @@ def launched_world_size() -> int:
     of_thread = _of_thread.get()
     if of_thread is not None:
         return of_thread.world_size
-    horovod = sys.modules.get("horovod.tensorflow")
-    launched = _said_by_launcher()[1]
-    if horovod is not None and horovod.is_initialized():
-        launched = horovod.size()
+    launched, program = launchers.said_world_size()[1], launchers.imported_horovod()
+    if program is not None and program.is_initialized():
+        launched = program.size()
     if launched == 1 and not is_initialized():
         _check_tf_config()
     return launched
-
-
-def _said_by_launcher():
-    """The environment variable with the number of processes, and the number; or "" and 1."""
-    for variable in _WORLD_SIZE_VARIABLES:
-        value = os.environ.get(variable, "")
-        if value.isdigit():
-            return variable, int(value)
-    return "", 1
 
 
 def _check_tf_config():
@@ -229,7 +217,7 @@ def _check_tf_config():
         raise RuntimeError(
             f"TF_CONFIG names {workers} worker(s) and this process as a task of type "
             f"{task_type!r}, but no launcher has connected it with others: it would train a model "
-            "of its own. Processes are connected by mpirun or horovodrun, not by TF_CONFIG; "
+            "of its own. Processes are connected by a launcher such as mpirun, not by TF_CONFIG; "
             "docs/guides/several_ranks.md shows how to start them, and parameter servers are not "
             f"needed. If each process is to train a model of its own, set {_IGNORE_TF_CONFIG}=1. "
             f"Received: TF_CONFIG={text!r}"
@@ -238,7 +226,7 @@ def _check_tf_config():
 
 def check_connected(size: int, engine: str) -> None:
     """RuntimeError if the engine did not find the other processes: each would train alone."""
-    variable, launched = _said_by_launcher()
+    variable, launched = launchers.said_world_size()
     if size == 1 and launched > 1:
         raise RuntimeError(
             f"This job was launched with {launched} processes ({variable}={launched}), but "
@@ -288,9 +276,12 @@ def line() -> int:
 def set_current(communicator: Communicator | None) -> None:
     """Replaces the communicator; None forgets it."""
     global _current, _process
+    if communicator is not None and communicator.world_size > 1:
+        hooks.open_door(hooks.RANKS)
     _current, _process = communicator, os.getpid()
 
 
 def set_of_thread(communicator: Communicator) -> None:
     """Makes this thread a rank of its own, with a `line` that no other one has."""
+    hooks.open_door(hooks.RANKS)
     _of_thread.set(communicator)

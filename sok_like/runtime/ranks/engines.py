@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from sok_like.runtime.native import devices
 from sok_like.runtime.ranks import comm, launchers
@@ -27,7 +26,7 @@ def engine_of_job() -> tuple[str, str]:
         raise ValueError(f"SOK_ENGINE must be one of {ENGINES}. Received: SOK_ENGINE={chosen!r}")
     if chosen:
         return chosen, f"SOK_ENGINE={chosen}"
-    if "horovod.tensorflow" in sys.modules:
+    if launchers.imported_horovod() is not None:
         return "horovod", "the program has imported it"
     variable = next((name for name in _OF_HOROVODRUN if name in os.environ), None)
     if variable:

@@ -56,7 +56,7 @@ def _warn_once(world_size):
         )
 
 
-@hooks.at_init
+@hooks.behind(hooks.MODELS)
 def _install():
     why = "a step of fit has a mean over the rank's own batch as its loss"
     trainer_phase.note("train", losses_are_means, why)

@@ -5,12 +5,16 @@ Horovod matches collectives by name. Its waits cannot be ended: `stalls` ends th
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
+from sok_like.runtime.framework import hooks
 from sok_like.runtime.native.tensor_checks import checked
-from sok_like.runtime.ranks import launchers
+from sok_like.runtime.ranks import comm, launchers
 from sok_like.runtime.ranks.comm import (
     IN_TURN,
     Communicator,
@@ -25,6 +29,19 @@ from sok_like.runtime.ranks.comm import (
 # per cycle (1 ms by default). A rank that waits in MPI polls, and so takes the core from the rank
 # it waits for.
 _TRANSPORT = {"HOROVOD_CYCLE_TIME": "0.1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+
+# Horovod's own name of all-to-alls outside of graphs.
+_IN_TURN = "HorovodAlltoall"
+
+# Arguments of Horovod's wrappers: some have no effect here; the others must mean an average over
+# all ranks, or gradients of replicated and local variables would have different scales.
+_WITHOUT_EFFECT = ("name", "device_dense", "device_sparse", "num_groups", "groups", "compression")
+_ONLY_WITH = {
+    "gradient_predivide_factor": 1.0,
+    "backward_passes_per_step": 1,
+    "average_aggregated_gradients": False,
+    "scale_local_gradients": True,
+}
 
 # MPI counts elements in int32: those of one tensor, or of everything that ranks gather.
 _MOST_COUNTED = 2**31 - 1
@@ -160,7 +177,7 @@ class HorovodCommunicator:
         received, received_splits = self._hvd.alltoall(
             _as_carried(tensor),
             splits=splits,
-            name=name,
+            name=_IN_TURN if name == IN_TURN else name,
             ignore_name_scope=name == IN_TURN,
             process_set=self._process_set,
         )
@@ -207,3 +224,60 @@ class HorovodCommunicator:
     def shut_down(self, seconds):
         self._hvd.shutdown()  # without a time limit
         return True
+
+
+def import_if_installed() -> Any:
+    """Horovod, which is then the engine, for a program that asks it for its rank; else None."""
+    installed = importlib.util.find_spec("horovod") is not None
+    return importlib.import_module("horovod.tensorflow") if installed else None
+
+
+def leave_alone(is_local: Callable[[Any], bool]) -> None:
+    """Lets the program's own Horovod average and broadcast no variable that is local to a rank."""
+    if comm.launched_world_size() == 1 and launchers.imported_horovod() is None:
+        return
+    try:
+        horovod = importlib.import_module("horovod.tensorflow")
+    except ImportError:
+        return  # `engines.choose` says what to install
+
+    def averaging(own, *args, **kwargs):
+        average = own(*args, **kwargs)
+
+        def without_local(gradients, variables=None, *rest):
+            if variables is None:
+                return average(gradients, variables, *rest)
+            pairs = list(zip(gradients, variables, strict=True))
+            shared = [(g, v) for g, v in pairs if not is_local(v)]
+            averaged = iter(average(*map(list, zip(*shared, strict=True)), *rest) if shared else ())
+            return [g if is_local(v) else next(averaged) for g, v in pairs]
+
+        return without_local
+
+    def broadcasting(own, variables, *args, **kwargs):
+        return own([each for each in variables if not is_local(each)], *args, **kwargs)
+
+    # Its tape and optimizer would mix rows of different keys or columns.
+    why = "Horovod leaves variables alone that belong to one rank"
+    hooks.wrap(horovod, "_make_allreduce_grads_fn", averaging, why)
+    hooks.wrap("horovod.tensorflow.functions", "broadcast_variables", broadcasting, why)
+
+
+def check_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
+    """Refuses arguments of Horovod's tape and optimizer that would change the result."""
+    for name, value in arguments.items():
+        if name in _WITHOUT_EFFECT:
+            fine = True
+        elif name in _ONLY_WITH:
+            fine = value == _ONLY_WITH[name]
+        elif name == "op":
+            fine = value is None or value == importlib.import_module("horovod.tensorflow").Average
+        elif name == "process_set":
+            fine = value is None or getattr(value, "process_set_id", None) == 0
+        else:
+            raise TypeError(f"{wrapper} got an unexpected argument. Received: {name}={value!r}")
+        if not fine:
+            raise ValueError(
+                f"{wrapper} averages over all ranks, so `{name}` must be left out. "
+                f"Received: {name}={value!r}"
+            )

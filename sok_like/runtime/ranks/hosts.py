@@ -13,17 +13,16 @@ import socket
 import struct
 from collections.abc import Iterator, Sequence
 
+from sok_like.runtime.ranks import launchers
+
 LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
-# The user's choice among several networks, as docs/install.md says how to make it: interfaces, or
-# for Open MPI networks such as 10.0.0.0/8 as well.
-_INTERFACES = ("HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
 
 
 def names() -> list[str]:
     """This host's name, by which launchers start ranks there, and its addresses."""
     addresses = [_of_interface(interface) for _, interface in socket.if_nameindex()]
-    own = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
+    own = os.environ.get(launchers.HOST_NAME) or socket.gethostname()
     return [own, *(found for found in addresses if not _is_loopback(found))]
 
 
@@ -37,7 +36,7 @@ def address(hosts: Sequence[Sequence[str]]) -> str:
 
 
 def _candidates(hosts) -> Iterator[str]:
-    chosen = [os.environ.get(variable, "") for variable in _INTERFACES]
+    chosen = [os.environ.get(variable, "") for variable in launchers.INTERFACES]
     for word in ",".join(chosen).split(","):
         if "/" in word:
             with contextlib.suppress(ValueError):

@@ -84,8 +84,8 @@ def check_replicas() -> None:
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
         raise RuntimeError(
-            "A process of sok_like is one replica: start one process for each device, by mpirun or "
-            "horovodrun, and leave the tf.distribute strategy out. "
+            "A process of sok_like is one replica: start one process for each device, by "
+            "`python -m sok_like.run` or mpirun, and leave the tf.distribute strategy out. "
             f"Received: a strategy of {replicas} replicas"
         )
 

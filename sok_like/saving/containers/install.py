@@ -1,4 +1,4 @@
-"""All that saving changes in TensorFlow and Keras, put in by the first `sok.Init`.
+"""All that saving changes in TensorFlow and Keras, put in by `sok.Init` and by the first use.
 
 TensorFlow and Keras have no hooks by which ranks could agree on a save. Without tables and shards
 the wrapped functions work as before.
@@ -11,7 +11,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime.framework.hooks import at_init, put, wrap
+from sok_like.runtime.framework.hooks import (
+    CHECKPOINTS,
+    DENSE_TABLES,
+    MODELS,
+    RANKS,
+    SESSIONS,
+    at_init,
+    behind,
+    put,
+    wrap,
+)
 from sok_like.runtime.framework.keras_version import is_keras_3
 from sok_like.saving.containers import (
     checkpoints,
@@ -23,20 +33,38 @@ from sok_like.saving.containers import (
 from sok_like.saving.parts import optimizer_variables
 from sok_like.table.variable import EmbeddingVariable
 
+_CHECKPOINT = "tensorflow.python.checkpoint"
+
 
 @at_init
-def _install_savers():
+def _install_entries():
     EmbeddingVariable.element_in_graph = staticmethod(v1_saver.element_of)
-    package = "tensorflow.python.checkpoint"
-    devices = _of(f"{package}.functional_saver", "MultiDeviceSaver")
-    wrap(devices, "save", checkpoints.save, "puts tables into checkpoints, or beside them")
-    wrap(devices, "restore", checkpoints.restore, "reads all of a checkpoint, then assigns it")
-    objects = _of(f"{package}.checkpoint", "TrackableSaver")
+    objects = _of(f"{_CHECKPOINT}.checkpoint", "TrackableSaver")
     wrap(objects, "save", checkpoints.save_objects, "finds the slot variables of tables")
     wrap(objects, "restore", checkpoints.restore_objects, "builds optimizers of dense tables")
+
+
+@behind(CHECKPOINTS)
+def _install_checkpoints():
+    devices = _of(f"{_CHECKPOINT}.functional_saver", "MultiDeviceSaver")
+    wrap(devices, "save", checkpoints.save, "puts tables into checkpoints, or beside them")
+    wrap(devices, "restore", checkpoints.restore, "reads all of a checkpoint, then assigns it")
+    layer: Any = tf.keras.layers.Layer
+    why = "a layer's tables have names in checkpoints"
+    wrap(layer, "_trackable_children", tables_in_checkpoints.children, why)
+    wrap(layer, "_lookup_dependency", tables_in_checkpoints.look_up, why)
+    wrap(layer, "_handle_deferred_dependencies", tables_in_checkpoints.deferred, why)
+
+
+@behind(CHECKPOINTS, SESSIONS)
+def _install_removal():
     delete = "_delete_file_if_exists"
     why = "removes tables with their checkpoint"
-    wrap(f"{package}.checkpoint_management", delete, checkpoints.delete, why)
+    wrap(f"{_CHECKPOINT}.checkpoint_management", delete, checkpoints.delete, why)
+
+
+@behind(SESSIONS, RANKS)  # ranks must not overwrite each other's rows, without tables either
+def _install_savers():
     saver, hook = tf.compat.v1.train.Saver, tf.compat.v1.train.CheckpointSaverHook
     wrap(saver, "save", v1_saver.save, "writes tables beside the file")
     wrap(saver, "restore", v1_saver.restore, "reads tables from beside the file")
@@ -46,56 +74,71 @@ def _install_savers():
 
 @at_init
 def _install_keras():
-    package = "keras.src" if is_keras_3() else "tf_keras.src"
-    library = f"{package}.saving.saving_lib"
-    for name, wrapper, why in (
-        ("save_model", keras_files.save_model, "ranks write one file, and tables beside it"),
-        ("save_weights_only", keras_files.save_weights, "the same of weights"),
-        ("load_model", keras_files.load_model, "ranks read one file"),
-        ("load_weights_only", keras_files.load_weights, "ranks load all of it, or nothing"),
-        ("_load_state", keras_files.load_state, "reads dense tables with their slot variables"),
-        (
-            "_walk_saveable" if is_keras_3() else "_walk_trackable",
-            keras_files.walk,
-            "leaves out what a layer over tables writes itself",
-        ),
-    ):
-        wrap(library, name, wrapper, why)
+    library = f"{_keras()}.saving.saving_lib"
+    wrap(library, "load_model", keras_files.load_model, "ranks read one file")
+    why = "reads dense tables with their slot variables"
+    wrap(library, "_load_state", keras_files.load_state, why)
     layer: Any = tf.keras.layers.Layer
     wrap(layer, "save_own_variables", keras_layers.save, "a layer's tables are no arrays")
     wrap(layer, "load_own_variables", keras_layers.load, "the same, on the way back")
-    why = "a layer's tables have names in checkpoints"
-    wrap(layer, "_trackable_children", tables_in_checkpoints.children, why)
-    wrap(layer, "_lookup_dependency", tables_in_checkpoints.look_up, why)
-    wrap(layer, "_handle_deferred_dependencies", tables_in_checkpoints.deferred, why)
-    why = "asks no user on several ranks"
-    asking = f"{package}.utils.io_utils"
-    wrap(asking, "ask_to_proceed_with_overwrite", keras_files.ask, why)
+    if is_keras_3():
+        tracker = _of(f"{_keras()}.utils.tracking", "Tracker")
+        wrap(tracker, "track", keras_layers.track, "a layer's tables are among its weights")
+
+
+@behind(MODELS)
+def _install_models():
+    library = f"{_keras()}.saving.saving_lib"
+    why = "ranks write one file, and tables beside it"
+    wrap(library, "save_model", keras_files.save_model, why)
+    wrap(library, "save_weights_only", keras_files.save_weights, "the same of weights")
+    why = "ranks load all of it, or nothing"
+    wrap(library, "load_weights_only", keras_files.load_weights, why)
     why = "older files hold no tables"
     if is_keras_3():
-        older = f"{package}.legacy.saving.legacy_h5_format"
+        older = f"{_keras()}.legacy.saving.legacy_h5_format"
         wrap(older, "save_model_to_hdf5", keras_files.write_older, why)
         wrap(older, "load_weights_from_hdf5_group", keras_files.read_older, why)
         wrap(older, "load_weights_from_hdf5_group_by_name", keras_files.read_older, why)
-        tracker = _of(f"{package}.utils.tracking", "Tracker")
-        wrap(tracker, "track", keras_layers.track, "a layer's tables are among its weights")
-        # Keras checks whether a folder exists and then makes it; another rank may be faster.
-        why = "makes a folder that another rank may make"
-        put(f"{package}.utils.file_utils", "makedirs", tf.io.gfile.makedirs, why)
-        backup = _of(f"{package}.callbacks.backup_and_restore", "BackupAndRestore")
-        optimizer = _of("keras.src.backend.tensorflow.optimizer", "TFOptimizer")
-        removal = "on_train_end"
     else:
         for name in ("save_model", "save_weights", "load_weights"):
-            wrap(f"{package}.saving.legacy.save", name, keras_files.write_older, why)
-        backup = _of(f"{package}.distribute.worker_training_state", "WorkerTrainingState")
-        optimizer = _of(f"{package}.optimizers.optimizer", "_BaseOptimizer")
+            wrap(f"{_keras()}.saving.legacy.save", name, keras_files.write_older, why)
+
+
+@behind(RANKS)
+def _install_keras_on_ranks():
+    why = "asks no user on several ranks"
+    asking = f"{_keras()}.utils.io_utils"
+    wrap(asking, "ask_to_proceed_with_overwrite", keras_files.ask, why)
+    if is_keras_3():
+        # Keras checks whether a folder exists and then makes it; another rank may be faster.
+        why = "makes a folder that another rank may make"
+        put(f"{_keras()}.utils.file_utils", "makedirs", tf.io.gfile.makedirs, why)
+        backup = _of(f"{_keras()}.callbacks.backup_and_restore", "BackupAndRestore")
+        removal = "on_train_end"
+    else:
+        backup = _of(f"{_keras()}.distribute.worker_training_state", "WorkerTrainingState")
         removal = "delete_backup"
     wrap(backup, removal, keras_files.remove_backup, "one rank removes the backup, at the end")
+
+
+@behind(DENSE_TABLES)
+def _install_dense_tables():
+    walk = "_walk_saveable" if is_keras_3() else "_walk_trackable"
+    why = "leaves out what a layer over tables writes itself"
+    wrap(f"{_keras()}.saving.saving_lib", walk, keras_files.walk, why)
+    if is_keras_3():
+        optimizer = _of("keras.src.backend.tensorflow.optimizer", "TFOptimizer")
+    else:
+        optimizer = _of(f"{_keras()}.optimizers.optimizer", "_BaseOptimizer")
     why = "leaves out slot variables that are stored with dense tables"
     wrap(optimizer, "_trackable_children", optimizer_variables.children, why)
     wrap(optimizer, "save_own_variables", optimizer_variables.save, why)
     wrap(optimizer, "load_own_variables", optimizer_variables.load, why)
+
+
+def _keras():
+    return "keras.src" if is_keras_3() else "tf_keras.src"
 
 
 def _of(module, name):

@@ -25,7 +25,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
+from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
 from sok_like.saving import transaction
@@ -65,6 +67,8 @@ def track(own: Callable, self: Any, attr: Any) -> Any:
 
     Keras 3 would not see a bare table: it would be neither trained nor saved.
     """
+    if isinstance(attr, tf.keras.layers.Layer):  # of a model from before `sok.Init`, perhaps
+        hooks.open_door(hooks.MODELS)
     # By its class: the wrapper of a table has the table's attributes.
     if hasattr(type(attr), "as_weight") and "trainable_variables" in self.config:
         attr = attr.as_weight()

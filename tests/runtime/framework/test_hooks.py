@@ -125,7 +125,7 @@ def test_the_listing_says_whether_a_hook_is_in_effect(undone):
     hooks.wrap(Base, "method", doubled, "for a test")
 
     def state():
-        (found,) = [row for row in hooks.listing() if row[0].endswith("Base.method")]
+        (found,) = [row for row in hooks.listing(hooks.SCOPES) if row[0].endswith("Base.method")]
         assert found[1] == "for a test"
         return found[2]
 
@@ -188,10 +188,29 @@ assert Owner().first() == 10 and Owner().second() == 2
 def late():
     Owner.third = 4
 assert Owner.third == 4
+Owner.fourth = lambda self: 4
+@hooks.behind("a door", "another")
+def behind():
+    hooks.wrap(Owner, "fourth", lambda own, self: 10 * own(self), "a test")
+    hooks.wrap(Owner, "fifth", lambda own, self: 5, "a test")
+assert Owner().fourth() == 4
+for _ in range(2):
+    try:
+        hooks.open_door("a door")
+    except ImportError as error:
+        assert "Owner.fifth" in str(error), error
+    else:
+        raise AssertionError
+    assert Owner().fourth() == 4 and Owner().first() == 10
+Owner.fifth = lambda self: 3
+hooks.open_door("another")
+hooks.open_door("a door")
+assert Owner().fourth() == 40
+assert hooks.listing("another") == [("__main__.Owner.fourth", "a test", "in place")]
 hooks.undo_all()
 assert Owner().first() == 1 and Owner().second() == 3
 sok.Init(global_batch_size=1)
-assert Owner().first() == 10
+assert Owner().first() == 10 and Owner().fourth() == 40
 
 # On one process hash tables need no hook of tapes and optimizers: norms know their gradients.
 import tensorflow as tf

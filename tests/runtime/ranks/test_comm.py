@@ -92,7 +92,7 @@ def test_all_are_communicators():
     ],
 )
 def test_world_size_of_the_launcher(monkeypatch, variables, world_size):
-    for name in comm._WORLD_SIZE_VARIABLES:
+    for name in launchers.WORLD_SIZE_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
     for name, value in variables.items():
@@ -130,7 +130,7 @@ def test_processes_that_horovod_did_not_connect_do_not_train_alone(monkeypatch, 
     monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", fake)
     monkeypatch.setenv("SOK_ENGINE", "")
-    for name in [*comm._WORLD_SIZE_VARIABLES, *_TRANSPORT]:
+    for name in [*launchers.WORLD_SIZE_VARIABLES, *_TRANSPORT]:
         monkeypatch.setenv(name, "")  # and restored
     monkeypatch.setenv("PMI_SIZE", "2")
     with pytest.raises(RuntimeError, match="with 2 processes .PMI_SIZE=2.* found this one alone"):
@@ -209,7 +209,7 @@ NOT_ALONE = {
 @pytest.fixture
 def unlaunched(monkeypatch):
     """No launcher, no Horovod, before `sok.Init`."""
-    for name in (*comm._WORLD_SIZE_VARIABLES, comm._IGNORE_TF_CONFIG):
+    for name in (*launchers.WORLD_SIZE_VARIABLES, comm._IGNORE_TF_CONFIG):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
     monkeypatch.setattr(comm, "_current", None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sok_like.runtime.ranks import hosts
+from sok_like.runtime.ranks import hosts, launchers
 
 MINE = ["mine", "10.0.0.1", "172.17.0.1"]
 OTHER = ["other", "10.0.0.2", "172.17.0.1"]
@@ -18,7 +18,7 @@ INTERFACES = {"ib0": "10.1.0.5", "lo": "127.0.0.1"}
 @pytest.fixture(autouse=True)
 def network(monkeypatch):
     """A host with these routes and interfaces; other names lead nowhere."""
-    for variable in hosts._INTERFACES:
+    for variable in launchers.INTERFACES:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(hosts, "names", lambda: MINE)
     monkeypatch.setattr(hosts, "_towards", lambda word: ROUTES.get(word, ""))
@@ -43,7 +43,7 @@ def network(monkeypatch):
 def test_the_interface_named_to_the_launcher_else_the_one_towards_another_host(
     monkeypatch, variable, value, others, expected
 ):
-    monkeypatch.setenv(hosts._INTERFACES[variable], value)
+    monkeypatch.setenv(launchers.INTERFACES[variable], value)
     assert hosts.address(others) == expected
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.runtime.ranks import comm, initialize, stalls
+from sok_like.runtime.ranks import comm, initialize, launchers, stalls
 from tests.checks import shards
 from tests.ranks import RanksFailed, run_ranks
 
@@ -209,7 +209,7 @@ def test_a_strategy_of_several_replicas_is_refused(fresh):
 
 @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE"])
 def test_the_launchers_are_recognised(monkeypatch, variable):
-    for name in comm._WORLD_SIZE_VARIABLES:
+    for name in launchers.WORLD_SIZE_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
     assert comm.launched_world_size() == 1
@@ -234,7 +234,7 @@ DOORS = {
 
 @pytest.mark.parametrize("door", DOORS)
 def test_no_door_lets_a_worker_of_tf_config_train_alone(fresh, monkeypatch, door):
-    for name in comm._WORLD_SIZE_VARIABLES:
+    for name in launchers.WORLD_SIZE_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}}')
