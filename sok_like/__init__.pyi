@@ -33,6 +33,7 @@ from sok_like.group_embedding.strategy import (
     enable_distributed_strategy as enable_distributed_strategy,
 )
 from sok_like.inspection.estimate import estimate_memory as estimate_memory
+from sok_like.inspection.find_key import find_key as find_key
 from sok_like.inspection.report import report as report
 from sok_like.lookup.by_key import EmbeddingVariable as EmbeddingVariable
 from sok_like.lookup.dense_lookup import embedding_lookup as embedding_lookup

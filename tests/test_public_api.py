@@ -55,6 +55,7 @@ CALLABLES = {
     "callbacks.TableMetrics": "*, every=100, log_dir='logs'",
     "estimate_memory": "num_keys, embedding_dim, optimizer='adam', *, world_size=1, "
     "keeps_records=False, touched_keys=None, storage_option=None",
+    "find_key": "key, *places, table=None",
     "report": "model, *, print_table=True",
     "export_saved_model": "model, path, missing='initial', row_dtype='float32', signatures=None, "
     "refreshable=False, headroom=0.25",

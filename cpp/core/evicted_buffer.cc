@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <unordered_set>
 
 namespace sok {
 
@@ -53,6 +54,14 @@ int64_t EvictedBuffer::Append(std::list<EvictedRow> rows, int64_t most) noexcept
   int64_t num_dropped = 0;
   for (; size() > most; ++num_dropped) rows_.pop_front();
   return num_dropped;
+}
+
+int64_t EvictedBuffer::Forget(const uint64_t* keys, int64_t num_keys) {
+  if (rows_.empty()) return 0;
+  const std::unordered_set<uint64_t> forgotten(keys, keys + num_keys);
+  const int64_t before = size();
+  rows_.remove_if([&](const EvictedRow& row) { return forgotten.count(row.record.key) > 0; });
+  return before - size();
 }
 
 EvictedRows EvictedBuffer::Pop() {

@@ -35,6 +35,9 @@ class EvictedBuffer {
   int64_t Append(std::list<EvictedRow> rows, int64_t most) noexcept;
   // Removes and returns all rows, oldest first.
   EvictedRows Pop();
+  // Drops the rows of these keys, which are in host memory; returns how many. Throws
+  // std::bad_alloc before anything has changed.
+  int64_t Forget(const uint64_t* keys, int64_t num_keys);
   void Clear() { rows_.clear(); }
 
  private:

@@ -151,7 +151,8 @@ class Table {
   // are kept.
   virtual void Assign(CallContext context, const uint64_t* keys, int64_t num_keys,
                       const float* rows) = 0;
-  // Returns the number of keys removed.
+  // Also forgets keys that wait in an exact filter, and evicted rows in the buffer. Returns how many
+  // keys had a row or waited.
   virtual int64_t Erase(CallContext context, const uint64_t* keys, int64_t num_keys) = 0;
   // Removes all keys, keeps options and slots; frees memory.
   virtual void Clear(CallContext context) = 0;

@@ -94,6 +94,10 @@ class Placement:
         slots, buckets = slots + self._begin * SLOTS, buckets + self._begin
         return {"slots": slots, "numbers": numbers, "buckets": buckets, "keys": keys}
 
+    def freed(self) -> np.ndarray:
+        """The rows that keys have left in the one change since `keep`, and no other has taken."""
+        return self._free[len(self._kept[1]) :].astype(np.int64)
+
     def keep(self) -> None:
         """Makes all changes final."""
         self._undo, self._kept = [], (self.size, self._free)

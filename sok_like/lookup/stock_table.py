@@ -10,6 +10,7 @@ key k is row k.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,10 @@ class StockTable(tf.Module):
         self.key_limit = variable.key_limit
         self.missing, self.layout = missing, layout
         dtype, number = tf.as_dtype(row_dtype), number_dtype(num_rows)
+        # For `sok.find_key`; no lookup reads it.
+        about = {"table": self.table_name, "layout": layout}
+        with tf.device("/CPU:0"):
+            self.about = tf.Variable(json.dumps(about), trainable=False, name="about")
         self.rows = without_value([num_rows, self.dim], dtype, "rows")
         self.scales = self.keys = self.starts = self.numbers = None
         if dtype == tf.int8:

@@ -233,16 +233,21 @@ class _Writing:
             whole = list(range(world_size)) if table.home in whole else []
         self._counts["num_rows"] += len(changes.keys)
         positions = self._placed(number, changes.keys, changes.erased, whole)
+        placement = followed.placements[number]
+        # What an erased key has left in the server's memory is overwritten.
+        freed = np.zeros(0, np.int64) if placement is None else placement.freed()
+        positions = np.concatenate([positions, freed])
 
         def changed(start, stop):
-            rows = encoded(changes.rows[start:stop], followed.row_dtype, table.table_name)
-            return dict(zip(("at", "rows", "scales"), (positions[start:stop], *rows), strict=False))
+            at, rows = positions[start:stop], changes.rows[start:stop]
+            rows = np.pad(rows, [(0, len(at) - len(rows)), (0, 0)])
+            coded = encoded(rows, followed.row_dtype, table.table_name)
+            return dict(zip(("at", "rows", "scales"), (at, *coded), strict=False))
 
         def changed_index(parts, start, stop):
             return {part: index[part][start:stop] for part in parts}
 
-        self._columns.append(_Columns(name, len(changes.keys), 8 + 4 * table.dim, changed))
-        placement = followed.placements[number]
+        self._columns.append(_Columns(name, len(positions), 8 + 4 * table.dim, changed))
         index = {} if placement is None else placement.changed()
         for parts in (("slots", "numbers"), ("buckets", "keys")) if index else ():
             values, num_rows = functools.partial(changed_index, parts), len(index[parts[0]])

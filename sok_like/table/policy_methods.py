@@ -9,6 +9,7 @@ occurs several times, in several features or on several ranks. With
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -16,6 +17,7 @@ import tensorflow as tf
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.keys import as_keys
+from sok_like.table.policies import CBFFilter
 
 
 class PolicyCounts(NamedTuple):
@@ -249,6 +251,18 @@ class PolicyMethods:
         self._need_records("set_step")
         step = self._as_int64("step", step)
         return libraries.ops().sok_table_set_step(handle=self.handle, step=step)
+
+    def _say_what_erase_leaves(self):
+        option = self._options["ev_option"]
+        is_bloom = option is not None and isinstance(option.filter_option, CBFFilter)
+        if is_bloom and not self.__dict__.setdefault("_erase_has_warned", False):
+            self.__dict__["_erase_has_warned"] = True
+            warnings.warn(
+                f"Table '{self._options['name']}' has a CBFFilter, which cannot forget a key: "
+                "`erase` removes rows, and counters stay. They hold no keys, but tell how often a "
+                "key that one asks for has perhaps been seen. A CounterFilter forgets.",
+                stacklevel=3,
+            )
 
     def _as_int64(self, argument, value):
         if isinstance(value, (list, tuple)) and not value:

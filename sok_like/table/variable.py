@@ -342,7 +342,12 @@ class EmbeddingVariable(
         return libraries.ops().sok_table_find(handle=self.handle, keys=_int64(keys))
 
     def erase(self, keys: Any) -> tf.Tensor:
-        """Removes keys `[num_keys]` from this rank's shard; returns how many were present."""
+        """Removes keys `[num_keys]` from this rank's shard, and from its CounterFilter.
+
+        Returns:
+            How many had a row on this rank or waited in its filter, int64 scalar.
+        """
+        self._say_what_erase_leaves()
         return libraries.ops().sok_table_erase(handle=self.handle, keys=_int64(keys))
 
     def clear(self) -> Any:

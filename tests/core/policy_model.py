@@ -124,10 +124,16 @@ class Model:
         self.counts["written"] += len(new)
 
     def erase(self, keys):
-        for key in set(keys) & self.rows.keys():
-            del self.rows[key], self.records[key]
-            self.scores.pop(key, None)
-            self.counts["erased"] += 1
+        """The number of keys that had a row or waited."""
+        known = set(keys) & (self.rows.keys() | self.waiting.keys())
+        for key in known:
+            self.waiting.pop(key, None)
+            if self.rows.pop(key, None) is not None:
+                del self.records[key]
+                self.scores.pop(key, None)
+                self.counts["erased"] += 1
+        self.buffer = [evicted for evicted in self.buffer if evicted[0] not in set(keys)]
+        return len(known)
 
     def assign_scores(self, keys, scores):
         for key, score in zip(keys, scores, strict=True):

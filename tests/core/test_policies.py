@@ -98,8 +98,7 @@ class Runner:
 
     def erase(self):
         keys = self.batch(3)
-        self.model.erase(keys.tolist())
-        self.table.erase(keys)
+        assert self.table.erase(keys) == self.model.erase(keys.tolist())
 
     def evict(self):
         assert self.table.evict() == self.model.evict()

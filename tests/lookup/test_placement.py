@@ -52,6 +52,7 @@ def test_a_server_that_copies_the_changes_finds_each_key(count):
         before = dict(rows)
         found, removed = placement.change(new, np.r_[gone, KEYS[~np.isin(KEYS, present)][:9]])
         assert removed == len(gone)
+        assert set(placement.freed()) == {rows[key] for key in gone} - {*found}
         for key in gone:
             del rows[key]
         for key, row in zip(new, found.tolist(), strict=True):

@@ -69,13 +69,14 @@ class ExactFilter final : public AdmissionFilter {
     return is_first;
   }
 
-  void Forget(uint64_t hash, uint64_t key) noexcept override {
+  bool Forget(uint64_t hash, uint64_t key) noexcept override {
     Shard& shard = shards_[HashShard(hash)];
     const uint32_t place = shard.index.Erase(hash, key);
-    if (place == Index::kMissing) return;
+    if (place == Index::kMissing) return false;
     Save(HashShard(hash), place, key);
     shard.entries[place].count = shard.free;
     shard.free = place;
+    return true;
   }
 
   WaitingKey Find(uint64_t hash, uint64_t key) const override {
@@ -266,7 +267,7 @@ class BloomFilter final : public AdmissionFilter {
     return true;
   }
 
-  void Forget(uint64_t, uint64_t) noexcept override {}
+  bool Forget(uint64_t, uint64_t) noexcept override { return false; }
 
   WaitingKey Find(uint64_t hash, uint64_t key) const override {
     int64_t places[kMaxBloomHashes];

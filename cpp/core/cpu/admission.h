@@ -64,8 +64,8 @@ class AdmissionFilter {
   // Counts a key as seen in `step`. False if it was already seen in that step.
   virtual bool Count(uint64_t hash, uint64_t key, int64_t step,
                      int64_t occurrences = 0) noexcept = 0;
-  // Removes a key that got a row.
-  virtual void Forget(uint64_t hash, uint64_t key) noexcept = 0;
+  // Removes a key that got a row, or is erased; whether it waited. A Bloom filter cannot.
+  virtual bool Forget(uint64_t hash, uint64_t key) noexcept = 0;
 
   // ---- one thread ----
   virtual WaitingKey Find(uint64_t hash, uint64_t key) const = 0;

@@ -2,6 +2,7 @@
 #include "cpp/core/cpu/table.h"
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <new>
 #include <stdexcept>
@@ -385,13 +386,20 @@ int64_t CpuTable::Erase(CallContext context, const uint64_t* keys, int64_t num_k
   std::vector<uint32_t>& free_rows = impl_->free_rows;
   const size_t most = free_rows.size() + static_cast<size_t>(std::min(num_keys, size()));
   if (most > free_rows.capacity()) free_rows.reserve(std::max(most, 2 * free_rows.capacity()));
+  TableRecords* const records = impl_->records.get();
+  AdmissionFilter* const filter = records != nullptr ? records->filter.get() : nullptr;
+  if (records != nullptr) records->statistics.dropped += records->buffer.Forget(keys, num_keys);
+  std::atomic<int64_t> num_forgotten{0};
   ++impl_->version;
   ex.ParallelFor(kNumShards, ShardGrain(num_keys), [&](int64_t begin, int64_t end) {
+    int64_t forgotten = 0;
     for (int64_t i = groups.offsets[begin]; i < groups.offsets[end]; ++i) {
       const uint64_t key = keys[groups.positions[i]];
       const uint64_t hash = HashKey(key);
       erased[i] = impl_->shards[HashShard(hash)].Erase(hash, key);
+      if (filter != nullptr) forgotten += filter->Forget(hash, key);
     }
+    num_forgotten += forgotten;
   });
   int64_t num_erased = 0;
   for (int64_t i = 0; i < num_keys; ++i) {
@@ -399,12 +407,12 @@ int64_t CpuTable::Erase(CallContext context, const uint64_t* keys, int64_t num_k
     if (row == kNoRow) continue;
     impl_->Leave(keys[groups.positions[i]], row);
     free_rows.push_back(row);
-    if (impl_->records != nullptr) impl_->records->Remove(row);
+    if (records != nullptr) records->Remove(row);
     ++num_erased;
   }
   impl_->size -= num_erased;
-  if (impl_->records != nullptr) impl_->records->statistics.erased += num_erased;
-  return num_erased;
+  if (records != nullptr) records->statistics.erased += num_erased;
+  return num_erased + num_forgotten;
 }
 
 void CpuTable::Clear(CallContext context) {

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <list>
+#include <vector>
 
 #include "cpp/core/cuda/device/primitives.h"
 #include "cpp/core/cuda/policies/record_kernels.cuh"
@@ -140,6 +141,14 @@ void CudaTable::Impl::ExpireWaiting() {
   uint32_t num_outlived = 0;
   CopyToHost(stream, &num_outlived, counts + 1, sizeof(num_outlived));
   waiting.Erase(stream, outlived, num_outlived);
+}
+
+void CudaTable::Impl::ForgetBuffered(const uint64_t* keys, int64_t num_keys) {
+  DeviceRecords& rec = *records;
+  if (rec.buffer.size() == 0) return;
+  std::vector<uint64_t> on_host(static_cast<size_t>(num_keys));
+  CopyToHost(stream, on_host.data(), keys, on_host.size() * sizeof(uint64_t));
+  rec.statistics.dropped += rec.buffer.Forget(on_host.data(), num_keys);
 }
 
 int64_t CudaTable::Evict(CallContext context) {

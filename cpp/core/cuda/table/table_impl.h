@@ -142,6 +142,7 @@ struct CudaTable::Impl {
   Leaving ChooseLowest(const KeyBatch& batch, int64_t count);
   Leaving PrepareEviction(const uint32_t* rows, int64_t count);
   void EvictRows(Leaving leaving);  // does not fail
+  void ForgetBuffered(const uint64_t* keys, int64_t num_keys);  // may wait
   int64_t Evict();
   void ExpireWaiting();
   // Reads the records of rows [num_keys], in this order, into host memory [num_keys, 3].

@@ -117,6 +117,7 @@ int64_t CudaTable::Erase(CallContext context, const uint64_t* keys, int64_t num_
   Impl& impl = *impl_;
   const Stream stream = context.stream();
   const auto lock = impl.Enter(stream);
+  if (impl.records != nullptr) impl.ForgetBuffered(keys, num_keys);
   impl.LearnCounters();
   impl.ReserveFreeRows();
   const Workspace::Scope scope(impl.workspace, stream);
@@ -132,6 +133,8 @@ int64_t CudaTable::Erase(CallContext context, const uint64_t* keys, int64_t num_
   if (impl.records != nullptr) {
     RemoveRecords(stream, impl.records->data(), row_numbers, num_keys);
     impl.records->statistics.erased += num_erased;
+    CudaTable* const waiting = impl.records->waiting.get();
+    if (waiting != nullptr) return num_erased + waiting->Erase(stream, keys, num_keys);
   }
   return num_erased;
 }

@@ -1,0 +1,202 @@
+"""`sok.find_key` finds a key wherever it is, and nothing once it is erased everywhere."""
+
+import os
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+TRAINED, WAITING, ERASED, ABSENT = 77, 88, 99, 55
+ROW, WAITS = "its row", "it waits in the filter"
+
+
+class Model(tf.Module):
+    def __init__(self, sok, filter_option=None, name="users"):
+        super().__init__()
+        option = sok.EmbeddingVariableOption(filter_option=filter_option)
+        self.table = sok.EmbeddingVariable(4, name=name, ev_option=option)
+        self._sok = sok
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, "keys")])
+    def __call__(self, keys):
+        return {"rows": tf.nn.embedding_lookup(self.table, keys)}
+
+    def see(self, *keys):
+        keys = tf.ragged.constant([[key] for key in keys], dtype=tf.int64)
+        with tf.GradientTape():
+            self._sok.group_embedding_lookup_sparse([self.table], [keys], ["sum"])
+
+
+@pytest.fixture
+def model(sok):
+    model = Model(sok, sok.CounterFilter(2))
+    for _ in range(2):
+        model.see(TRAINED, ERASED)
+    model.see(WAITING)
+    return model
+
+
+def kinds(places):
+    return sorted({(place.kind, place.what) for place in places})
+
+
+def test_tables_and_filters(sok, model):
+    assert kinds(sok.find_key(TRAINED, model.table)) == [("table", ROW)]
+    assert kinds(sok.find_key(WAITING, model)) == [("table", WAITS)]
+    assert sok.find_key(ABSENT, model) == []
+    assert sok.find_key(TRAINED, model, table="items") == []
+    assert int(model.table.erase([TRAINED, WAITING, ABSENT])) == 2
+    assert model.table.statistics().waiting == 0 and model.table.statistics().erased == 1
+    assert sok.find_key(TRAINED, model) == sok.find_key(WAITING, model) == []
+    model.see(WAITING)  # counted from nothing
+    assert kinds(sok.find_key(WAITING, model)) == [("table", WAITS)]
+
+
+def test_evicted_rows_in_the_buffer(sok):
+    option = sok.EmbeddingVariableOption(
+        evict_option=sok.ScoreEvict("lru", capacity=1), evicted_buffer_size=9
+    )
+    table = sok.EmbeddingVariable(2, name="small", ev_option=option)
+    sok.assign(table, [1], [[1, 1]])
+    sok.assign(table, [2], [[2, 2]])
+    (place,) = sok.find_key(1, table)
+    assert place.what.startswith("perhaps")
+    assert int(table.erase([1])) == 0  # it has neither a row nor a count
+    assert sok.find_key(1, table) == [] and len(table.pop_evicted().keys) == 0
+
+
+def test_a_bloom_filter_cannot_forget(sok):
+    model = Model(sok, sok.CBFFilter(2, max_element_size=100, false_positive_probability=0.01))
+    model.see(7)
+    with pytest.warns(UserWarning, match="'users' has a CBFFilter, which cannot forget"):
+        assert int(model.table.erase([7])) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once for each table
+        model.table.erase([7])
+    assert [place.what for place in sok.find_key(7, model)] == ["perhaps counted by a Bloom filter"]
+
+
+FILES = {  # what writes them, and what they have of a key with a row, and of one that waits
+    "dump": lambda sok, model, at: sok.Saver().dump(model.table, at),
+    "dump of SOK 1": lambda sok, model, at: sok.Saver().dump_to_file(model.table, at),
+    "checkpoint": lambda sok, model, at: tf.train.Checkpoint(model=model).save(f"{at}/ckpt"),
+    "export": lambda sok, model, at: sok.export_saved_model(model, at),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_files(sok, model, tmp_path, kind):
+    FILES[kind](sok, model, str(tmp_path / "at"))
+    found = {key: sok.find_key(key, tmp_path) for key in (TRAINED, WAITING, ABSENT)}
+    assert (kind, ROW) in kinds(found[TRAINED])
+    assert all(place.table in ("users", "") for place in found[TRAINED])
+    assert sok.find_key(TRAINED, tmp_path / "at", table="users") == found[TRAINED]
+    expected = [] if kind == "export" else [WAITS]  # servers have no filter
+    assert [place.what for place in found[WAITING]] == expected
+    assert found[ABSENT] == []
+    if kind != "checkpoint":  # which does not know the names of tables
+        assert sok.find_key(TRAINED, tmp_path, table="items") == []
+
+
+@pytest.mark.keras
+def test_files_of_keras(sok, tmp_path):
+    inputs = tf.keras.Input([1], dtype="int64")
+    model = tf.keras.Model(inputs, sok.GroupEmbedding({"user": 4})({"user": inputs})["user"])
+    model(np.array([[TRAINED]]), training=True)
+    model.save(tmp_path / "m.keras")
+    model.save_weights(tmp_path / "m.weights.h5")
+    found = sok.find_key(TRAINED, tmp_path, table="user")
+    assert [(os.path.basename(place.where), place.table) for place in found] == [
+        ("m.keras", "user"),
+        ("m.weights.h5", "user"),
+    ]
+    assert sok.find_key(TRAINED, tmp_path, table="item") == []
+    assert sok.find_key(ABSENT, tmp_path) == []
+    assert kinds(sok.find_key(TRAINED, model, table="user")) == [("table", ROW)]
+
+
+def test_deltas_until_they_are_merged(sok, model, tmp_path):
+    saver = sok.Saver()
+    saver.dump(model.table, tmp_path)
+    model.table.erase([ERASED, WAITING])
+    saver.dump(model.table, tmp_path, since="last")
+    assert kinds(sok.find_key(ERASED, tmp_path)) == [("delta", "listed as erased"), ("dump", ROW)]
+    assert kinds(sok.find_key(WAITING, tmp_path)) == [("dump", WAITS)]
+    saver.compact(model.table, tmp_path)
+    assert sok.find_key(ERASED, tmp_path) == sok.find_key(WAITING, tmp_path) == []
+    assert kinds(sok.find_key(TRAINED, tmp_path)) == [("dump", ROW)]
+
+
+def test_exports_with_their_deltas_and_servers(sok, model, tmp_path):
+    path = tmp_path / "model" / "1"
+    sok.export_saved_model(model, path, refreshable=True)
+    server = tf.saved_model.load(str(path))
+    new = 1000
+    sok.assign(model.table, [new], np.full([1, 4], 3, np.float32))
+    sok.export_delta(model, f"{path}.deltas/1")
+    server.signatures["refresh"](delta=tf.constant("1"))
+    on_server = {key: kinds(sok.find_key(key, server)) for key in (ERASED, new, WAITING)}
+    assert on_server == {ERASED: [("server", ROW)], new: [("server", ROW)], WAITING: []}
+    took_all = ("server", "its row, in a server that took all deltas")
+    named = ("export delta", "its number in the index")
+    assert kinds(sok.find_key(new, path)) == [named, took_all]
+    model.table.erase([ERASED, new])
+    sok.export_delta(model, f"{path}.deltas/2")
+    server.signatures["refresh"](delta=tf.constant("2"))
+    assert sok.find_key(ERASED, server) == sok.find_key(new, server) == []
+    assert kinds(sok.find_key(ERASED, path)) == [("export", ROW)]
+    assert kinds(sok.find_key(new, path)) == [named]
+    assert not np.any(server.tables[0].rows.numpy()[-1]) and not np.isin(3, server.tables[0].rows)
+
+
+@pytest.mark.parametrize("refreshable", [False, True])
+def test_numbers_that_stand_in_free_slots(sok, tmp_path, refreshable):
+    model, present = Model(sok), [0, 3, 62, -1]
+    sok.assign(model.table, present, np.ones([4, 4], np.float32))
+    sok.export_saved_model(model, tmp_path / "1", refreshable=refreshable)
+    server = tf.saved_model.load(str(tmp_path / "1"))
+    for key in range(-2, 70):
+        assert bool(sok.find_key(key, tmp_path)) == (key in present), key
+        assert bool(sok.find_key(key, server)) == (key in present), key
+
+
+def test_what_cannot_be_read_is_listed(sok, model, tmp_path):
+    sok.Saver().dump(model.table, tmp_path)
+    (shard,) = tmp_path.glob("*.npz")
+    shutil.copy(shard, f"{shard}.tmp")  # of a process that was killed
+    shard.write_bytes(shard.read_bytes()[:300])
+    found = {place.where: place for place in sok.find_key(TRAINED, tmp_path)}
+    assert found[f"{shard}.tmp"].what == ROW
+    assert found[str(shard)].kind == "unreadable file"
+    assert "perhaps the key" in str(found[str(shard)])
+
+
+def test_dumps_of_sok_2_and_large_keys(sok, tmp_path):
+    from sok_like import sok2
+
+    sok2.init()
+    table = sok2.DynamicVariable(dimension=2, initializer="1", name="users")
+    sok2.lookup_sparse([table], [tf.ragged.constant([[TRAINED, 5]], dtype=tf.int64)], ["sum"])
+    sok2.dump(str(tmp_path), [table])
+    (place,) = sok.find_key(TRAINED, tmp_path, table="users")
+    assert (place.kind, place.table) == ("dump of SOK 2", "users")
+    assert sok.find_key(ABSENT, tmp_path) == []
+    large = sok.EmbeddingVariable(2, name="large", key_dtype="uint64")
+    sok.assign(large, tf.constant([2**63 + 5], tf.uint64), [[1.0, 1.0]])
+    assert kinds(sok.find_key(2**63 + 5, large)) == [("table", ROW)]
+
+
+def test_wrong_arguments(sok, model, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no_such"):
+        sok.find_key(1, tmp_path / "no_such")
+    with pytest.raises(TypeError, match="`key` must be an integer"):
+        sok.find_key("1", model)
+    with pytest.raises(ValueError, match="uint64"):
+        sok.find_key(2**64, model)
+    with pytest.raises(TypeError):
+        sok.find_key(1, 2)
+    tf.saved_model.save(tf.Module(), str(tmp_path / "other"))
+    with pytest.raises(TypeError, match="export_saved_model"):
+        sok.find_key(1, tf.saved_model.load(str(tmp_path / "other")))
