@@ -48,6 +48,7 @@ from sok_like.runtime.ranks.process import local_rank as local_rank
 from sok_like.runtime.ranks.process import rank as rank
 from sok_like.runtime.ranks.process import shard as shard
 from sok_like.runtime.ranks.process import size as size
+from sok_like.saving.parts.resized import resized_tables as resized_tables
 from sok_like.saving.parts.table_names import renamed_tables as renamed_tables
 from sok_like.saving.saver import Saver as Saver
 from sok_like.serving.delta import export_delta as export_delta

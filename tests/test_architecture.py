@@ -18,7 +18,7 @@ ROOMS = {
     "saving": [
         {"format"},
         {"parts"},
-        {"transaction", "background"},
+        {"transaction", "background", "history"},
         {"delta_saver", "containers"},
         {"saver"},
     ],
@@ -74,6 +74,8 @@ MANY_ARGUMENTS = {
     **dict.fromkeys(("optimizers/deeprec", "optimizers/lazy_adam"), "__init__"),
     "sok2/dynamic_variable": "__init__",
     **dict.fromkeys(("table/variable", "callbacks/serve_while_training"), "__init__"),
+    "callbacks/backup_and_restore": "__init__",
+    "saving/parts/hash_tables": "stage_dump",
     "lookup/stock_table": "__init__",  # what a table of a SavedModel is made of
     "feature_column/categorical": "sparse_column_with_embedding",
     "feature_column/columns": "embedding_column shared_embedding_columns",

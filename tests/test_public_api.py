@@ -101,6 +101,7 @@ CALLABLES = {
     "gather_batch": "tensor, name='gather_batch'",
     "keys_of": "strings",
     "renamed_tables": "names",
+    "resized_tables": "choices",
     "optimizers.RowWiseAdagrad": "learning_rate=0.01, initial_accumulator_value=0.0, "
     "epsilon=1e-08, name='rowwise_adagrad', **kwargs",
     "feature_column.DenseFeatures": "feature_columns, *, gradient_scale='auto', **kwargs",

@@ -51,6 +51,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
             `sok.Saver().begin_dump`. The backup is of the step at which it was begun. It counts
             soon after all ranks have written it, at the latest when the next one is due or `fit`
             ends. Tables must be in host memory.
+        max_to_keep: Number of backups to keep. `sok.Saver().list` shows them, and `go_back` makes
+            an earlier one the latest.
 
     Raises:
         ValueError: an argument is out of range, or the model is not built.
@@ -66,6 +68,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         delete_checkpoint: bool = True,
         sigterm_every: int = 10,
         background: bool = False,
+        max_to_keep: int = 1,
     ):
         super().__init__()
         if not backup_dir:
@@ -79,6 +82,10 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self.backup_dir, self.delete_checkpoint = os.fspath(backup_dir), bool(delete_checkpoint)
         if not isinstance(background, bool):
             raise wrong_argument("background", "True or False", background)
+        kept = as_integer(max_to_keep)
+        if kept is None or kept < 1:
+            raise wrong_argument("max_to_keep", "an integer >= 1", max_to_keep)
+        self._kept = kept
         self._batches, self._sigterm_every, self._background = batches, every, background
         self._running: BackgroundDump | None = None
         self._seen, self._signalled, self._previous = 0, False, None
@@ -109,7 +116,9 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
             self._running.cancel()
             self._running = None
         self._checkpoint = checkpoint
-        self._manager = tf.train.CheckpointManager(checkpoint, self.backup_dir, max_to_keep=1)
+        self._manager = tf.train.CheckpointManager(
+            checkpoint, self.backup_dir, max_to_keep=self._kept
+        )
         latest = agreed(lambda: self._manager.latest_checkpoint, communicator, call)
         if len(set(latest)) > 1:
             raise RuntimeError(

@@ -21,12 +21,13 @@ import tensorflow as tf
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.ranks.graph_collectives import Steps
 from sok_like.saving import background
+from sok_like.saving.history import History
 from sok_like.saving.parts import dump_checks
 from sok_like.saving.parts.table_dumps import CompactedDump, GrowingDump
 from sok_like.saving.transaction import Saving
 
 
-class DeltaSaver:
+class DeltaSaver(History):
     """The methods of `sok.Saver` for deltas."""
 
     def dump(

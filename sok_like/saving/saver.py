@@ -24,6 +24,7 @@ import tensorflow as tf
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks.graph_collectives import GraphSteps, Steps, text_of
 from sok_like.saving import delta_saver
+from sok_like.saving.history import chosen_dump
 from sok_like.saving.parts import dump_checks, hash_tables
 from sok_like.saving.parts.dump_checks import check_arguments, checked, same_dump
 from sok_like.saving.parts.sok1_files import Sok1Files
@@ -90,14 +91,29 @@ class Saver(delta_saver.DeltaSaver):
         return steps.end("OK")
 
     def restore(
-        self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
+        self,
+        embedding_variable: Any,
+        filepath: str | os.PathLike,
+        *,
+        rows_only: bool = False,
+        until: Any = None,
     ) -> tf.Tensor:
         """Replaces the table's content by the dump in folder `filepath`, with its deltas.
 
         Afterwards `dump(since="last")` may follow at once. Otherwise this is `restore_from_file`,
         which reads deltas, too; arguments and errors are the same.
+
+        Args:
+            until: Goes back to an earlier dump in the folder: the base, or a delta and those before
+                it. A name that `dump` returned or `list` shows, or the optimizer's step of a dump.
+                The files stay. A dump that goes on from there is a full one, or a delta with
+                `since` the same dump, which replaces those after it.
         """
-        return self.restore_from_file(embedding_variable, filepath, rows_only=rows_only)
+        variable = checked(embedding_variable)
+        check_arguments(variable, filepath, rows_only=rows_only)
+        chosen = chosen_dump(until, variable.table_name)
+        dump_checks.finish_running(variable)
+        return _restore(variable, filepath, rows_only, chosen)
 
     def restore_from_file(
         self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
@@ -125,10 +141,7 @@ class Saver(delta_saver.DeltaSaver):
             tf.errors.ResourceExhaustedError: a rank cannot hold its keys; on all ranks.
                 After either error the table is unchanged on every rank.
         """
-        variable = checked(embedding_variable)
-        check_arguments(variable, filepath, rows_only=rows_only)
-        dump_checks.finish_running(variable)
-        return _restore(variable, filepath, rows_only)
+        return self.restore(embedding_variable, filepath, rows_only=rows_only)
 
     def load_embedding_values(self, embedding_variable: Any, tensors: Sequence[Any]) -> Any:
         """Writes rows of a dense table: row i becomes the row of key i.
@@ -169,7 +182,7 @@ def _steps(call, name, variable):
     return GraphSteps(call, f"sok_{name}_{variable.table_name}", variable.mark)
 
 
-def _restore(variable, filepath, rows_only):
+def _restore(variable, filepath, rows_only, until):
     """Stages the table's new content on all ranks, which may fail, then takes it."""
     name = name_in_files(variable.table_name)
     steps = _steps("restore_from_file", "restore", variable)
@@ -177,7 +190,7 @@ def _restore(variable, filepath, rows_only):
 
     def read(_, registered):
         folder = os.fspath(filepath)
-        dump = hash_tables.stage_dump(variable, folder, int(registered), name, rows_only)
+        dump = hash_tables.stage_dump(variable, folder, int(registered), name, rows_only, until)
         dumps[:] = [dump]
         return {"dump": dump.identity}, np.int64(dump.staged_id), np.bool_(dump.may_grow)
 
@@ -192,6 +205,8 @@ def _restore(variable, filepath, rows_only):
         dump_checks.mark_reader(os.fspath(filepath), variable)
 
     def note(_, number):
+        if until is not None:  # the table has left the dumps that came later
+            vars(variable).pop("_dump_numbers", None)
         if number > 0:
             remember(variable, dumps[0].last, int(number))
 

@@ -255,7 +255,7 @@ def _prepared(table, stored, has_checksum):
     hdf5_checksum.check(stored, f"table '{name}'", has_checksum)
     fields = {field: stored[field] for field in FIELDS if field in stored}
     keys, rows = fields["keys"], fields["rows"]
-    if keys.ndim != 1 or rows.shape != (len(keys), table.dim):
+    if keys.ndim != 1 or rows.ndim != 2 or len(rows) != len(keys):
         raise ValueError(
             f"Table '{name}' has rows of {table.dim} floats. Received: a file with keys of shape "
             f"{keys.shape} and rows of shape {rows.shape}"

@@ -67,6 +67,11 @@ def size(path: Path) -> int:
     return _by(path, os.path.getsize, lambda gfile, at: gfile.stat(at).length)
 
 
+def modified(path: Path) -> float:
+    """When a file was written, in seconds since 1970."""
+    return _by(path, os.path.getmtime, lambda gfile, at: gfile.stat(at).mtime_nsec / 1e9)
+
+
 def names(folder: Path) -> list[str]:
     """Names of the files and folders in a folder, sorted; none if there is no such folder."""
     # TensorFlow's `listdir` calls a folder missing, too, if it has no file system for the scheme.

@@ -73,6 +73,7 @@ class Dump:
     name: str = ""  # "" in version 1
     step: int = -1  # of the optimizer; -1: unknown
     may_grow: bool = False  # whether deltas may follow
+    dim: int = 0  # of the base
     deltas: list[Dump] = dataclasses.field(default_factory=list)  # in order
 
     def open(self, number: int, dim: int, progress: Progress | None = None) -> ShardFile:
@@ -179,8 +180,8 @@ def manifests(folder: str) -> list[str]:
     return [name for name in durable.names(folder) if name.endswith(".json")]
 
 
-def read_manifest(folder: str, table: str, dim: int) -> Dump:
-    """Reads the manifest of a table's dump."""
+def read_manifest(folder: str, table: str, dim: int | None) -> Dump:
+    """Reads the manifest of a table's dump; `dim` None: rows may have any width."""
     path = _path_of(folder, table)
     if not durable.exists(path):
         known = [name.removesuffix(".json") for name in manifests(folder)]
@@ -195,13 +196,14 @@ def read_manifest(folder: str, table: str, dim: int) -> Dump:
         raise ValueError(
             f"{path} must be the manifest of table '{table}'. Received: {manifest['table']!r:.80}"
         )
-    if manifest["dim"] != dim:
+    if manifest["dim"] != dim and dim is not None:
         raise ValueError(
             f"Table '{table}' has rows of {dim} floats. Received: a dump with rows of "
             f"{manifest['dim']!r:.80} in {path}"
         )
     identity = manifest.get("sha256") or _checksum(manifest)
     dump = _dump_of(folder, table, manifest, identity)
+    dump.dim = manifest["dim"]
     dump.may_grow = manifest.get("deltas") is not None
     for delta in manifest.get("deltas") or ():
         before = dump.deltas[-1] if dump.deltas else dump
@@ -212,6 +214,35 @@ def read_manifest(folder: str, table: str, dim: int) -> Dump:
             )
         dump.deltas.append(_dump_of(folder, table, delta, identity))
     return dump
+
+
+def chain_to(base: Dump, wanted: str | int, argument: str, table: str) -> list[Dump]:
+    """The base and its deltas up to a dump, by its name or step; of several of one step the last.
+
+    Raises:
+        ValueError: there is none; names the argument and those that there are.
+    """
+    chain = [base, *base.deltas]
+    step = -1 if isinstance(wanted, str) else wanted
+    matching = [wanted in ("last", dump.name) or dump.step == step >= 0 for dump in chain]
+    if not any(matching):
+        raise ValueError(
+            f"`{argument}` must be a dump of table '{table}' in this folder: "
+            f"{', '.join(f'{each.name!r} at step {each.step}' for each in chain)}. "
+            f"Received: {argument}={wanted!r}"
+        )
+    return chain[: len(chain) - matching[::-1].index(True)]
+
+
+def read_all(folder: str) -> dict[str, Dump]:
+    """The dumps in a folder, by table."""
+    found = {}
+    for name in manifests(folder):
+        stem = name.removesuffix(".json")
+        if any(each.startswith(f"{stem}.") and each != name for each in durable.names(folder)):
+            table = _load(folder, name)["table"]
+            found[table] = read_manifest(folder, table, None)
+    return found
 
 
 def _dump_of(folder, table, fields, identity):

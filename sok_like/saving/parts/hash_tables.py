@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,10 +18,10 @@ import tensorflow as tf
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.graph_collectives import text_of
 from sok_like.saving.format import deltas, durable, manifest, shard_file, sok1_files
-from sok_like.saving.parts import dump_checks
+from sok_like.saving.parts import dump_checks, resized
 from sok_like.saving.parts.checkpointable import CheckpointPart, StagedContent
 from sok_like.table import table_reader
-from sok_like.table.content import nothing
+from sok_like.table.content import TableContent, TableShard, nothing
 
 
 class HashTablePart(CheckpointPart):
@@ -109,6 +110,13 @@ class HashTablePart(CheckpointPart):
 
     def prepare_content(self, **content: Any) -> StagedContent:
         """The same for content that was inside a file: the arguments of `load_snapshot`."""
+        _check_keys(np.asarray(content["keys"]), self.table)
+        width = np.shape(content["rows"])[1]
+        if width != self.table.dim:
+            chosen = resized.choice(self.table, width, "a file")
+            fields = nothing(width) if chosen == "anew" else TableContent(**content)
+            content = resized.fit(fields, self.table.dim).fields()
+        _say_if_counts_begin(self.table, content.get("records"), len(content["keys"]))
         return self._prepared("", 0, **content)
 
     def _prepared(self, identity, staged_id, **content):
@@ -142,7 +150,12 @@ NOTHING = nothing().fields()
 
 
 def stage_dump(
-    variable: Any, folder: str, registered: int, name: str, rows_only: bool = False
+    variable: Any,
+    folder: str,
+    registered: int,
+    name: str,
+    rows_only: bool = False,
+    until: str | int | None = None,
 ) -> StagedDump:
     """Reads the dump in a folder, with its deltas, into content beside the present one.
 
@@ -150,30 +163,42 @@ def stage_dump(
         registered: The result of its `register_for_read`.
         name: Name of the table that was dumped.
         rows_only: Leaves out slot rows and the optimizer's step.
+        until: The last delta to read, by name or step; None: all.
     """
 
     def checked(shard):
         _check_keys(shard.keys, variable)
+        if resize:
+            return resized.fit(shard, variable.dim)
         if rows_only:
             shard.slot_rows, shard.slot_names, shard.slot_widths = shard.slot_rows[:, :0], [], []
             shard.optimizer_step = 0
         return shard
 
     dump = _dump_of(variable, folder, name)
+    if until is not None:
+        dump.deltas = manifest.chain_to(dump, until, "until", name)[1:]
+        dump.identity = f"{dump.identity} with {len(dump.deltas)} deltas"
     ranks = comm.current().rank, comm.current().world_size
     what = f"restore of table '{variable.table_name}'"
-    content = deltas.content_of(dump, *ranks, variable.dim, what)
-    rest, parts = checked(content.rest), map(checked, content.parts())
-    staged_id = table_reader.stage_parts(registered, rest, content.num_keys, parts)
+    dim = dump.dim or variable.dim  # SOK 1.x stored none
+    resize = resized.choice(variable, dim, f"a dump in {folder}")
+    content = deltas.content_of(dump, *ranks, dim, what)
+    if resize == "anew":
+        staged_id = table_reader.stage_parts(registered, TableShard(**NOTHING), 0, ())
+    else:
+        rest, parts = checked(content.rest), map(checked, content.parts())
+        _say_if_counts_begin(variable, rest.records, content.num_keys)
+        staged_id = table_reader.stage_parts(registered, rest, content.num_keys, parts)
     # Deltas may follow unless state was left out, or the next dump has another name.
-    may_grow = dump.may_grow and not rows_only and name == variable.table_name
+    may_grow = dump.may_grow and not rows_only and not resize and name == variable.table_name
     return StagedDump(staged_id, dump.identity, (dump.deltas or [dump])[-1].name, may_grow)
 
 
 def _dump_of(variable, folder, name):
     """The dump of the table: one of this package, otherwise one of SOK 1.x."""
     try:
-        return manifest.read_manifest(folder, name, variable.dim)
+        return manifest.read_manifest(folder, name, None)
     except FileNotFoundError:
         # Files for SOK 1.x beside a dump, or a part of one, belong to it and have no slot rows.
         if manifest.manifests(folder) or manifest.has_shards(folder, name):
@@ -182,6 +207,19 @@ def _dump_of(variable, folder, name):
         if old is None:
             raise
         return old
+
+
+def _say_if_counts_begin(table, records, num_keys):
+    """Prints that a table with policies is read from a file of a table without; once for each."""
+    is_new = table.keeps_records and records is None and num_keys > 0
+    if is_new and comm.current().rank == 0 and "_counts_begin" not in vars(table):
+        vars(table)["_counts_begin"] = True
+        print(
+            f"sok_like: table '{table.table_name}' is read from a file without frequencies and "
+            "steps: its policies count from now.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _check_keys(keys, variable):

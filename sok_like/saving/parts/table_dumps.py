@@ -135,15 +135,7 @@ class GrowingDump(TableDump):
                 f"'{self.name}' that `dump_to_file` has written; begin with a full dump, "
                 "`since=None`"
             )
-        chain = [base, *base.deltas]
-        matching = [since in ("last", dump.name) or dump.step == since >= 0 for dump in chain]
-        if not any(matching):
-            raise ValueError(
-                f"`since` must be a dump of table '{self.name}' in this folder: "
-                f"{', '.join(f'{each.name!r} at step {each.step}' for each in chain)}. "
-                f"Received: since={since!r}"
-            )
-        return chain[: len(chain) - matching[::-1].index(True)]
+        return manifest.chain_to(base, since, "since", self.name)
 
 
 class CompactedDump(TableDump):
