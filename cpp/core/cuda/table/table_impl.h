@@ -141,7 +141,7 @@ struct CudaTable::Impl {
   void BoundWaiting();  // may wait
   Leaving ChooseLowest(const KeyBatch& batch, int64_t count);
   Leaving PrepareEviction(const uint32_t* rows, int64_t count);
-  void EvictRows(Leaving leaving);  // does not fail
+  void EvictRows(Leaving leaving);                              // does not fail
   void ForgetBuffered(const uint64_t* keys, int64_t num_keys);  // may wait
   int64_t Evict();
   void ExpireWaiting();
