@@ -60,6 +60,7 @@ hooks.load_at_init(
     "sok_like.runtime.framework.autograph",
     "sok_like.runtime.framework.private_names",
     "sok_like.runtime.framework.v1_graphs",
+    "sok_like.runtime.ranks.training_statistics",
     "sok_like.saving.containers.install",
 )
 announce({name: functools.partial(_class_in_file, name) for name in _IN_FILES})

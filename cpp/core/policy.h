@@ -71,8 +71,9 @@ struct PolicyOptions {
   bool filters() const { return filter_freq > 1; }
   bool bounds_waiting() const { return filters() && bloom_max_keys == 0 && max_waiting > 0; }
   bool evicts_on_call() const { return steps_to_live > 0 || l2_threshold >= 0.0f; }
+  bool evicts_by_score() const { return score != ScoreKind::kNone; }
   bool keeps_records() const {
-    return record || filters() || evicts_on_call() || score != ScoreKind::kNone;
+    return record || filters() || evicts_on_call() || evicts_by_score();
   }
   // Throws std::invalid_argument naming the field, the requirement and the value.
   void Validate(const std::string& table, int64_t max_capacity, bool use_hashtable) const;

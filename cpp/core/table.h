@@ -12,6 +12,7 @@
 #ifndef SOK_CORE_TABLE_H_
 #define SOK_CORE_TABLE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -148,7 +149,8 @@ class Table {
   virtual void FindOrInsert(CallContext context, const uint64_t* keys, int64_t num_keys,
                             float* rows, uint8_t* inserted) = 0;
   // Writes rows and inserts missing keys; of equal keys the last wins. Slot rows of present keys
-  // are kept.
+  // are kept. A table that evicts by score takes any number of keys, see TakeSurplus; another throws
+  // std::length_error if it cannot hold them.
   virtual void Assign(CallContext context, const uint64_t* keys, int64_t num_keys,
                       const float* rows) = 0;
   // Also forgets keys that wait in an exact filter, and evicted rows in the buffer. Returns how many
@@ -179,8 +181,9 @@ class Table {
   // Inserts or overwrites keys with rows and slot rows; of equal keys the last wins. Slots that the
   // snapshot lacks get their initial value. Slots that the table does not have yet are configured
   // by the snapshot's names and widths, and are kept until an optimizer attaches. NaN in a slot row
-  // means not known: the slot's initial value replaces it. `replace`: the snapshot becomes the
-  // table's whole content; it is built aside first, so a failure leaves the table as it was.
+  // means not known: the slot's initial value replaces it. Keys beyond max_capacity are as in Assign.
+  // `replace`: the snapshot becomes the table's whole content; it is built aside first, so a failure
+  // leaves the table as it was.
   virtual void Import(CallContext context, const TableSnapshot& snapshot, bool replace = false) = 0;
   // An empty table with the same options and slots, for content that will replace this one's.
   virtual std::unique_ptr<Table> MakeAside(CallContext context) const = 0;
@@ -203,6 +206,10 @@ class Table {
   // Removes keys beyond steps_to_live or below l2_threshold; returns their number.
   virtual int64_t Evict(CallContext context) = 0;
   virtual EvictedRows PopEvicted() = 0;
+  // The surplus of writes since the last call. If the keys of an Assign or Import alone are more than
+  // max_capacity, a table with a score first evicts all other keys, then those of least score among
+  // the written ones. A table aside chooses among all keys, whichever part they came with.
+  int64_t TakeSurplus() { return surplus_.exchange(0); }
   virtual PolicyCounts Statistics(CallContext context) const = 0;
   // All [num_keys]. A key never seen has frequency 0 and last step -1.
   virtual void KeyStatistics(CallContext context, const uint64_t* keys, int64_t num_keys,
@@ -211,6 +218,9 @@ class Table {
   virtual int64_t AssignScores(CallContext context, const uint64_t* keys, int64_t num_keys,
                                const int64_t* scores) = 0;
   virtual void SetStep(int64_t step) = 0;  // the next training lookup is step + 1
+
+ protected:
+  std::atomic<int64_t> surplus_{0};
 };
 
 // ---- checks that host and device tables share; they throw std::invalid_argument ----

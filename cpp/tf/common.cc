@@ -1,6 +1,7 @@
 #include "cpp/tf/common.h"
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <mutex>
 #include <new>
@@ -17,6 +18,9 @@
 namespace sok {
 
 namespace {
+
+using SurplusCallback = void (*)(const char* table, int64_t max_capacity, int64_t num_keys);
+std::atomic<SurplusCallback> on_surplus{nullptr};
 
 // Newer TensorFlow versions deprecate the constructor; 2.16 to 2.18 have nothing else.
 template <typename Pool>
@@ -61,7 +65,14 @@ absl::Status GetLists(OpKernelContext* ctx, InputLists inputs, OutputLists outpu
 absl::Status WithTable(OpKernelContext* ctx, const std::function<void(Table&, CallContext)>& fn) {
   TablePtr table;
   TF_RETURN_IF_ERROR(LookupTable(ctx, &table));
-  return table->Run(ctx, [&](CallContext context) { fn(table->table(), context); });
+  const absl::Status status =
+      table->Run(ctx, [&](CallContext context) { fn(table->table(), context); });
+  const int64_t surplus = table->table().TakeSurplus();
+  const SurplusCallback tell = on_surplus;
+  if (surplus > 0 && tell != nullptr) {
+    tell(table->options().name.c_str(), table->options().max_capacity, surplus);
+  }
+  return status;
 }
 
 absl::Status SetNumberOfTable(OpKernelContext* ctx,
@@ -195,3 +206,9 @@ absl::Status ProcessSeed(uint64_t* seed) {
 }
 
 }  // namespace sok
+
+// Called, maybe in a thread of an op, if a write brought so many keys more than a table holds.
+extern "C" __attribute__((visibility("default"))) void sok_on_surplus(
+    sok::SurplusCallback callback) {
+  sok::on_surplus = callback;
+}

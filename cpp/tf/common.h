@@ -67,7 +67,7 @@ using HostTablePtr = tensorflow::core::RefCountPtr<HostTableResource>;
 
 // The table behind the op's first input.
 absl::Status LookupTable(OpKernelContext* ctx, TablePtr* table);
-// Runs `fn` on it.
+// Runs `fn` on it. Tells the program if a table that evicts by score was given more than it holds.
 absl::Status WithTable(OpKernelContext* ctx, const std::function<void(Table&, CallContext)>& fn);
 // Sets output 0 to the number that `fn` returns for it.
 absl::Status SetNumberOfTable(OpKernelContext* ctx,

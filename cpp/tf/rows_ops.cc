@@ -21,8 +21,8 @@ absl::Status Assign(OpKernelContext* ctx) {
   TF_RETURN_IF_ERROR(LookupTable(ctx, &table));
   const Tensor &keys = ctx->input(1), &rows = ctx->input(2);
   TF_RETURN_IF_ERROR(CheckRowsShape("rows", keys, rows, table->options()));
-  return table->Run(ctx, [&](CallContext context) {
-    table->table().Assign(context, Keys(keys), keys.NumElements(), rows.flat<float>().data());
+  return WithTable(ctx, [&](Table& target, CallContext context) {
+    target.Assign(context, Keys(keys), keys.NumElements(), rows.flat<float>().data());
   });
 }
 SOK_REGISTER_TABLE_KERNEL(Name("SokTableAssign").HostMemory("handle"), FunctionOp<Assign>);

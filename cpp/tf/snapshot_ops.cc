@@ -53,7 +53,8 @@ absl::Status ReadPolicy(OpKernelContext* ctx, RecordSnapshot* policy) {
 }  // namespace
 
 absl::Status CheckReplacement(const TableOptions& options, int64_t num_keys) {
-  if (options.max_capacity <= 0 || num_keys <= options.max_capacity) return absl::OkStatus();
+  const bool bounded = options.max_capacity > 0 && !options.policy.evicts_by_score();
+  if (!bounded || num_keys <= options.max_capacity) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "table '", options.name, "' holds at most ", options.max_capacity,
       " keys on this rank. Received: ", num_keys, " keys to replace its content with"));
@@ -193,9 +194,9 @@ class TableImportOp : public OpKernel {
     OP_REQUIRES_OK(ctx, LookupTable(ctx, &table));
     TableSnapshot snapshot;
     OP_REQUIRES_OK(ctx, ReadSnapshot(ctx, table->options(), replace_, &snapshot));
-    OP_REQUIRES_OK(ctx, table->Run(ctx, [&](CallContext context) {
-      table->table().Import(context, snapshot, replace_);
-    }));
+    OP_REQUIRES_OK(ctx, WithTable(ctx, [&](Table& target, CallContext context) {
+                     target.Import(context, snapshot, replace_);
+                   }));
   }
 
  private:

@@ -240,7 +240,8 @@ SOK_EXPORTED const char* sok_aside_open(int64_t number, int64_t num_keys, MadeAs
   made->run = handed.run;
   status = made->run([&](CallContext context) {
     made->aside = made->table->table().MakeAside(context);
-    made->aside->Reserve(context, num_keys);
+    const int64_t most = made->table->options().max_capacity;
+    made->aside->Reserve(context, most > 0 ? std::min(num_keys, most) : num_keys);
   });
   if (!status.ok()) return Told(status);
   *opened = made.release();

@@ -16,6 +16,7 @@ from sok_like.sok2.distributed_variable import is_static, plain
 from sok_like.sok2.dynamic_variable import assign, export
 from sok_like.sok2.optimizer import SGD, OptimizerWrapper, static_slot
 from sok_like.table.keys import held_here
+from sok_like.table.policies import ScoreEvict
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 # Optimizers of tf.compat.v1.train, by Keras' name of the same formula.
@@ -219,13 +220,13 @@ class _Dynamic(Dumped):
     def check_room(self, keys: np.ndarray) -> None:
         slots = [self._slot(name) for name in self._slot_names()] if self._has_slot_tables else []
         for table in (unwrap(self._variable), *slots):
-            stats, needed = table.stats(), len(keys)
-            if not stats.max_capacity:
+            stats, option = table.stats(), table.options["ev_option"]
+            evicts = any(isinstance(e, ScoreEvict) for e in option.evictions) if option else False
+            if not stats.max_capacity or evicts:
                 continue
-            if not table.keeps_records:  # otherwise keys that are not in the file may be evicted
-                parts = np.array_split(keys, -(-len(keys) // 2**20) or 1)
-                present = sum(int(np.count_nonzero(table.find(part)[1])) for part in parts)
-                needed += stats.size - present
+            parts = np.array_split(keys, -(-len(keys) // 2**20) or 1)
+            present = sum(int(np.count_nonzero(table.find(part)[1])) for part in parts)
+            needed = len(keys) + stats.size - present
             if needed > stats.max_capacity:
                 raise tf.errors.ResourceExhaustedError(
                     None,

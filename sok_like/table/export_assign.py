@@ -49,7 +49,8 @@ def assign(variable: Any, keys: Any, rows: Any) -> Any:
         TypeError: `variable` is not an EmbeddingVariable, keys are not integers, or rows are not
             real numbers.
         tf.errors.InvalidArgumentError: the shapes do not fit.
-        tf.errors.ResourceExhaustedError: the table cannot hold all new keys; none was written.
+        tf.errors.ResourceExhaustedError: the table cannot hold all new keys, and does not evict by
+            score; none was written.
     """
     variable = as_embedding_variable(variable)
     keys = tf.reshape(as_keys(keys), [-1])

@@ -164,7 +164,8 @@ class ScoreEvict:
     """A full table evicts the keys of least score to make room for new ones.
 
     Of equal scores the lower key (as unsigned) is evicted first. Keys of the lookup itself stay. If
-    they alone exceed the capacity, the lookup raises `tf.errors.ResourceExhaustedError`.
+    they alone exceed the capacity, the lookup raises `tf.errors.ResourceExhaustedError`. Keys that
+    are written or restored beyond the capacity are evicted at once, with a warning.
 
     Args:
         score: "lru": the step of the last training lookup that contained the key. "lfu": the number

@@ -100,16 +100,23 @@ def restore():
 
 
 def full():
-    """The error that one full shard makes on all ranks."""
+    """The error that one full shard makes on all ranks, and a dump of full shards."""
     import sok_like as sok
+    from sok_like.runtime.ranks import comm
 
     scored = sok.EmbeddingVariableOption(evict_option=sok.ScoreEvict("lru", 2))
     table = sok.EmbeddingVariable(2, name="full_by_score", ev_option=scored)
+    message = None
     try:
         sok.group_embedding_lookup([table], [np.arange(6) * 6])  # rank 0 owns them all
     except tf.errors.ResourceExhaustedError as error:
-        return str(error)
-    return None
+        message = str(error)
+    for key in range(6):
+        sok.group_embedding_lookup([table], [[key]])
+    folder = _shared_folder()
+    sok.Saver().dump_to_file(table, str(folder))
+    comm.current().barrier()
+    return message, {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def occurrences():

@@ -85,10 +85,13 @@ class Model:
         excess = len(self.rows) + len(new) - self.capacity
         if not self.capacity or excess <= 0:
             return
-        others = sorted(self.rows.keys() - batch, key=lambda k: (self.score_of(k), unsigned(k)))
+        others = self.lowest_first(self.rows.keys() - batch)
         if len(others) < excess:
             raise Full
         self.remove(others[:excess])
+
+    def lowest_first(self, keys):
+        return sorted(keys, key=lambda key: (self.score_of(key), unsigned(key)))
 
     def remove(self, keys):
         for key in keys:
@@ -114,13 +117,19 @@ class Model:
         return len(gone)
 
     def assign(self, keys, rows):
-        new = set(keys) - self.rows.keys()
-        self.make_room(new, set(keys))
+        new, batch = set(keys) - self.rows.keys(), set(keys)
+        exceeds = self.capacity and len(batch) > self.capacity
+        if exceeds:
+            self.remove(self.lowest_first(self.rows.keys() - batch))
+        else:
+            self.make_room(new, batch)
         for key, row in zip(keys, rows, strict=True):
             if key in self.rows:
                 self.rows[key] = row
             else:
                 self.insert(key, row, (0, self.step))
+        if exceeds:
+            self.remove(self.lowest_first(self.rows)[: len(self.rows) - self.capacity])
         self.counts["written"] += len(new)
 
     def erase(self, keys):

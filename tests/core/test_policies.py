@@ -91,7 +91,7 @@ class Runner:
             assert (row == self.model.read(key)).all()
 
     def assign(self):
-        keys = self.batch(4)
+        keys = self.batch(40 if self.rng.random() < 0.4 else 4)  # or more than have room
         rows = self.rng.normal(size=(len(keys), DIM)).astype(np.float32)
         self.model.assign(keys.tolist(), rows)
         self.table.assign(keys, rows)

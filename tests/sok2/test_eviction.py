@@ -60,6 +60,17 @@ def test_rows_that_cannot_be_handed_back_are_an_error(monkeypatch):
         sok2.sparse_read_and_evict(table, [7, 8, 9])
 
 
+def test_a_dump_of_more_keys_than_fit(tmp_path):
+    big = sok2.DynamicVariable(2, "1", "hybrid", max_capacity=8, name="ids")
+    sok2.assign(big, [1, 2, 3, 4, 5, 6], tf.ones([6, 2]))
+    sok2.dump(str(tmp_path), big)
+    small = sok2.DynamicVariable(2, "1", "hybrid", max_capacity=4, name="ids")
+    small.sparse_read([7, 8])
+    with pytest.warns(UserWarning, match="'ids' holds at most 4 keys on rank 0, and was given 2"):
+        sok2.load(str(tmp_path), small)
+    assert sok2.export(small)[0].numpy().tolist() == [3, 4, 5, 6]
+
+
 def test_incremental_model_dump_names_what_does_the_same():
     table = sok2.DynamicVariable(2, "1", "hybrid", max_capacity=4)
     with pytest.raises(NotImplementedError, match="versions"):

@@ -314,6 +314,117 @@ def test_a_filter_of_another_size_is_refused(sok, tmp_path):
     assert known(other) == before
 
 
+SEEN = {1: 3, 2: 1, 3: 2, 4: 2, -1: 1, -2: 4, 7: 1}  # training lookups of each key
+STAY = {1, 3, 4, -2}  # of four, by frequency; of equal ones the larger unsigned key would
+MORE = "'users' holds at most 4 keys on rank 0, and was given 3 more"
+
+
+def trained(sok, evicts, **kwargs):
+    """A table whose keys were seen as often as SEEN says; row k is [k, k]."""
+    ev_option = sok.EmbeddingVariableOption(evict_option=evicts, record_statistics=evicts is None)
+    table = sok.EmbeddingVariable(2, name="users", ev_option=ev_option, **kwargs)
+    for step in range(max(SEEN.values())):
+        sok.group_embedding_lookup([table], [[k for k, times in SEEN.items() if times > step]])
+    sok.assign(table, list(SEEN), [[key, key] for key in SEEN])
+    return table
+
+
+def smaller(sok, score="lfu", capacity=4, **kwargs):
+    scored = sok.EmbeddingVariableOption(evict_option=sok.ScoreEvict(score, capacity), **kwargs)
+    return sok.EmbeddingVariable(2, name="users", ev_option=scored)
+
+
+def rows_of(table):
+    keys, rows = table.snapshot().keys.numpy(), table.snapshot().rows.numpy()
+    return {int(key): row.tolist() for key, row in zip(keys, rows, strict=True)}
+
+
+@pytest.mark.parametrize("way", ["dump", "delta", "checkpoint", "copy", "no policy before"])
+def test_what_a_smaller_table_keeps(sok, tmp_path, way):
+    """`ResourceExhaustedError: table 'users' holds at most 4 keys on this rank` it said."""
+    before = None if way == "no policy before" else sok.ScoreEvict("lfu", 100)
+    table = trained(sok, before)
+    small, saver = smaller(sok, evicted_buffer_size=2), sok.Saver()
+    sok.group_embedding_lookup([small], [[11, 12, 13]])
+    with pytest.warns(UserWarning, match=MORE):
+        if way == "checkpoint":
+            path = tf.train.Checkpoint(table=table).save(str(tmp_path / "ckpt"))
+            tf.train.Checkpoint(table=small).restore(path)
+        elif way == "copy":
+            small.load_snapshot(**table.snapshot().fields())
+        elif way == "delta":
+            saver.dump(table, tmp_path)
+            table.erase([-2, 3])
+            sok.group_embedding_lookup([table], [[3, -2]])
+            sok.group_embedding_lookup([table], [[-2, 2, 2]])
+            saver.dump(table, tmp_path, since="last")
+            saver.restore(small, tmp_path)
+        else:
+            saver.dump_to_file(table, tmp_path)
+            saver.restore(small, tmp_path)
+    stay = STAY
+    if way == "delta":  # 1: 3, 4 and 2 and -2: 2, all others 1
+        stay = {1, 4, 2, -2}
+    assert rows_of(small) == {key: row for key, row in rows_of(table).items() if key in stay}
+    counts = small.statistics()
+    assert (counts.written, counts.evicted, counts.dropped, counts.buffered) == (7, 3, 1, 2)
+    if way != "delta":
+        last = sorted(SEEN.keys() - stay, key=lambda k: (SEEN[k], k % 2**64))[-2:]
+        assert small.pop_evicted().keys.numpy().tolist() == last
+    # It goes on as a table of four keys, and its next delta is one that can be read.
+    sok.group_embedding_lookup([small], [[21]])
+    assert int(small.size()) == 4 and 21 in rows_of(small)
+    if way == "delta":
+        saver.dump(small, tmp_path, since="last")
+        saver.restore(table, tmp_path)
+        assert rows_of(table) == rows_of(small)
+
+
+def test_a_table_without_a_score_still_refuses(sok, tmp_path):
+    sok.Saver().dump_to_file(trained(sok, None), tmp_path)
+    small = sok.EmbeddingVariable(2, name="users", capacity=4)
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="at most 4 keys.*Received: 7"):
+        sok.Saver().restore(small, tmp_path)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_writes_of_more_keys_than_fit(sok, graph):
+    small = smaller(sok)
+
+    @tf.function
+    def in_graph(keys, rows):
+        sok.assign(small, keys, rows)
+
+    for _ in range(2):
+        sok.group_embedding_lookup([small], [[5, 11]])
+    with pytest.warns(UserWarning, match="holds at most 4 keys on rank 0, and was given 2 more"):
+        given = tf.range(1, 7, dtype=tf.int64), tf.ones([6, 2])
+        in_graph(*given) if graph else sok.assign(small, *given)
+    # 11 is not written, 5 was seen, and of 1 to 4 and 6 the larger stay.
+    assert rows_of(small).keys() == {5, 3, 4, 6}
+    assert small.statistics().evicted == 3
+
+
+def test_a_large_dump_is_read_in_parts(sok, tmp_path, monkeypatch):
+    """Keys of a later part may have lower scores than those of an earlier one."""
+    from sok_like.saving.format import deltas
+
+    rng = np.random.default_rng(0)
+    table = smaller(sok, "custom", 4000)
+    keys = rng.choice(10**6, 4000, replace=False)
+    scores = rng.integers(-50, 50, 4000)
+    sok.group_embedding_lookup([table], [keys])
+    table.assign_scores(keys, scores)
+    sok.Saver().dump_to_file(table, tmp_path)
+    monkeypatch.setattr(deltas, "CHUNK_BYTES", 4096)
+    small = smaller(sok, "custom", 1000)
+    with pytest.warns(UserWarning, match="at most 1000 keys on rank 0, and was given 3000 more"):
+        sok.Saver().restore(small, tmp_path)
+    order = np.lexsort([keys, scores])[-1000:]
+    assert rows_of(small).keys() == set(keys[order].tolist())
+    assert small.stats().size == 1000
+
+
 @pytest.mark.keras
 @pytest.mark.parametrize("way", ["weights file", "backup"])
 @pytest.mark.parametrize("option", ["filter", "eviction", "statistics"])

@@ -89,5 +89,21 @@ def test_occurrences_count_over_ranks_and_features(rank_results, world_size):
 
 @each_world
 def test_a_full_shard_is_an_error_on_all_ranks(rank_results, world_size):
-    messages = rank_results(world_size, "policies.full")
-    assert all("max_capacity=2" in message for message in messages)
+    results = rank_results(world_size, "policies.full")
+    assert all("max_capacity=2" in message for message, _ in results)
+
+
+@several
+def test_full_shards_go_on_on_one_rank(sok, rank_results, world_size, tmp_path):
+    """`holds at most 2 keys on this rank. Received: 4` ended a job on fewer ranks."""
+    (_, dump), *_ = rank_results(world_size, "policies.full")
+    for name, content in dump.items():
+        (tmp_path / name).write_bytes(content)
+    scored = sok.EmbeddingVariableOption(evict_option=sok.ScoreEvict("lru", 2))
+    table = sok.EmbeddingVariable(2, name="full_by_score", ev_option=scored)
+    sizes = {2: 4, 3: 6}
+    given = f"'full_by_score' holds at most 2 keys on rank 0, and was given {sizes[world_size] - 2}"
+    with pytest.warns(UserWarning, match=given):
+        sok.Saver().restore(table, tmp_path)
+    assert sok.export(table)[0].numpy().tolist() == [4, 5]
+    assert table.statistics().evicted == sizes[world_size] - 2

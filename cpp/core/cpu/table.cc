@@ -354,6 +354,7 @@ void CpuTable::Assign(CallContext context, const uint64_t* keys, int64_t num_key
   ShardGroups present;
   const int64_t num_missing = std::count(row_numbers.get(), row_numbers.get() + num_keys, kNoRow);
   const bool direct = !impl_->options.use_hashtable;  // there a new row is a present key's
+  const bool may_exceed = impl_->options.policy.evicts_by_score();
   if (num_missing < num_keys || direct) {
     GroupByShard(
         ex, keys, num_keys, [&](int64_t i) { return direct || row_numbers[i] != kNoRow; },
@@ -362,17 +363,18 @@ void CpuTable::Assign(CallContext context, const uint64_t* keys, int64_t num_key
   if (num_missing > 0) {
     Insertion insertion(keys, num_keys, row_numbers.get());
     insertion.given = direct ? nullptr : rows;
+    insertion.may_exceed = may_exceed;
     impl_->InsertMissing(ex, &insertion);
     if (impl_->records != nullptr) impl_->RecordWritten(insertion);
   }
   impl_->Touch(ex, keys, row_numbers.get(), num_keys);
-  if (present.total() == 0) return;
   ex.ParallelFor(kNumShards, ShardGrain(present.total()), [&](int64_t begin, int64_t end) {
     for (int64_t i = present.offsets[begin]; i < present.offsets[end]; ++i) {
       const int64_t position = present.positions[i];
       impl_->WriteGivenRow(rows + position * dim(), /*is_new=*/false, row_numbers[position]);
     }
   });
+  if (may_exceed) surplus_ += impl_->EvictSurplus(ex);
 }
 
 int64_t CpuTable::Erase(CallContext context, const uint64_t* keys, int64_t num_keys) {

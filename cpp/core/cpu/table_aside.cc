@@ -41,6 +41,7 @@ void CpuTable::TakeContent(CallContext context, Table& other) {
   // The optimizer may have attached meanwhile: it expects its slots at their places.
   if (stays) aside.ConfigureSlots(context, impl_->slots);
   impl_->TouchAll(context.threads());
+  surplus_ += aside.TakeSurplus();
   impl_->SwapContent(*aside.impl_);
   impl_->room = nullptr;
   impl_->slots.swap(aside.impl_->slots);

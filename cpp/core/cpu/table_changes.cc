@@ -73,7 +73,10 @@ int64_t CpuTable::KeepChanges(CallContext) {
   // The rows owe nothing; those of the table that wrote the dump may have owed steps.
   changes->CaughtUp();
   // A delta of other slot variables than its base has could not be read: it must hold all keys.
-  if (!SameSavedSlots(impl_->imported_slots, impl_->slots)) changes->TouchAll();
+  const bool same_slots = SameSavedSlots(impl_->imported_slots, impl_->slots);
+  // So must a delta to a dump of which not all keys had room.
+  const bool same_keys = impl_->records == nullptr || impl_->records->statistics.evicted == 0;
+  if (!same_slots || !same_keys) changes->TouchAll();
   impl_->changes = std::move(changes);
   return number;
 }

@@ -2,13 +2,17 @@
 //
 //     full: lowest scores (ChooseEvicted)  |  EvictRows: row -> buffer, key out of the index,
 //     on request (Evict)                   |             row number free for the next new key
+//     written beyond max_capacity          |
+//       (EvictSurplus)                     |
 //
 // Choosing keys may fail and changes nothing. EvictRows cannot fail, so it comes after everything
-// that can: a call that throws has evicted nothing.
+// that can: a call that throws has evicted nothing. Only the surplus of a write goes after the write:
+// its keys have their scores then.
 //
 // A row is brought up to date before it goes to the buffer. The next key with its row number starts
 // from an initial row and initial slot rows, like any new key.
 #include <algorithm>
+#include <new>
 
 #include "cpp/core/cpu/records.h"
 #include "cpp/core/cpu/table_impl.h"
@@ -45,8 +49,10 @@ class KeptRows {
 void CpuTable::Impl::ChooseEvicted(Executor& ex, int64_t num_new, const Insertion& insertion,
                                    Eviction* eviction) {
   TableRecords& rec = *records;
-  if (rec.options.score == ScoreKind::kNone) return;
-  const int64_t excess = size + num_new - options.max_capacity;
+  if (!rec.options.evicts_by_score()) return;
+  if (insertion.may_exceed && is_aside)
+    return;  // all in the end: a later part may have lower scores
+  int64_t excess = size + num_new - options.max_capacity;
   if (rec.queue.IsStale(size)) rec.queue.Clear();
   // The queue gets the keys that the table has while its last eighth fills up: nine rows per new key.
   if (excess <= 0) {
@@ -56,16 +62,43 @@ void CpuTable::Impl::ChooseEvicted(Executor& ex, int64_t num_new, const Insertio
     return;
   }
   const KeptRows kept(&rec.marks, insertion.kept_rows, insertion.num_kept_rows, next_row);
-  CheckBatchFits(num_new, kept.count(), options.max_capacity, options.name);
+  if (insertion.may_exceed) {
+    excess = std::min(excess, size - kept.count());
+  } else {
+    CheckBatchFits(num_new, kept.count(), options.max_capacity, options.name);
+  }
   rec.EnterRows(next_row, num_new);
+  TakeLowest(ex, excess, [&kept](uint32_t row) { return kept.Has(row); }, eviction);
+}
+
+template <typename IsKept>
+void CpuTable::Impl::TakeLowest(Executor& ex, int64_t count, IsKept is_kept, Eviction* eviction) {
+  TableRecords& rec = *records;
   eviction->queue = &rec.queue;
   eviction->entries = rec.queue.Take(
-      excess,
+      count,
       [&rec](const EvictionQueue::Entry& entry) {
         return rec.IsAt(entry.row, entry.key) ? rec.Score(entry.row) : nullptr;
       },
-      [&kept](uint32_t row) { return kept.Has(row); });
+      is_kept);
   PrepareEviction(ex, eviction);
+}
+
+int64_t CpuTable::Impl::EvictSurplus(Executor& ex) {
+  TableRecords& rec = *records;
+  const int64_t surplus = size - options.max_capacity;
+  if (surplus <= 0) return 0;
+  try {
+    if (rec.queue.IsStale(size)) rec.queue.Clear();
+    rec.EnterRows(next_row, 0);
+    Eviction eviction;
+    TakeLowest(ex, surplus, [](uint32_t) { return false; }, &eviction);
+    EvictRows(&eviction);
+  } catch (const std::bad_alloc&) {
+    if (is_aside) throw;
+    // The keys have been written already. The next new key evicts the surplus, too.
+  }
+  return surplus;
 }
 
 void CpuTable::Impl::PrepareEviction(Executor& ex, Eviction* eviction) {

@@ -68,7 +68,8 @@ struct Insertion {
   int64_t num_keys;
   uint32_t* rows;                // [num_keys] as FindRows left them
   bool keys_are_unique = false;  // skips the search for equal keys; must be right
-  uint8_t* inserted = nullptr;   // [num_keys] or null: 1 at the first position of each new key
+  bool may_exceed = false;      // a write to a table that evicts by score: EvictSurplus must follow
+  uint8_t* inserted = nullptr;  // [num_keys] or null: 1 at the first position of each new key
   // [num_keys, dim] or null: a new key gets the row at its last position, or its initial row.
   const float* given = nullptr;
   const uint32_t* kept_rows;  // [num_kept_rows], which must not be evicted; may be kNoRow
@@ -157,7 +158,7 @@ struct CpuTable::Impl {
   // The steps of both.
   struct NewNumbers;
   void DropRepeats(Executor& ex, Insertion* insertion) const;
-  void CheckCapacity(int64_t num_new, int64_t num_evicted) const;
+  void CheckCapacity(int64_t num_new, int64_t num_evicted, bool may_exceed) const;
   void MakeRoom(Executor& ex, const ShardGroups& misses);
   int64_t InsertIntoIndex(Executor& ex, const uint64_t* keys, const NewNumbers& numbers,
                           uint32_t* rows, uint8_t* inserted);
@@ -186,6 +187,10 @@ struct CpuTable::Impl {
   void ChooseEvicted(Executor& ex, int64_t num_new, const Insertion& insertion, Eviction* eviction);
   void PrepareEviction(Executor& ex, Eviction* eviction);
   void EvictRows(Eviction* eviction) noexcept;
+  template <typename IsKept>
+  void TakeLowest(Executor& ex, int64_t count, IsKept is_kept, Eviction* eviction);
+  // Evicts what a write has brought beyond max_capacity; returns the number of keys.
+  int64_t EvictSurplus(Executor& ex);
   // Records keys that were inserted because they are written, not looked up.
   void RecordWritten(const Insertion& insertion);
 

@@ -26,8 +26,9 @@ constexpr int64_t kRowGrain = 1024;  // rows worth handing to another thread
 
 }  // namespace
 
-void CpuTable::Impl::CheckCapacity(int64_t num_new, int64_t num_evicted) const {
-  const int64_t most = options.max_capacity > 0 ? options.max_capacity : int64_t{kNoRow};
+void CpuTable::Impl::CheckCapacity(int64_t num_new, int64_t num_evicted, bool may_exceed) const {
+  const bool bounded = options.max_capacity > 0 && !may_exceed;
+  const int64_t most = bounded ? options.max_capacity : int64_t{kNoRow};
   if (size - num_evicted + num_new <= most) return;
   throw std::length_error("A table must not grow beyond max_capacity=" + std::to_string(most) +
                           ". Received: " + std::to_string(num_new) + " new keys at size " +
@@ -148,7 +149,7 @@ void CpuTable::Impl::PrepareInsert(Executor& ex, Insertion* insertion) {
     ChooseEvicted(ex, total, *insertion, &insertion->eviction);
   }
   const int64_t num_evicted = insertion->eviction.size();
-  CheckCapacity(total, num_evicted);
+  CheckCapacity(total, num_evicted, insertion->may_exceed);
   MakeRoom(ex, misses);
 
   const int64_t num_free = static_cast<int64_t>(free_rows.size());

@@ -228,11 +228,15 @@ void CpuTable::Impl::ImportRecords(const TableSnapshot& snapshot, const uint32_t
   const RecordSnapshot& policy = snapshot.policy;
   if (policy.step >= 0) rec.step = policy.step;
   if (rec.filter != nullptr) rec.filter->Import(policy.waiting, policy.counters);
+  const bool scored = rec.options.evicts_by_score();
+  bool falls = false;
   for (size_t i = 0; 3 * i < policy.records.size(); ++i) {
     const int64_t* const record = policy.records.data() + 3 * i;
+    const int64_t before = scored ? *rec.Score(rows[i]) : 0;
     rec.Add(rows[i], snapshot.keys[i], record[0], std::max<int64_t>(record[1], 0), record[2]);
+    falls |= scored && *rec.Score(rows[i]) < before;
   }
-  rec.queue.Clear();  // scores may have fallen
+  if (falls) rec.queue.Clear();  // its entries must not be above the scores
 }
 
 void CpuTable::RecordTrainingLookup(CallContext context, const uint64_t* keys, int64_t num_keys) {

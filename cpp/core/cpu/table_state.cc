@@ -323,6 +323,7 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
   };
   Insertion insertion(keys, n, row_numbers.data());
   if (is_new) insertion.given = snapshot.rows.data();
+  insertion.may_exceed = impl.options.policy.evicts_by_score();
   const int64_t size_before = impl.size;
   impl.InsertMissing(ex, &insertion);  // the last call that may fail
   impl.Touch(ex, keys, row_numbers.data(), n);
@@ -335,6 +336,7 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
     ex.ParallelFor(n, 1024, write_in_order);
   }
   if (impl.records != nullptr) impl.ImportRecords(snapshot, row_numbers.data());
+  if (insertion.may_exceed) surplus_ += impl.EvictSurplus(ex);
   if (snapshot.optimizer_step >= 0) impl.step_number.ResumeFrom(snapshot.optimizer_step);
   if (snapshot.initial_row_scale >= 0.0) impl.initial_row_scale = snapshot.initial_row_scale;
 }

@@ -1,6 +1,6 @@
 """Statistics of this process's own steps: keys of a batch, their owners, and time in exchanges.
 
-The C++ library counts. It keeps batches only while they are observed.
+The C++ library counts. It keeps batches only while they are observed. Two of its warnings are here.
 """
 
 from __future__ import annotations
@@ -70,6 +70,18 @@ def _warn_of_uneven_owners(table, owner, times_its_share):
     )
 
 
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
+def _warn_of_surplus(table, capacity, num_keys):
+    """Called after a write or a restore (`cpp/tf/common.cc`)."""
+    warnings.warn(
+        f"Table '{table.decode()}' holds at most {capacity} keys on rank "
+        f"{comm.current_or_single().rank}, and was given {num_keys} more: those with the lowest "
+        "scores of ScoreEvict were evicted, of equal scores the smaller keys.",
+        stacklevel=2,
+    )
+
+
 @hooks.at_init
 def _install():
     _library().sok_on_uneven_owners(_warn_of_uneven_owners)
+    _library().sok_on_surplus(_warn_of_surplus)

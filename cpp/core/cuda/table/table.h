@@ -101,7 +101,8 @@ class CudaTable final : public Table {
   // Async. kNoRow for missing keys.
   void FindRows(Stream stream, const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers);
   // Async. As FindOrInsert, without the rows. `num_actual`: in device memory, the number of keys if
-  // it is less than num_keys; null for num_keys.
+  // it is less than num_keys; null for num_keys. A table that evicts by score may then hold more
+  // than max_capacity, until it is written to again.
   void FindOrInsertRows(Stream stream, const uint64_t* keys, int64_t num_keys,
                         uint32_t* row_numbers, uint8_t* inserted,
                         const uint32_t* num_actual = nullptr);

@@ -2,8 +2,8 @@
 //
 //     full: lowest scores (ChooseLowest)  |  PrepareEviction: a copy of the last rows for the
 //     on request (Evict)                  |    buffer in host memory                  may fail
-//                                         |  EvictRows: keys out of the index,
-//                                         |    row numbers free for new keys       cannot fail
+//     written beyond max_capacity         |  EvictRows: keys out of the index,
+//       (EvictSurplus)                    |    row numbers free for new keys       cannot fail
 //
 // A row is brought up to date before it goes to the buffer. The next key with its row number starts
 // from an initial row and initial slot rows, like any new key. Rows are sorted only if the buffer
@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <list>
+#include <new>
 #include <vector>
 
 #include "cpp/core/cuda/device/primitives.h"
@@ -80,6 +81,22 @@ CudaTable::Impl::Leaving CudaTable::Impl::PrepareEviction(const uint32_t* going,
     }
   }
   return leaving;
+}
+
+int64_t CudaTable::Impl::EvictSurplus() {
+  LearnCounters();
+  const int64_t surplus = size.known() - options.max_capacity;
+  if (surplus <= 0) return 0;
+  const Workspace::Scope scope(workspace, stream);
+  try {
+    EvictRows(ChooseLowest(KeyBatch(), surplus));
+  } catch (const std::bad_alloc&) {
+    if (is_aside) throw;
+    // The keys have been written already. The next new key evicts the surplus, too.
+  } catch (const DeviceMemoryError&) {
+    if (is_aside) throw;
+  }
+  return surplus;
 }
 
 void CudaTable::Impl::EvictRows(Leaving leaving) {

@@ -87,7 +87,8 @@ struct CudaTable::Impl {
   InsertBatch MakeInsert(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
                          uint8_t* inserted, const uint32_t* num_actual, int64_t num_missing = -1,
                          uint64_t round = StreamPoint::NextRound());
-  void GrowFor(int64_t num_keys);
+  void GrowFor(int64_t num_keys) { GrowFor(num_keys, most()); }
+  void GrowFor(int64_t num_keys, int64_t most_rows);
   void ResizeIndex(int64_t new_num_buckets);
   void ReserveFreeRows();  // for every row number that was given out; async
 
@@ -134,7 +135,10 @@ struct CudaTable::Impl {
   const uint8_t* FirstPositions(const uint64_t* keys, int64_t num_keys, bool asked);
   // Makes room for the admitted keys. If others must leave for them, returns these: EvictRows must
   // come before InsertAdmitted. Throws std::length_error, or CudaError if memory runs out.
-  [[nodiscard]] Leaving MakeRoomFor(const KeyBatch& batch);
+  // `may_exceed`: a write, after which EvictSurplus follows.
+  [[nodiscard]] Leaving MakeRoomFor(const KeyBatch& batch, bool may_exceed = false);
+  // Evicts what a write has brought beyond max_capacity; returns the number of keys.
+  int64_t EvictSurplus();
   void MakeRoomInFilter(const KeyBatch& batch);
   void InsertAdmitted(const KeyBatch& batch, const int64_t* frequencies, int64_t step);
   void ForgetWaiting(const uint64_t* keys, int64_t num_keys);

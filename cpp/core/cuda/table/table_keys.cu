@@ -108,6 +108,7 @@ void CudaTable::Assign(CallContext context, const uint64_t* keys, int64_t num_ke
     CatchUpRows(stream, impl.Ref(), row_numbers, last, num_keys);
   }
   WriteRows(stream, impl.Ref(), row_numbers, last, num_keys, dim(), rows);
+  if (impl.options.policy.evicts_by_score()) surplus_ += impl.EvictSurplus();
 }
 
 int64_t CudaTable::Erase(CallContext context, const uint64_t* keys, int64_t num_keys) {

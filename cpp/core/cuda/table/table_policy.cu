@@ -104,7 +104,7 @@ KeyBatch CudaTable::Impl::InsertWritten(const uint64_t* keys, int64_t num_keys) 
   const KeyBatch batch =
       Classify(keys, num_keys, false, rec.step, FilterRef());  // nothing is refused
   MakeRoomInFilter(batch);
-  EvictRows(MakeRoomFor(batch));
+  EvictRows(MakeRoomFor(batch, rec.options.evicts_by_score()));
   InsertAdmitted(batch, nullptr, rec.step);
   ForgetWaiting(batch.classified.admitted, batch.counts.admitted);
   rec.statistics.written += batch.counts.admitted;
@@ -118,15 +118,20 @@ const uint8_t* CudaTable::Impl::FirstPositions(const uint64_t* keys, int64_t num
   return first;
 }
 
-CudaTable::Impl::Leaving CudaTable::Impl::MakeRoomFor(const KeyBatch& batch) {
+CudaTable::Impl::Leaving CudaTable::Impl::MakeRoomFor(const KeyBatch& batch, bool may_exceed) {
   const int64_t num_new = batch.counts.admitted;
   if (num_new == 0) return {};
   LearnCounters();
-  const int64_t excess = size.known() + num_new - options.max_capacity;
-  const bool evicts = records->options.score != ScoreKind::kNone && excess > 0;
+  int64_t excess = size.known() + num_new - options.max_capacity;
+  const bool evicts = records->options.evicts_by_score() && excess > 0;
   if (evicts) {
-    CheckBatchFits(num_new, batch.counts.present, options.max_capacity, options.name);
-    GrowFor(num_new);
+    if (may_exceed) {
+      // A table aside evicts all in the end: a later part may have lower scores.
+      excess = is_aside ? 0 : std::min(excess, size.known() - batch.counts.present);
+    } else {
+      CheckBatchFits(num_new, batch.counts.present, options.max_capacity, options.name);
+    }
+    GrowFor(num_new, std::max(most(), size.known() + num_new - excess));
     CountBatch(num_new);
   } else {
     MakeRoom(batch.classified.admitted, num_new, nullptr);

@@ -156,7 +156,7 @@ int64_t CudaTable::Impl::CountNew(const uint64_t* keys, int64_t num_keys) {
   return host_count;
 }
 
-void CudaTable::Impl::GrowFor(int64_t num_keys) {
+void CudaTable::Impl::GrowFor(int64_t num_keys, int64_t most_rows) {
   // Room for a second batch of this size, if that is little: otherwise a table that is nearly full
   // would have to learn its size before every batch.
   const int64_t ahead = std::min(num_keys, size.known() / 8);
@@ -169,9 +169,9 @@ void CudaTable::Impl::GrowFor(int64_t num_keys) {
     ResizeIndex(new_num_buckets);
   }
   const int64_t allocated = arena.num_chunks * chunk_rows();
-  const int64_t rows_wanted = std::min(rows.known() + num_keys + ahead, most());
+  const int64_t rows_wanted = std::min(rows.known() + num_keys + ahead, most_rows);
   if (rows_wanted > allocated) {
-    const int64_t target = std::min(std::max(rows_wanted, allocated + allocated / 8), most());
+    const int64_t target = std::min(std::max(rows_wanted, allocated + allocated / 8), most_rows);
     arena.Reserve(stream, (target + chunk_rows() - 1) / chunk_rows(), chunk_rows());
   }
 }

@@ -108,6 +108,7 @@ void CudaTable::Import(CallContext context, const TableSnapshot& snapshot, bool 
   if (impl.records != nullptr) {
     impl.ImportRecords(policy, keys.as<uint64_t>(), row_numbers.as<uint32_t>(), num_keys);
   }
+  if (impl.options.policy.evicts_by_score()) surplus_ += impl.EvictSurplus();
   if (snapshot.optimizer_step >= 0) impl.step_number.ResumeFrom(snapshot.optimizer_step);
   if (snapshot.initial_row_scale >= 0.0) impl.initial_row_scale = snapshot.initial_row_scale;
   Synchronize(stream);
@@ -157,6 +158,7 @@ void CudaTable::TakeContent(CallContext context, Table& other) {
   if (!stays) impl.history = nullptr;
   impl.LearnCounters();
   aside.LearnCounters();
+  surplus_ += other.TakeSurplus();
   impl.SwapContent(aside);
   impl.initial_row_scale = aside.initial_row_scale;
 }
