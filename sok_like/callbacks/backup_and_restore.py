@@ -19,7 +19,7 @@ from sok_like.runtime.ranks.agreement import agreed
 from sok_like.runtime.ranks.initialize import global_batch_size
 from sok_like.saving.background import BackgroundDump
 from sok_like.saving.containers import checkpoints
-from sok_like.saving.format import durable
+from sok_like.saving.format import durable, in_use
 
 # 128 + SIGTERM: the status that a shell reports for a process ended by this signal.
 _EXIT_CODE = 143
@@ -56,8 +56,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
 
     Raises:
         ValueError: an argument is out of range, or the model is not built.
-        RuntimeError: ranks have different folders, a rank could not write a backup, or a resumed
-            `fit` does not begin behind it.
+        RuntimeError: ranks have different folders, another job uses the folder, a rank could not
+            write a backup, or a resumed `fit` does not begin behind it.
         SystemExit: after a SIGTERM and the backup.
     """
 
@@ -91,6 +91,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self._seen, self._signalled, self._previous = 0, False, None
         self._progress, self._saved, self._is_later = Progress(), None, False
         self._resumed: Resumed | None = None
+        self._lock: in_use.Lock | None = None
 
     # ---- restoring ----
 
@@ -116,10 +117,17 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
             self._running.cancel()
             self._running = None
         self._checkpoint = checkpoint
-        self._manager = tf.train.CheckpointManager(
-            checkpoint, self.backup_dir, max_to_keep=self._kept
-        )
-        latest = agreed(lambda: self._manager.latest_checkpoint, communicator, call)
+
+        def latest_backup():
+            if communicator.rank == 0:
+                durable.make_folder(self.backup_dir)
+                self._lock = in_use.lock(self.backup_dir, "backup_dir")
+            self._manager = tf.train.CheckpointManager(
+                checkpoint, self.backup_dir, max_to_keep=self._kept
+            )
+            return self._manager.latest_checkpoint
+
+        latest = agreed(latest_backup, communicator, call)
         if len(set(latest)) > 1:
             raise RuntimeError(
                 "`backup_dir` must be on a file system that all ranks share. "
@@ -233,6 +241,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
                     durable.remove_folder(self.backup_dir)
             # No rank continues, perhaps with another `fit`, before the folder is removed.
             agreed(None, communicator, "the removal of the backup")
+        self._lock = None
         self._resumed = None
         self._begin_at(Progress())  # another `fit` of the model begins at the beginning
 

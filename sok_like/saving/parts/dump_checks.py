@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import tensorflow as tf
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.process import local_size
-from sok_like.saving.format import checksums, durable, manifest
+from sok_like.saving.format import checksums, durable, in_use, manifest
 from sok_like.table.variable import as_embedding_variable
 
 # Dumps in the background that are neither finished nor given up.
@@ -55,7 +56,9 @@ def _place(folder, table):
 
 
 def mark_writer(folder: str, variable: Any) -> None:
-    """Makes a table the dump's only owner."""
+    """Makes a table the dump's only owner, and locks the folder as long as there is the table."""
+    with contextlib.suppress(RuntimeError):  # two jobs at once; the next dump of one raises
+        _lock(folder, variable)
     _known_by[_place(folder, variable.table_name)] = [weakref.ref(variable)]
 
 
@@ -64,12 +67,20 @@ def mark_reader(folder: str, variable: Any) -> None:
     _known_by.setdefault(_place(folder, variable.table_name), []).append(weakref.ref(variable))
 
 
+def _lock(folder, variable):
+    if comm.current().rank == 0:
+        locks = variable.__dict__.setdefault("_locked_folders", set())
+        locks.add(in_use.lock(folder, "filepath"))
+
+
 def check_owner(folder: str, variable: Any) -> None:
     """Raises ValueError if a dump would replace that of another table of this program.
 
     Also if nothing can be written there, because there is no file system for the folder's scheme.
+    RuntimeError if another job dumps into the folder.
     """
-    durable.exists(folder)
+    if durable.exists(folder):
+        _lock(folder, variable)
     known = [ref() for ref in _known_by.get(_place(folder, variable.table_name), [])]
     alive = [table for table in known if table is not None]
     if alive and all(table is not variable for table in alive):
