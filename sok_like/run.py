@@ -1,4 +1,4 @@
-"""Starts a Python program on several ranks of this host:
+"""Starts a Python program on several ranks, of this host or of several:
 
     python -m sok_like.run -np 2 train.py --epochs 3
     python -m sok_like.run -np 2 -m package.program
@@ -7,19 +7,29 @@ The launcher is `mpirun`, beside this Python or on PATH, if there is a library o
 was built with it; else `horovodrun --gloo`. Ranks run this Python and inherit the environment. The
 pool of TensorFlow has as many threads in each as its share of the cores, unless
 `TF_NUM_INTRAOP_THREADS` is set: with a thread per core in every rank, ranks take the cores from
-each other. There may be more ranks than cores, and the user may be root. Ctrl-C ends all ranks.
+each other. There may be more ranks than cores, and the user may be root.
 The exit status is that of the first rank that failed, 75 if Horovod waited in vain for a frozen
-rank; under `horovodrun` it is 1. This process becomes the launcher, so it need not pass on signals
-and the exit status.
+rank; under `horovodrun` it is 1.
+
+SIGTERM, SIGHUP and Ctrl-C go on to the ranks of this host. They have 30 seconds, or `--grace`, to
+save and to end: `sok.callbacks.BackupAndRestore` does so after a SIGTERM (which ranks get for a
+SIGHUP, too). Then, or at a second signal, they are killed. The status is 143 after a SIGTERM, 130
+after Ctrl-C, or 0 if all ranks ended well. If this process is killed, ranks are killed, too.
 
     python -m sok_like.run -np 4 --restarts 3 train.py
 
-Now it stays. When a rank has died, has been preempted or has failed, the launcher ends the others,
-and all are started again, up to 3 times. With `--min-np 2` each restart has one rank fewer, but at
-least 2. The program goes on by `sok.callbacks.BackupAndRestore`, or by what it reads itself.
-Ctrl-C, SIGTERM and SIGHUP go to the launcher and end all: there is no restart. A program that fails
-within 10 seconds of its first start is not started again, because it has made no progress; later
-failures use up the restarts. The exit status is that of the last start.
+When a rank has died, has been preempted or has failed, the launcher ends the others, and all are
+started again, up to 3 times. With `--min-np 2` each restart has one rank fewer, but at least 2. The
+program goes on by `sok.callbacks.BackupAndRestore`, or by what it reads itself. After a signal
+there is no restart. A program that fails within 10 seconds of its first start is not started again,
+because it has made no progress; later failures use up the restarts. The exit status is that of the
+last start.
+
+    python -m sok_like.run -np 8 -H host1:4,host2:4 train.py
+
+starts four ranks on each host. The launcher reaches them by ssh without a password, and finds the
+same files at the same paths. Variables whose names begin with SOK_, TF_, KERAS_, HOROVOD_, NCCL_ or
+PYTHON go with it, as do PATH, LD_LIBRARY_PATH and VIRTUAL_ENV.
 
 Standard library only, so it starts fast.
 """
@@ -28,23 +38,30 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import subprocess
+import re
 import sys
 import time
 
+from sok_like.runtime.ranks.launched import Launched, Signals
 from sok_like.runtime.ranks.launchers import LAUNCHERS, launch_line, search_path
 
+_HOSTS = re.compile(r"[\w.-]+(:[1-9]\d*)?(,[\w.-]+(:[1-9]\d*)?)*")
 _AT_ONCE = 10  # seconds; a start of TensorFlow, and of training, takes longer
 
 
 def _parse(argv):
     parser = argparse.ArgumentParser(
         prog="python -m sok_like.run",
-        description="Starts a Python program on several ranks of this host.",
+        description="Starts a Python program on several ranks.",
     )
     parser.add_argument("-np", dest="num_ranks", type=int, required=True, help="number of ranks")
     parser.add_argument("--launcher", choices=LAUNCHERS, help="default: the first that works")
+    parser.add_argument(
+        "-H", dest="hosts", help="hosts with their numbers of ranks: host1:4,host2:4"
+    )
+    parser.add_argument(
+        "--grace", type=float, default=30.0, help="seconds that ranks have to end after a signal"
+    )
     parser.add_argument("--restarts", type=int, default=0, help="starts after a rank has died")
     parser.add_argument(
         "--min-np", type=int, help="each restart has a rank fewer, at least so many"
@@ -57,6 +74,13 @@ def _parse(argv):
         parser.error(f"-np must be a positive integer. Received: -np {options.num_ranks}")
     if options.restarts < 0:
         parser.error(f"--restarts must be 0 or more. Received: --restarts {options.restarts}")
+    if not options.grace >= 0:
+        parser.error(f"--grace must be 0 or more seconds. Received: --grace {options.grace}")
+    if options.hosts is not None and not _HOSTS.fullmatch(options.hosts):
+        parser.error(
+            "-H must name hosts, each with its number of ranks, such as host1:4,host2:4. "
+            f"Received: -H {options.hosts}"
+        )
     least = options.min_np
     if least is not None and not (options.restarts and 1 <= least <= options.num_ranks):
         parser.error(
@@ -86,40 +110,34 @@ def _share_of_cores(num_ranks):
 
 
 def _prepared(options, num_ranks):
-    """The command of a start, and its environment."""
-    environment = {**os.environ, **_share_of_cores(num_ranks), "PATH": search_path()}
+    """The launcher with its options, the command of a rank, and the environment of both."""
+    hosts = options.hosts
+    on_one = max(int(slots or 1) for slots in re.findall(r":?(\d*)(?:,|$)", hosts)) if hosts else 0
+    environment = {
+        **os.environ,
+        **_share_of_cores(min(num_ranks, on_one or num_ranks)),
+        "PATH": search_path(),
+    }
     command = [sys.executable, *["-m"] * options.module, options.program, *options.arguments]
-    if num_ranks > 1:
+    launch = []
+    if num_ranks > 1 or hosts:
         try:
-            command = [*launch_line(num_ranks, options.launcher), *command]
+            launch = launch_line(num_ranks, options.launcher, hosts, environment)
         except RuntimeError as error:
             raise SystemExit(f"sok_like.run: {error}") from None
     sys.stdout.flush()
-    return command, environment
+    return launch, command, environment
 
 
-def _run_again(options):
+def _run(options):
     """Starts the ranks until they end well; returns the status of the last start."""
-    received: list[int] = []
-    running: list[subprocess.Popen] = []
-
-    def pass_on(number, frame):
-        received.append(number)
-        for process in running:
-            process.send_signal(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, pass_on)
+    signals = Signals(options.grace)
     status, num_ranks = 0, options.num_ranks
     for left in range(options.restarts, -1, -1):
-        command, environment = _prepared(options, num_ranks)
         began = time.monotonic()
-        running[:] = [subprocess.Popen(command, env=environment)]
-        if received:  # before there was a process that could receive it
-            running[0].send_signal(received[-1])
-        status, lasted = running[0].wait(), time.monotonic() - began
-        status = status if status >= 0 else 128 - status  # as a shell says it
-        if status == 0 or received:
+        status = signals.status_of(Launched(*_prepared(options, num_ranks)))
+        lasted = time.monotonic() - began
+        if status == 0 or signals.received or not options.restarts:
             break
         ended = f"sok_like.run: {num_ranks} ranks ended with status {status} after {lasted:.0f} s"
         at_once = left == options.restarts and lasted < _AT_ONCE
@@ -134,12 +152,12 @@ def _run_again(options):
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Becomes the launcher, or a single process of Python if one rank is requested."""
+    """Runs the ranks, or becomes the program if one rank is requested."""
     options = _parse(argv)
-    if options.restarts:
-        raise SystemExit(_run_again(options))
-    command, environment = _prepared(options, options.num_ranks)
-    os.execve(command[0], command, environment)
+    if options.num_ranks == 1 and not (options.restarts or options.hosts):
+        _, command, environment = _prepared(options, 1)
+        os.execve(command[0], command, environment)
+    raise SystemExit(_run(options))
 
 
 if __name__ == "__main__":

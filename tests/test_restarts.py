@@ -3,22 +3,26 @@
 import itertools
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
 from tests.ranks import HANG_LIMIT, ROOT, ending_with_this_process
 
-# Writes each batch's number and loss; kills a rank behind some batches, each of them once.
+# Writes each batch's number and loss, and its process; kills a rank behind some batches, each of
+# them once.
 PROGRAM = """
 import json, os, pathlib, signal, sys
 import numpy as np, tensorflow as tf
 import sok_like as sok
 
 folder, deaths = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
+(folder / f"pid{os.getpid()}").touch()
 sok.Init(global_batch_size=12, seed=7)
 tf.keras.utils.set_random_seed(7)
 keys = np.random.default_rng(0).integers(0, 50, [120, 2])
@@ -47,31 +51,45 @@ class Watch(tf.keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-backup = sok.callbacks.BackupAndRestore(str(folder / "backup"), save_freq=3)
-model.fit(data, epochs=3, verbose=0, callbacks=[backup, Watch()])
+backup = sok.callbacks.BackupAndRestore(str(folder / "backup"), save_freq=3, sigterm_every=2)
+model.fit(data, epochs=3, verbose=0, callbacks=[Watch(), backup])
 """
 DEATHS = [4, 13, 26]
+TWICE = [("launcher", signal.SIGTERM), ("rank", signal.SIGKILL)]
+TEN_TIMES = [
+    *[("rank", number) for number in (signal.SIGTERM, signal.SIGSTOP, signal.SIGKILL) * 2],
+    *[("launcher", signal.SIGKILL), ("rank", signal.SIGSTOP), *TWICE],
+]
+
+
+def started(folder, words, deaths, **environment):
+    (folder / "program.py").write_text(PROGRAM)
+    code = "import sys; from sok_like import run; run._AT_ONCE = 0; run.main(sys.argv[1:])"
+    line = [*words, str(folder / "program.py"), str(folder), json.dumps(deaths)]
+    known = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.Popen(
+        ending_with_this_process([sys.executable, "-c", code, *line]),
+        cwd=ROOT,
+        env={**os.environ, **known},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def run(tmp_path, name, words, deaths):
-    folder = tmp_path / name
-    folder.mkdir()
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    code = "import sys; from sok_like import run; run._AT_ONCE = 0; run.main(sys.argv[1:])"
-    line = [sys.executable, "-c", code, *words, str(program), str(folder), json.dumps(deaths)]
-    done = subprocess.run(
-        ending_with_this_process(line),
-        cwd=ROOT,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=HANG_LIMIT,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stderr.count(f"status {128 + signal.SIGKILL}") == len(deaths)
-    assert "a second time" not in done.stderr
-    return [json.loads(line) for line in (folder / "losses").read_text().splitlines()]
+    (tmp_path / name).mkdir()
+    job = started(tmp_path / name, words, deaths)
+    output = job.communicate(timeout=HANG_LIMIT)[0]
+    assert job.returncode == 0, output[-3000:]
+    assert output.count(f"status {128 + signal.SIGKILL}") == len(deaths)
+    assert "a second time" not in output
+    return losses(tmp_path / name)
+
+
+def losses(folder):
+    path = folder / "losses"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def check(found, expected, deaths):
@@ -79,7 +97,8 @@ def check(found, expected, deaths):
     numbers = [number for number, *_ in found]
     assert sorted(set(numbers)) == list(range(30))
     again = [(b, a) for b, a in itertools.pairwise(numbers) if a != b + 1]
-    # Rank 0 may be ended before it has written the loss of the batch behind which a rank died.
+    # Rank 0 may be ended before it has written the loss of the batch behind which a rank died, and
+    # behind a loss before the backup of its batch.
     assert len(again) <= len(deaths) and all(b - 3 < a <= b for b, a in again)
     wanted = {number: loss for number, loss, _ in expected}
     for number, loss, _ in found:
@@ -92,18 +111,62 @@ def unbroken(tmp_path_factory):
 
 
 @pytest.mark.ranks
-@pytest.mark.keras(slow=True)
-def test_a_killed_rank_costs_one_interval_and_a_rank(tmp_path, unbroken):
-    words = ["-np", "2", "--restarts", "1", "--min-np", "1"]
-    found = run(tmp_path, "two", words, DEATHS[1:2])
-    check(found, unbroken, DEATHS[1:2])
-    sizes = [size for _, _, size in found]
-    assert sizes == sorted(sizes, reverse=True) and sizes.count(2) in (13, 14)
-
-
-@pytest.mark.ranks
 @pytest.mark.slow  # with SLOW=1, as `make test-all` sets it
 def test_ranks_that_are_killed_three_times_have_the_losses_of_an_unbroken_run(tmp_path, unbroken):
     found = run(tmp_path, "two", ["-np", "2", "--restarts", "3"], DEATHS)
     check(found, unbroken, DEATHS)
     assert len(found) > 30
+
+
+def living(folder):
+    """The processes that are ranks of this job."""
+    pids = [int(path.name[3:]) for path in folder.glob("pid*")]
+    return [pid for pid in pids if pathlib.Path(f"/proc/{pid}/cwd").exists()]
+
+
+@pytest.mark.ranks
+@pytest.mark.keras(slow=True)
+@pytest.mark.parametrize(
+    "least, signals", [(1, TWICE), pytest.param(2, TEN_TIMES, marks=pytest.mark.slow)]
+)
+def test_signals_at_random_moments_change_no_loss(tmp_path, unbroken, least, signals):
+    folder, random = tmp_path / "job", np.random.default_rng(len(signals))
+    folder.mkdir()
+    until = time.monotonic() + (1 + len(signals)) * HANG_LIMIT / 2
+
+    def start():
+        limit = str(HANG_LIMIT // 40)  # of a wait for a stopped rank
+        words = ["-np", "2", "--restarts", "10", "--min-np", str(least)]
+        return started(folder, words, [], SOK_STALL_TIMEOUT=limit)
+
+    def wait_for(holds):
+        while not holds():
+            assert time.monotonic() < until, losses(folder)[-1:]
+            assert job.poll() is None, job.stdout.read()[-3000:]
+            time.sleep(0.01)
+
+    job = start()
+    for number, (whom, sent) in enumerate(signals):
+        # Some come while ranks start, some in a batch, some in a backup.
+        wanted = (24 * number + int(random.integers(1, 24))) // len(signals)
+        # In `fit`: a program that has just begun ends without a backup, and nothing ends one that
+        # waits in `sok.Init` for a stopped rank.
+        if whom == "launcher" or sent == signal.SIGSTOP:
+            wanted = max(wanted, len(losses(folder)) + 1)
+        wait_for(lambda wanted=wanted: len(losses(folder)) >= wanted and living(folder))
+        time.sleep(random.uniform(0, 0.3))
+        before = living(folder)
+        if whom == "rank":
+            os.kill(int(random.choice(before)), sent)
+            wait_for(lambda before=before: not set(before) & set(living(folder)))
+            continue
+        os.kill(job.pid, sent)
+        output = job.communicate(timeout=HANG_LIMIT)[0]  # all who could write to it have ended
+        assert job.returncode == {signal.SIGTERM: 143, signal.SIGKILL: -9}[sent], output[-3000:]
+        assert ("saved to" in output) == (sent == signal.SIGTERM) and living(folder) == []
+        job = start()  # at once, in the same folder
+    output = job.communicate(timeout=HANG_LIMIT)[0]
+    assert job.returncode == 0, output[-3000:]
+    check(losses(folder), unbroken, signals)
+    assert {size for *_, size in losses(folder)} == {2, least}
+    assert living(folder) == []

