@@ -112,10 +112,10 @@ def _share_of_cores(num_ranks):
 def _prepared(options, num_ranks):
     """The launcher with its options, the command of a rank, and the environment of both."""
     hosts = options.hosts
-    on_one = max(int(slots or 1) for slots in re.findall(r":?(\d*)(?:,|$)", hosts)) if hosts else 0
+    slots = [int(host.partition(":")[2] or 1) for host in (hosts or "").split(",")]
     environment = {
         **os.environ,
-        **_share_of_cores(min(num_ranks, on_one or num_ranks)),
+        **_share_of_cores(min(num_ranks, max(slots)) if hosts else num_ranks),
         "PATH": search_path(),
     }
     command = [sys.executable, *["-m"] * options.module, options.program, *options.arguments]
