@@ -159,12 +159,13 @@ def test_the_same_of_sok2_load(sok, tmp_path, var_type):
         return [np.asarray(part) for table in tables for part in sok2.export(table)]
 
     sok2.dump(tmp_path, make(100, range(20), 1.0))
-    tables = make(19, [18, 19], 5.0)
-    before = read(tables)
-    with pytest.raises(tf.errors.ResourceExhaustedError, match="'b' holds at most 19 keys"):
-        sok2.load(tmp_path, tables)
-    for now, then in zip(read(tables), before, strict=True):
-        np.testing.assert_array_equal(now, then)
+    if var_type == "hbm":
+        tables = make(19, [18, 19], 5.0)
+        before = read(tables)
+        with pytest.raises(tf.errors.ResourceExhaustedError, match="'b' holds at most 19 keys"):
+            sok2.load(tmp_path, tables)
+        for now, then in zip(read(tables), before, strict=True):
+            np.testing.assert_array_equal(now, then)
     # Room for what is in the file and, without eviction, for what stays.
     again = make(20 if var_type == "hybrid" else 21, [19, 30], 5.0)
     sok2.load(tmp_path, again)
