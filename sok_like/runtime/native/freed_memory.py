@@ -10,7 +10,7 @@ run. So `sok.Init` raises glibc's limits:
     M_TOP_PAD          64 MiB   the size of a thread's heap, which then stays when it is empty
 
 A thread's heap has no room for blocks of 64 MiB or more: those that TensorFlow's threads take still
-go back. One heap for all threads (M_ARENA_MAX) would keep them, but took 29 % more memory at its
+go back. One heap for all threads (M_ARENA_MAX) would keep them, but took 25 % more memory at its
 peak.
 
 `SOK_KEEP_MEMORY=0` leaves glibc alone. So does any limit that the user has set.
