@@ -62,3 +62,8 @@ def _install():
         hooks.wrap(tf.keras.Model, "__new__", _making, "the first model puts in what models need")
     else:
         hooks.open_door(hooks.MODELS)
+
+
+@hooks.behind(hooks.RANKS)
+def _install_on_ranks():
+    hooks.open_door(hooks.MODELS)  # a model may be older than `sok.Init`
