@@ -30,7 +30,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def suites() -> dict:
     """By name: (function that makes contenders and matches, rounds, calls per turn)."""
-    from benchmarks import groups, steps, strings, tables
+    from benchmarks import groups, served, steps, strings, tables
 
     return {
         "w1-forward": (steps.w1_forward, 21, 5),
@@ -47,6 +47,7 @@ def suites() -> dict:
         "groups-300": (lambda quick: groups.groups(300, 256, quick), 9, 3),
         "groups-1-key": (lambda quick: groups.groups(1, 1, quick, most=1), 15, 50),
         "groups-26-keys": (lambda quick: groups.groups(26, 1, quick, most=1), 15, 20),
+        "served": (served.served, 15, 20),
     }
 
 

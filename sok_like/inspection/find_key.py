@@ -9,6 +9,7 @@ from sok_like.inspection.key_in_files import (
     COUNTED,
     ROW,
     WAITS,
+    About,
     KeyPlace,
     in_buckets,
     may_be,
@@ -91,10 +92,13 @@ def _in_server(key, model):
         required = "a SavedModel that sok.export_saved_model has written"
         raise wrong_argument("places", required, model, error=TypeError)
     for number, served in enumerate(model.tables):
-        name, layout = read_about(served.about.numpy()) if hasattr(served, "about") else ("", None)
-        if hasattr(served, "keys"):
-            whats = in_buckets(key, served.keys.numpy(), layout)
+        about = read_about(served.about.numpy()) if hasattr(served, "about") else About()
+        if about.layout is not None:
+            whats = in_buckets(key, model.tables_keys.numpy(), about)
+        elif hasattr(served, "keys"):  # of version 0.1
+            whats = in_buckets(key, served.keys.numpy(), about)
         else:  # without an index: key k is row k
-            whats = [ROW] if 0 <= key < served.rows.shape[0] else []
-        found += [KeyPlace("server", f"table {number}", name, what) for what in whats]
+            num_rows = about.num_rows or served.rows.shape[0]
+            whats = [ROW] if 0 <= key < num_rows else []
+        found += [KeyPlace("server", f"table {number}", about.table_name, what) for what in whats]
     return found

@@ -145,13 +145,15 @@ def _in_checkpoint(key, path):
             get = _getter(reader, names, f"{table}/.ATTRIBUTES/")
             # TensorFlow knows the attribute that holds the table, and not the table's name.
             yield from _places("checkpoint", f"{path} ({table})", "", _in_arrays(key, get))
+        elif exported := re.fullmatch(rf"tables/(\d+)/about{_VALUE}", name):
+            yield from _in_export(key, path, reader, int(exported[1]))
         elif exported := re.fullmatch(rf"table_(\d+)_rows{_VALUE}", name):
-            yield from _in_export(key, path, reader, names, int(exported[1]))
+            yield from _in_old_export(key, path, reader, names, exported[1])
         elif delta := re.fullmatch(r"table_(\d+)/buckets", name):
-            table, layout = _about_exported(os.path.dirname(path), int(delta[1]))
+            about = _about_exported(os.path.dirname(path), int(delta[1]))
             buckets, keys = reader.get_tensor(name), reader.get_tensor(f"table_{delta[1]}/keys")
-            whats = in_buckets(key, keys, layout, buckets, NAMED)
-            yield from _places("export delta", path, table, whats)
+            whats = in_buckets(key, keys, about, buckets, NAMED)
+            yield from _places("export delta", path, about.table_name, whats)
 
 
 def _places(kind, path, table, whats):
@@ -162,26 +164,36 @@ def _getter(reader, names, prefix):
     return lambda field: reader.get_tensor(prefix + field) if prefix + field in names else None
 
 
-def _in_export(key, path, reader, names, number):
-    table, layout = _about(reader, names, number)
-    name = f"table_{number}_keys{_VALUE}"
-    if name not in names:  # without an index: key k is row k
-        num_rows = reader.get_variable_to_shape_map()[f"table_{number}_rows{_VALUE}"][0]
-        yield from _places("export", path, table, [ROW] if 0 <= key < num_rows else [])
+def _in_export(key, path, reader, number):
+    about = _about(reader, number)
+    if about.layout is None:
+        whats = [ROW] if 0 <= key < about.num_rows else []
+        yield from _places("export", path, about.table_name, whats)
         return
-    keys = reader.get_tensor(name)
-    yield from _places("export", path, table, in_buckets(key, keys, layout))
+    keys = reader.get_tensor(f"tables_keys{_VALUE}")
+    yield from _places("export", path, about.table_name, in_buckets(key, keys, about))
     folder = f"{_exported_at(path)}.deltas"
     deltas = [file for file in durable.names(folder) if file.endswith(".index")]
     parts = [f"table_{number}/{part}" for part in ("buckets", "keys")]
-    if deltas and layout is not None:
-        for file in deltas:
-            delta = tf.train.load_checkpoint(durable.join(folder, file.removesuffix(".index")))
-            if delta.has_tensor(parts[0]):
-                at, new = map(delta.get_tensor, parts)
-                keys[at] = new
-        whats = in_buckets(key, keys, layout, what=f"{ROW}, in a server that took all deltas")
-        yield from _places("server", folder, table, whats)
+    for file in deltas:
+        delta = tf.train.load_checkpoint(durable.join(folder, file.removesuffix(".index")))
+        if delta.has_tensor(parts[0]):
+            at, new = map(delta.get_tensor, parts)
+            keys[at] = new
+    if deltas:
+        whats = in_buckets(key, keys, about, what=f"{ROW}, in a server that took all deltas")
+        yield from _places("server", folder, about.table_name, whats)
+
+
+def _in_old_export(key, path, reader, names, number):
+    """Of version 0.1: each table has variables of its own."""
+    name = f"table_{number}_keys{_VALUE}"
+    if name in names:
+        whats = in_buckets(key, reader.get_tensor(name), About())
+    else:  # without an index: key k is row k
+        num_rows = reader.get_variable_to_shape_map()[f"table_{number}_rows{_VALUE}"][0]
+        whats = [ROW] if 0 <= key < num_rows else []
+    yield from _places("export", path, "", whats)
 
 
 def _exported_at(variables):
@@ -192,36 +204,45 @@ def _about_exported(folder, number):
     """The same of the export to which a folder of deltas belongs, if it is beside it."""
     prefix = durable.join(folder.removesuffix(".deltas"), "variables", "variables")
     if not durable.exists(f"{prefix}.index"):
-        return "", None
-    reader = tf.train.load_checkpoint(prefix)
-    return _about(reader, reader.get_variable_to_shape_map(), number)
+        return About()
+    return _about(tf.train.load_checkpoint(prefix), number)
 
 
-def _about(reader, names, number):
+def _about(reader, number):
     name = f"tables/{number}/about{_VALUE}"
-    return read_about(reader.get_tensor(name)) if name in names else ("", None)
+    return read_about(reader.get_tensor(name)) if reader.has_tensor(name) else About()
 
 
-def read_about(text: Any) -> tuple[str, Layout | None]:
-    """The name and the layout of a table of a SavedModel."""
-    about = json.loads(bytes(text))
-    return about["table"], Layout(*about["layout"]) if about["layout"] else None
+class About(NamedTuple):
+    """A table of a SavedModel; by default one of which nothing is known."""
+
+    table_name: str = ""
+    layout: Layout | None = None  # None also without an index
+    first_bucket: int = 0  # in the index of all tables
+    num_rows: int = 0
+
+
+def read_about(text: Any) -> About:
+    """What a SavedModel says of a table."""
+    about = About(**json.loads(bytes(text)))
+    return about._replace(layout=Layout(*about.layout)) if about.layout else about
 
 
 def in_buckets(
-    key: int, keys: np.ndarray, layout: Layout | None, at: Any = None, what: str = ROW
+    key: int, keys: np.ndarray, about: About, at: Any = None, what: str = ROW
 ) -> list[str]:
     """`what`, if a slot of buckets `[num_buckets, SLOTS]` has the key; else nothing.
 
     Args:
-        layout: None: not known, as of exports of version 0.1; then a small number may be that of a
-            free slot.
+        about: Without a layout, as of exports of version 0.1, a small number may be that of a free
+            slot.
         at: The numbers of the buckets; None: they are all.
     """
-    same = (keys == key).any(axis=1)
+    same, layout = (keys == key).any(axis=1), about.layout
     if layout is not None:
         numbers = np.arange(len(keys)) if at is None else at
-        same &= np.isin(numbers, np.concatenate(choices(np.array([key], np.int64), layout)))
+        pair = np.concatenate(choices(np.array([key], np.int64), layout))
+        same &= np.isin(numbers, about.first_bucket + pair)
     if not same.any():
         return []
     return [what if layout is not None or not 0 <= key < _FREE else f"perhaps {what}"]

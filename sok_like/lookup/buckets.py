@@ -26,8 +26,10 @@ import numpy as np
 SLOTS = 8
 # Keys per slot. 8 / 0.9 + 4 / 7.2 = 9.4 bytes per key; it takes about 20 rounds to place the keys.
 LOAD = 0.9
-# Factors of SplitMix64's finaliser, as in cpp/core/hash.h.
-FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+# The first two are those of SplitMix64's finaliser (cpp/core/hash.h), the third is MurmurHash3's.
+FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xFF51AFD7ED558CCD)
+# For words below 2**64, whose floats may be 2**64: `scaled` then gives less than the range.
+_UNIT = (1 - 2.0**-40) * 2.0**-64
 TRIES = 8  # salts
 _ROUNDS = 200
 # Of fewer buckets, all numbers might have one in common.
@@ -50,6 +52,11 @@ class Layout(NamedTuple):
     def num_buckets(self) -> int:
         """All buckets."""
         return self.num_parts * self.width
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """What makes of a random word a key's first bucket, and the way to its second one."""
+        return self.num_buckets * _UNIT, (self.width - 1) * _UNIT
 
     def parts_of(self, keys: np.ndarray) -> np.ndarray:
         """The part of each of the int64 keys `[num_keys]`, int32."""
@@ -105,17 +112,22 @@ def layout_for(room: int, attempt: int = 0) -> Layout:
 
 
 def choices(keys: np.ndarray, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
-    """The two buckets of each key, int64 `[num_keys]` each; they always differ."""
-    hashed: Any = keys.view(np.uint64) ^ np.uint64(layout.salt % 2**64)
-    for shift, factor in zip((30, 27), FACTORS, strict=True):
-        hashed ^= hashed >> np.uint64(shift)
-        hashed *= np.uint64(factor)
-    hashed ^= hashed >> np.uint64(31)
-    low, high = hashed & np.uint64(2**32 - 1), hashed >> np.uint64(32)
-    first = (low * np.uint64(layout.num_buckets)) >> np.uint64(32)
+    """The two buckets of each key, int64 `[num_keys]` each; they always differ.
+
+    `stock_table.py` computes the same with TensorFlow's ops, where a shift takes as long as three
+    steps of `scaled`.
+    """
+    words: Any = (keys.view(np.uint64) ^ np.uint64(layout.salt % 2**64)) * np.uint64(FACTORS[0])
+    words = (words ^ scaled(words, 2.0**-32).astype(np.uint64)) * np.uint64(FACTORS[1])
+    first_scale, second_scale = layout.scales
+    first = scaled(words, first_scale)
     # Another number below the width: it changes the place within the part.
-    second = first ^ (np.uint64(1) + ((high * np.uint64(layout.width - 1)) >> np.uint64(32)))
-    return first.astype(np.int64), second.astype(np.int64)
+    return first, first ^ (scaled(words * np.uint64(FACTORS[2]), second_scale) + 1)
+
+
+def scaled(words: np.ndarray, scale: float) -> np.ndarray:
+    """Words times a number below 1, rounded down, int64."""
+    return (words.astype(np.float64) * scale).astype(np.int64)
 
 
 def fillers(layout: Layout, begin: int, end: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """A scope in which every lookup uses TensorFlow's own ops; models are traced in it for export.
 
-    HashFeature --StockTable--> rows --stock ops--> combined       in place of `hash_lookup.lookup`
+    HashFeatures --StockTables--> rows --stock ops--> combined     in place of `hash_lookup.lookup`
 
 Layers whose tables are spread over ranks in other ways find their replacement in `whole`. Results
 are those of `training=False` on any number of ranks, with the same bits for float32 rows: the rows
@@ -10,13 +10,22 @@ of a sample are added one by one in the order of its keys, as the op adds them.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_like.lookup.stock_table import StockTable
+from sok_like.lookup.stock_table import (
+    Asked,
+    StockTable,
+    StockTables,
+    joined,
+    segments,
+    seldom,
+    split,
+)
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.table.as_variable import stand_ins
 
@@ -45,16 +54,21 @@ class Exporting:
     """The tables of a model while it is traced.
 
     Args:
-        tables: The replacement of each EmbeddingVariable, by its `id`.
+        stock: The tables.
+        tables: That of each EmbeddingVariable, by its `id`.
         whole: The replacement of what else is spread over ranks, by the `id` of its holder.
     """
 
-    def __init__(self, tables: Mapping[int, StockTable], whole: Mapping[int, Any]):
-        self._tables, self._whole = tables, whole
+    def __init__(
+        self, stock: StockTables, tables: Mapping[int, StockTable], whole: Mapping[int, Any]
+    ):
+        self._stock, self._tables, self._whole = stock, tables, whole
+        self._graph: Any = None  # whose lookups are made together, at its end
+        self._waiting: list[_Waiting] = []
 
     def handles(self) -> dict[int, Any]:
-        """The handle of each table's `rows` variable, by the `id` of the EmbeddingVariable."""
-        return {key: table.rows.handle for key, table in self._tables.items()}
+        """The handle of the variable with a table's rows, by the `id` of the EmbeddingVariable."""
+        return {key: self._stock.rows[table.dim].handle for key, table in self._tables.items()}
 
     def of_holder(self, holder: Any) -> Any:
         """The replacement for the tables of a layer."""
@@ -65,21 +79,105 @@ class Exporting:
             )
         return self._whole[id(holder)]
 
-    def rows(self, feature: Any) -> tf.Tensor:
-        """`hash_lookup.lookup` of one HashFeature."""
-        table = self._tables.get(id(feature.variable))
-        if table is None:
+    def rows(self, features: Sequence[Any]) -> list[tf.Tensor]:
+        """`hash_lookup.lookup` of HashFeatures."""
+        tables = [self._table_of(feature.variable) for feature in features]
+        checked = [dataclasses.replace(f, keys=_checked_keys(f)) for f in features]
+        if tf.executing_eagerly() or tf.compat.v1.get_default_graph() is not self._graph:
+            return self._rows(checked)
+        found = [_stand_in(table.dim) for table in tables]
+        self._waiting += map(_Waiting, checked, found)
+        return found
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[list[Any]]:
+        """A scope at whose end the lookups made in it, in the present graph, become one.
+
+        It has a list for results: if there are any, lookups that these do not need are left out.
+        """
+        results: list[Any] = []
+        with attributes(self, {"_graph": tf.compat.v1.get_default_graph(), "_waiting": []}):
+            yield results
+            waiting = self._needed(results) if results else self._waiting
+            while waiting:
+                # Keys of a lookup may be computed from the rows of another one.
+                unmade = {each.rows.op for each in waiting}
+                ready = [each for each in waiting if not _ancestors(each.inputs()) & unmade]
+                if _writes(self._graph):  # its order matters, which the graph does not show
+                    ready = ready[:1]
+                for each, rows in zip(ready, self._rows([e.feature for e in ready]), strict=True):
+                    each.rows.op._update_input(0, rows)
+                waiting = [each for each in waiting if each not in ready]
+
+    def _needed(self, results):
+        """The lookups that results need, or ops with effects."""
+        tensors = tf.nest.flatten(results, expand_composites=True)
+        roots = [tensor.op for tensor in tensors if hasattr(tensor, "op")]
+        roots += [op for op in self._graph.get_operations() if op.op_def.is_stateful]
+        needed: list[_Waiting] = []
+        while True:
+            used = _ancestors(roots)
+            more = [e for e in self._waiting if e.rows.op in used and e not in needed]
+            if not more:
+                return [each for each in self._waiting if each in needed]
+            needed += more
+            roots = [op for each in more for op in each.inputs()]
+
+    def _rows(self, features):
+        with tf.name_scope("stock_lookup"):
+            asked = [Asked(self._table_of(f.variable), f.keys) for f in features]
+            outputs: list[Any] = [None] * len(features)
+            for positions, rows in self._stock(asked):
+                of_dim = [features[i] for i in positions]
+                for i, output in zip(positions, _combined_each(of_dim, rows), strict=True):
+                    outputs[i] = output
+            return outputs
+
+    def _table_of(self, variable):
+        if id(variable) not in self._tables:
             raise ValueError(
-                f"EmbeddingVariable '{feature.variable.table_name}' is looked up by the model and "
+                f"EmbeddingVariable '{variable.table_name}' is looked up by the model and "
                 "is not among its variables, so it cannot be exported. Hold it as an attribute of "
                 "the model or of one of its layers."
             )
-        keys = feature.keys
-        with tf.name_scope("stock_lookup"):
-            with tf.control_dependencies(_checks(feature)):
-                rows = table(tf.identity(keys))
-            rows.set_shape([None, table.dim])
-            return combined(rows, feature.combiner, feature.row_splits, feature.weights)
+        return self._tables[id(variable)]
+
+
+@dataclasses.dataclass(eq=False)
+class _Waiting:
+    """A lookup that is not yet part of the graph."""
+
+    feature: Any
+    rows: tf.Tensor  # of an op whose input will be its rows
+
+    def inputs(self):
+        """The ops that make its input."""
+        tensors = (self.feature.keys, self.feature.row_splits, self.feature.weights)
+        return [tensor.op for tensor in tensors if hasattr(tensor, "op")]  # neither None nor eager
+
+
+def _stand_in(dim):
+    rows = tf.compat.v1.placeholder_with_default(tf.zeros([0, dim]), [None, dim])
+    return tf.identity(rows)
+
+
+def _ancestors(ops):
+    """These ops and all that they depend on."""
+    found, left = set(), list(ops)
+    while left:
+        op = left.pop()
+        if op not in found:
+            found.add(op)
+            left += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+    return found
+
+
+def _writes(graph):
+    """Whether the graph changes variables."""
+    ops = [node.op for node in graph.as_graph_def().node]
+    for function in graph.as_graph_def().library.function:
+        ops += [node.op for node in function.node_def]
+    return any("Assign" in op or "ResourceScatter" in op for op in ops)
 
 
 def refuse_saved_model(variable: Any, why: str) -> None:
@@ -100,11 +198,11 @@ def current() -> Exporting | None:
 
 
 @contextlib.contextmanager
-def exporting(what: Exporting) -> Iterator[None]:
-    """A scope in which lookups use stock ops."""
+def exporting(what: Exporting) -> Iterator[list[Any]]:
+    """A scope in which lookups use stock ops; it has the list of `Exporting.together`."""
     stand = attributes(stand_ins, {"handles": what.handles()})
-    with attributes(_state, {"exporting": what}), stand:
-        yield
+    with attributes(_state, {"exporting": what}), stand, what.together() as results:
+        yield results
 
 
 def combined(rows: Any, combiner: str, row_splits: Any, weights: Any = None) -> tf.Tensor:
@@ -114,7 +212,7 @@ def combined(rows: Any, combiner: str, row_splits: Any, weights: Any = None) -> 
     if combiner == "none":
         return rows
     batch = tf.size(row_splits, tf.int64) - 1
-    sample = tf.ragged.row_splits_to_segment_ids(row_splits)
+    sample = segments(row_splits[1:], tf.shape(rows, tf.int64)[0])
     total = tf.math.unsorted_segment_sum(rows, sample, batch)
     if combiner == "sum":
         return total
@@ -127,8 +225,30 @@ def combined(rows: Any, combiner: str, row_splits: Any, weights: Any = None) -> 
     return tf.math.divide_no_nan(total, divisor[:, tf.newaxis])
 
 
-def _checks(feature):
-    """The checks that the lookup op makes of a feature's samples."""
+def _combined_each(features, rows):
+    """`combined` for features whose rows come one after the other."""
+    sizes = [tf.size(feature.keys) for feature in features]
+
+    def each():
+        return [
+            combined(part, feature.combiner, feature.row_splits, feature.weights)
+            for part, feature in zip(split(rows, sizes), features, strict=True)
+        ]
+
+    sampled = [f.row_splits for f in features if f.combiner != "none"]
+    if not sampled or any(f.weights is not None for f in features):
+        return each()
+    splits = joined(sampled)
+    # From the end of a feature to the beginning of the next one, they fall.
+    longest = tf.reduce_max(splits[1:] - splits[:-1])
+    keys = tf.add_n([n for n, f in zip(sizes, features, strict=True) if f.combiner != "none"])
+    has_one_key_each = (longest <= 1) & tf.equal(keys, tf.size(splits) - len(sampled))
+    found = tf.cond(has_one_key_each, lambda: split(rows, sizes), seldom(each))
+    return tf.nest.flatten(found)  # eagerly a list of one is not a list
+
+
+def _checked_keys(feature):
+    """The keys, after the checks that the lookup op makes of a feature's samples."""
     checks = []
 
     def require(ok, *message):
@@ -147,4 +267,7 @@ def _checks(feature):
     if feature.batch_multiple > 1:
         rule = f"The number of samples must be a multiple of {feature.batch_multiple}. Received:"
         require(tf.equal(number % feature.batch_multiple, 0), rule, number)
-    return checks
+    if not checks:
+        return feature.keys
+    with tf.control_dependencies(checks):
+        return tf.identity(feature.keys)

@@ -104,7 +104,7 @@ def lookup(
         )
     export = exporting.current()
     if export is not None:
-        return [export.rows(feature) for feature in features]
+        return export.rows(features)
     for table in (feature.variable for feature in features):
         if table.home is not None and comm.current().world_size > 1:
             raise ValueError(

@@ -83,15 +83,16 @@ class Placement:
         remaining = self._keys.reshape(-1)[taken]
         return remaining[np.isin(ownership.owners(remaining, world_size), owners)]
 
-    def changed(self) -> dict[str, np.ndarray]:
+    def changed(self, first_bucket: int = 0) -> dict[str, np.ndarray]:
         """`slots` that have changed since `keep`, and their `numbers`, 0 for free ones; `buckets`,
-        and their `keys`. Slots and buckets are counted from the table's first on.
+        and their `keys`. The table's first bucket has the number `first_bucket`.
         """
         slots = np.unique(np.concatenate([np.zeros(0, np.int64), *(u[0] for u in self._undo)]))
         buckets = np.unique(slots // SLOTS)
         numbers = np.maximum(self._numbers.reshape(-1)[slots], 0)
         keys = self._keys[buckets]
-        slots, buckets = slots + self._begin * SLOTS, buckets + self._begin
+        begin = first_bucket + self._begin
+        slots, buckets = slots + begin * SLOTS, buckets + begin
         return {"slots": slots, "numbers": numbers, "buckets": buckets, "keys": keys}
 
     def freed(self) -> np.ndarray:

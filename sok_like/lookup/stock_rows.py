@@ -7,6 +7,7 @@ word is in the low half of an int64; products wrap around, and masking leaves th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,34 +26,30 @@ _ROUNDS = 10
 _DRAWS = 64
 
 
-class MissingRows(tf.Module):
+class MissingRows:
     """The rows of a table's missing keys: 0, or their initial rows after all weight decay.
 
     Args:
         variable: The EmbeddingVariable.
         initial: False for zeros.
-        refreshable: Whether `decay` is a variable, which grows with the steps of training.
     """
 
-    def __init__(self, variable: Any, initial: bool, refreshable: bool = False):
-        super().__init__(name="missing")
+    def __init__(self, variable: Any, initial: bool):
         self.dim = variable.dim
-        self.kind, self._number = CONSTANT, np.float32(0)
-        self.decay: Any = np.float32(1)
-        self._dtype = tf.float32
+        self.kind, self.key, self.dtype = CONSTANT, [0, 0], tf.float32
+        self.number = self.scale = self.limit = np.float32(0)
+        self.decay = np.float32(1)
+        self.default_rows: tf.Variable | None = None
         if not initial:
             return
         kind, key, numbers, rows, is_row = libraries.ops().sok_table_initializer(
             handle=variable.handle
         )
         if is_row:
-            self._dtype = variable.row_dtype
+            self.dtype = variable.row_dtype
         self.kind = int(kind)
-        self._key = [int(word) for word in key.numpy()]
-        self._number, self._scale, self._limit, self.decay = numbers.numpy()
-        if refreshable:
-            with tf.device("/CPU:0"):
-                self.decay = tf.Variable(self.decay, trainable=False, name="decay")
+        self.key = [int(word) for word in key.numpy()]
+        self.number, self.scale, self.limit, self.decay = numbers.numpy()
         if self.kind == DEFAULT_ROWS:
             with tf.device("/CPU:0"):
                 self.default_rows = tf.Variable(rows, trainable=False, name="default_rows")
@@ -60,61 +57,104 @@ class MissingRows(tf.Module):
     @property
     def is_zero(self) -> bool:
         """Whether missing keys read zeros."""
-        return self.kind == CONSTANT and not self._number
+        return self.kind == CONSTANT and not self.number
 
-    def __call__(self, keys: tf.Tensor) -> tf.Tensor:
-        """Rows of int64 keys `[num_keys]`, float32 `[num_keys, dim]`."""
-        rows = self._drawn(keys)
-        if isinstance(self.decay, tf.Variable) or self.decay != 1:
-            rows *= self.decay
-        return tf.cast(tf.cast(rows, self._dtype), tf.float32)
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """Tables for which this is equal compute their rows in the same ops, see `initial_rows`."""
+        own = self.default_rows is not None
+        return self.dim, self.kind, self.dtype.name, id(self) if own else 0
 
-    def _drawn(self, keys):
-        if self.kind == CONSTANT:
-            return tf.fill([tf.size(keys), self.dim], tf.constant(self._number))
-        if self.kind == DEFAULT_ROWS:
-            return tf.gather(self.default_rows, owner(keys, self.default_rows.shape[0]))
-        if self.kind == UNIFORM:
+
+def initial_rows(
+    missing: Sequence[MissingRows], keys: tf.Tensor, which: Any, decay: Any = None
+) -> tf.Tensor:
+    """Rows of int64 keys `[num_keys]`, float32 `[num_keys, dim]`.
+
+    Args:
+        missing: Those of some tables, which are alike.
+        which: The position among these of each key's table, `[num_keys]`; None if there is one.
+        decay: The present factor of each of these, a tensor, or None if it stays as it is.
+    """
+    draws = _Draws(missing, keys, which)
+    rows = draws.rows()
+    if decay is not None:
+        rows *= decay[0] if which is None else tf.gather(decay, which)[:, tf.newaxis]
+    elif any(each.decay != 1 for each in missing):
+        rows *= draws.of_keys([each.decay for each in missing])
+    return tf.cast(tf.cast(rows, missing[0].dtype), tf.float32)
+
+
+def by_key(numbers: Sequence[Any], which: Any, dtype: Any) -> Any:
+    """The number of each key's table; one for all if it is the same."""
+    values = tf.constant(np.array(numbers, dtype.as_numpy_dtype))
+    return values[0] if len(set(numbers)) == 1 else tf.gather(values, which)
+
+
+class _Draws:
+    """The initial rows of some keys."""
+
+    def __init__(self, missing, keys, which):
+        self._missing, self._keys, self._which = missing, keys, which
+        self._first, self._dim = missing[0], missing[0].dim
+
+    def of_keys(self, numbers, dtype=tf.float32):
+        """The number of each key's table, `[num_keys, 1]`, or one for all."""
+        found = by_key(numbers, self._which, dtype)
+        return found[:, tf.newaxis] if found.shape.rank else found
+
+    def rows(self):
+        kind, rows = self._first.kind, self._first.default_rows
+        number, scale, limit = (
+            self.of_keys([getattr(each, name) for each in self._missing])
+            for name in ("number", "scale", "limit")
+        )
+        if kind == CONSTANT:
+            return tf.zeros([tf.size(self._keys), self._dim]) + number
+        if kind == DEFAULT_ROWS:
+            return tf.gather(rows, owner(self._keys, rows.shape[0]))
+        if kind == UNIFORM:
             # A float holds 24 bits exactly.
-            words = self._words(keys, 0)[:, : self.dim]
+            words = self._words(0)[:, : self._dim]
             unit = tf.cast(_right(words, 8), tf.float32) * np.float32(2**-24)
-            return tf.minimum(self._number + self._scale * unit, self._limit)
-        normal = self._normals(keys, 0)
-        if self.kind == TRUNCATED_NORMAL:
-            normal = self._truncated(keys, normal)
-        return self._number + self._scale * normal
+            return tf.minimum(number + scale * unit, limit)
+        normal = self._normals(0)
+        if kind == TRUNCATED_NORMAL:
+            normal = self._truncated(normal)
+        return number + scale * normal
 
-    def _words(self, keys, draw):
+    def _words(self, draw):
         """Random words of 32 bits, int64 `[num_keys, dim rounded up to 4]`."""
-        blocks = -(-self.dim // 4)
+        keys, blocks = self._keys, -(-self._dim // 4)
         low, high = keys & _WORD, _right(keys, 32) & _WORD
         block = tf.zeros_like(keys)[:, tf.newaxis] + tf.range(blocks, dtype=tf.int64)
         zero = tf.zeros_like(block)
         draw = zero + tf.cast(draw, tf.int64)
-        words = _philox(
-            [low[:, tf.newaxis] + zero, high[:, tf.newaxis] + zero, block, draw], self._key
-        )
+        key = [
+            self.of_keys([each.key[word] for each in self._missing], tf.int64) for word in (0, 1)
+        ]
+        words = _philox([low[:, tf.newaxis] + zero, high[:, tf.newaxis] + zero, block, draw], key)
         return tf.reshape(tf.stack(words, 2), [tf.size(keys), 4 * blocks])
 
-    def _normals(self, keys, draw):
+    def _normals(self, draw):
         """Standard normals `[num_keys, dim]`; each pair of words gives two."""
-        words = self._words(keys, draw)
-        pairs = tf.reshape(words, [tf.size(keys), -1, 2])
+        words, size = self._words(draw), tf.size(self._keys)
+        pairs = tf.reshape(words, [size, words.shape[1] // 2, 2])
         both = _normal_pairs(pairs[:, :, 0], pairs[:, :, 1])
-        return tf.reshape(tf.stack(both, 2), [tf.size(keys), -1])[:, : self.dim]
+        return tf.reshape(tf.stack(both, 2), [size, words.shape[1]])[:, : self._dim]
 
-    def _truncated(self, keys, normal):
+    def _truncated(self, normal):
         def outside(values):
             return ~((values > -2.0) & (values < 2.0))
 
         def again(draw, values):
-            return draw + 1, tf.where(outside(values), self._normals(keys, draw), values)
+            return draw + 1, tf.where(outside(values), self._normals(draw), values)
 
         _, values = tf.while_loop(
             lambda draw, values: (draw < _DRAWS) & tf.reduce_any(outside(values)),
             again,
             [tf.constant(1, tf.int64), normal],
-            shape_invariants=[tf.TensorShape([]), tf.TensorShape([None, self.dim])],
+            shape_invariants=[tf.TensorShape([]), tf.TensorShape([None, self._dim])],
         )
         return tf.where(outside(values), 0.0, values)
 
@@ -125,7 +165,7 @@ def decay_of(variable: Any) -> np.float32:
 
 
 def _philox(counter, key):
-    """Philox4x32-10 of four words, each in an int64, with a key of two words."""
+    """Philox4x32-10 of four words, each in an int64, with a key of two."""
     c0, c1, c2, c3 = counter
     for i in range(_ROUNDS):
         first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]

@@ -23,7 +23,7 @@ import tensorflow as tf
 from sok_like.lookup.buckets import SLOTS
 from sok_like.lookup.placement import NoRoom, Placement
 from sok_like.lookup.stock_rows import decay_of
-from sok_like.lookup.stock_table import StockTable, encoded
+from sok_like.lookup.stock_table import StockTables, encoded
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed, all_or_none
@@ -34,6 +34,7 @@ from sok_like.serving.refresh import VERSIONS, Update, is_plain_name
 from sok_like.table.variable import EmbeddingVariable
 
 _NEARLY_FULL = 0.9
+_DECAYS = "decays"  # in a delta
 
 
 class Followed:
@@ -46,11 +47,14 @@ class Followed:
     def __init__(
         self,
         tables: Sequence[EmbeddingVariable],
+        stock: StockTables,
         instants: Sequence[int],
         placements: Sequence[Placement | None],
         row_dtype: str,
     ):
         self.tables, self.instants, self.placements = list(tables), list(instants), placements
+        self.firsts = [(table.first_row, table.first_bucket) for table in stock.tables]
+        self.has_decays = stock.decays is not None
         self.row_dtype = tf.as_dtype(row_dtype)
         self.export_id, self.number = secrets.token_hex(8), 0
         self.version = f"{self.export_id}.0"
@@ -58,30 +62,25 @@ class Followed:
         self.spread: tuple[SpreadVariables, list[str]]
         # On rank 0, by the name of the tensor.
         self.dense: dict[str, tf.Variable] = {}
-        self.decays: list[bool] = []
 
     def updates(
-        self,
-        stock: Sequence[StockTable],
-        dense: Sequence[tf.Variable],
-        spread: Mapping[str, tf.Variable],
+        self, stock: StockTables, dense: Sequence[tf.Variable], spread: Mapping[str, tf.Variable]
     ) -> list[Update]:
         """What a delta changes in the served tables and the other variables; on rank 0.
 
         `spread` are those among these that stand for variables that are spread over ranks.
         """
         updates = []
-        for number, table in enumerate(stock):
-            name = _names(number)
-            updates.append(Update(table.rows, name("rows"), name("at")))
-            if table.scales is not None:
-                updates.append(Update(table.scales, name("scales"), name("at")))
-            if table.keys is not None:
-                updates.append(Update(table.keys, name("keys"), name("buckets")))
-                updates.append(Update(table.numbers, name("numbers"), name("slots")))
-            self.decays.append(isinstance(table.missing.decay, tf.Variable))
-            if self.decays[-1]:
-                updates.append(Update(table.missing.decay, name("decay")))
+        for table in stock.tables:
+            name = _names(table.number)
+            updates.append(Update(stock.rows[table.dim], name("rows"), name("at")))
+            if stock.scales:
+                updates.append(Update(stock.scales[table.dim], name("scales"), name("at")))
+            if table.layout is not None:
+                updates.append(Update(stock.keys, name("keys"), name("buckets")))
+                updates.append(Update(stock.numbers, name("numbers"), name("slots")))
+        if stock.decays is not None:
+            updates.append(Update(stock.decays, _DECAYS))
         updates += [Update(variable, key_of(name)) for name, variable in spread.items()]
         others = {id(variable) for variable in spread.values()}
         self.dense = {f"dense_{n}": v for n, v in enumerate(dense) if id(v) not in others}
@@ -237,18 +236,21 @@ class _Writing:
         # What an erased key has left in the server's memory is overwritten.
         freed = np.zeros(0, np.int64) if placement is None else placement.freed()
         positions = np.concatenate([positions, freed])
+        order = np.argsort(positions)  # in which a server copies them much faster
 
         def changed(start, stop):
-            at, rows = positions[start:stop], changes.rows[start:stop]
-            rows = np.pad(rows, [(0, len(at) - len(rows)), (0, 0)])
+            part = order[start:stop]
+            rows = np.zeros([len(part), table.dim], np.float32)
+            has_row = part < len(changes.rows)
+            rows[has_row] = changes.rows[part[has_row]]
             coded = encoded(rows, followed.row_dtype, table.table_name)
-            return dict(zip(("at", "rows", "scales"), (at, *coded), strict=False))
+            return dict(zip(("at", "rows", "scales"), (positions[part], *coded), strict=False))
 
         def changed_index(parts, start, stop):
             return {part: index[part][start:stop] for part in parts}
 
         self._columns.append(_Columns(name, len(positions), 8 + 4 * table.dim, changed))
-        index = {} if placement is None else placement.changed()
+        index = {} if placement is None else placement.changed(followed.firsts[number][1])
         for parts in (("slots", "numbers"), ("buckets", "keys")) if index else ():
             values, num_rows = functools.partial(changed_index, parts), len(index[parts[0]])
             self._columns.append(_Columns(name, num_rows, 8 * (1 + SLOTS), values))
@@ -257,7 +259,7 @@ class _Writing:
         """The rows of these keys in the served table."""
         placement = self._followed.placements[number]
         if placement is None:
-            return keys
+            return self._followed.firsts[number][0] + keys
         table, world_size = self._followed.tables[number].table_name, self._communicator.world_size
         call, layout = f"deltas of table '{table}'", placement.layout
         erased, _ = contents.to_ranks(erased, layout.ranks_of(erased, world_size), call)
@@ -314,9 +316,8 @@ class _Writing:
         tensors: dict[str, Any] = {VERSIONS: [followed.version, self._version]}
         # Reading a variable copies it after a sparse update.
         tensors |= {name: v.read_value_no_copy() for name, v in followed.dense.items()}
-        for number, table in enumerate(followed.tables):
-            if followed.decays[number]:
-                tensors[_names(number)("decay")] = decay_of(table)
+        if followed.has_decays:
+            tensors[_DECAYS] = [decay_of(table) for table in followed.tables]
         for name, value in tensors.items():
             value = tf.convert_to_tensor(value)
             yield Slice(name, value.shape.as_list(), (), value)

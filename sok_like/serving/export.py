@@ -108,26 +108,24 @@ def export_saved_model(
     parts = Parts(path, "sok.export_saved_model")
     try:
         wanted = tables.Wanted(row_dtype, missing == "initial", headroom if deltas else None)
-        written = [tables.write(table, number, parts, wanted) for number, table in enumerate(held)]
-        stock, placements, instants = zip(*written, strict=True) if written else ((), (), ())
+        stock, placements, instants = tables.write(held, parts, wanted)
         module = tf.Module()
-        for number, table in enumerate(stock):
-            for part, variable in table.large().items():
-                setattr(module, tables.attribute_of(number, part), variable)
-        module.tables = list(stock)
-        followed = Followed(held, instants, placements, row_dtype)
-        stands_for = {id(v): table for v, table in zip(held, stock, strict=True)}
+        for part, variable in stock.large().items():
+            setattr(module, tables.attribute_of(part), variable)
+        module.tables = [_About(table) for table in stock.tables]
+        followed = Followed(held, stock, instants, placements, row_dtype)
+        stands_for = {id(v): table for v, table in zip(held, stock.tables, strict=True)}
         traced: dict[str, Any] = {}
         with spread.replaced() as (of_holders, replacements):
 
             def trace():
                 if communicator.rank != 0:
                     return None
-                what = Exporting(stands_for, of_holders)
+                what = Exporting(stock, stands_for, of_holders)
                 traced.update({name: _traced(call, what) for name, call in functions.items()})
                 used = _hold(model, module, traced, replacements)
                 if deltas:
-                    traced.update(_refreshable(traced, module, followed, deltas, used))
+                    traced.update(_refreshable(traced, module, followed, deltas, (stock, used)))
                 for name, function in traced.items():
                     _check_ops(function.graph, name)
                 return list(used)
@@ -142,6 +140,15 @@ def export_saved_model(
         parts.remove()
     if deltas:
         follow(model, followed)
+
+
+class _About(tf.Module):
+    """A table of the SavedModel: where it is in the variables of all of them."""
+
+    def __init__(self, table):
+        super().__init__(name="table")
+        with tf.device("/CPU:0"):
+            self.about = tf.Variable(table.about(), trainable=False, name="about")
 
 
 def _folder_of_deltas(path, refreshable):
@@ -210,7 +217,7 @@ def _write(path, module, concrete, parts, deltas):
         ) from error
 
 
-def _refreshable(concrete, module, followed, folder, spread):
+def _refreshable(concrete, module, followed, folder, changed):
     """The same functions with answers of one version, and `refresh`."""
     if REFRESH in concrete:
         raise ValueError(
@@ -218,9 +225,10 @@ def _refreshable(concrete, module, followed, folder, spread):
             f"Received: {sorted(concrete)}"
         )
     state = module.served = ServedState(followed.version)
-    of_tables = {id(v) for table in module.tables for v in table.variables}
+    stock, spread = changed
+    of_tables = {id(v) for v in (*stock.large().values(), *stock.small())}
     dense = [v for v in module.captured if id(v) not in of_tables]
-    updates = followed.updates(module.tables, dense, spread)
+    updates = followed.updates(stock, dense, spread)
     refresh = state.refresh(folder, updates).get_concrete_function()
     served = {REFRESH: refresh}
     for name, function in concrete.items():
@@ -238,8 +246,9 @@ def _traced(function, what):
     options = types.SimpleNamespace(experimental_variable_policy=object())
 
     def traced(**tensors):
-        with exporting(what), save_context.save_context(options):
-            return call(**tensors)
+        with exporting(what) as results, save_context.save_context(options):
+            results.append(call(**tensors))
+            return results[0]
 
     by_name = {spec.name: spec for spec in specs}
     return tf.function(traced, autograph=False).get_concrete_function(**by_name)

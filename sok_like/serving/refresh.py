@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from sok_like.lookup.stock_table import seldom
+
 _NAME = r"\w[\w.=-]*"  # of a file, without a folder
 VERSIONS = "versions"  # in a delta: the version that it builds on, and the one that it makes
 
@@ -57,6 +59,7 @@ class ServedState(tf.Module):
             results, after = self._then_sequence([before], function, tensors)
             names = sorted(results)
 
+            @seldom
             def again():
                 lock = self._lock()
                 with tf.control_dependencies([lock]):

@@ -1,15 +1,18 @@
 """Writes the tables of a model into the parts of a SavedModel: no rank holds a whole table.
 
+    sizes   every rank counts its keys, so all know how large the variables are
     keys    every rank =keys=> the rank that places them (`Layout.ranks_of`) puts them into buckets
     rows    that rank =some keys=> the ranks that own them =rows=> it writes index and rows
 
-A rank needs memory for its share of the index of one table, and about 30 bytes for each key in it
-while it places them. Rows take a few times `contents.CHUNK_BYTES` in transit.
+Keys and rows are those of one table after the other. A rank needs memory for its share of the index
+of one table, and about 30 bytes for each key in it while it places them. Rows take a few times
+`contents.CHUNK_BYTES` in transit.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +21,7 @@ from sok_like.lookup import buckets
 from sok_like.lookup.buckets import SLOTS, Buckets
 from sok_like.lookup.placement import Placement
 from sok_like.lookup.stock_rows import MissingRows
-from sok_like.lookup.stock_table import StockTable, encoded, number_dtype
+from sok_like.lookup.stock_table import StockTable, StockTables, encoded
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
 from sok_like.serving import contents
@@ -29,20 +32,6 @@ from sok_like.table.variable import EmbeddingVariable
 _LEAST_ROOM = 1024  # keys, beside the headroom
 
 
-class Written(NamedTuple):
-    """A table of the SavedModel."""
-
-    stock: StockTable
-    placement: Placement | None  # of this rank's keys, if it can be refreshed and has an index
-    now: int  # the number of the instant, for `contents.changes`; 0: it records no changes
-
-
-def attribute_of(number: int, part: str) -> str:
-    """The attribute by which a module must hold a large variable of a table."""
-    # No path in the module is shorter, so it is the variable's key in the checkpoint.
-    return f"table_{number}_{part}"
-
-
 class Wanted(NamedTuple):
     """What the tables of a SavedModel are to be."""
 
@@ -51,108 +40,173 @@ class Wanted(NamedTuple):
     headroom: float | None = None  # room for new keys, as a fraction, if it can be refreshed
 
 
-def write(variable: EmbeddingVariable, number: int, parts: Parts, wanted: Wanted) -> Written:
-    """Writes one table, with its number in the model; every rank must call it."""
-    communicator, follows = comm.current(), wanted.headroom is not None
-    name = _call(variable)
-    instants, keys, written = [], [], []
+class Written(NamedTuple):
+    """The tables of the SavedModel, and for each of the EmbeddingVariables:"""
 
-    def read():
-        handed = int(variable.register_for_read(with_slots=False))
-        with contextlib.closing(table_reader.TableReader(handed, 0 if follows else None)) as stream:
-            instants.append(stream.instant)
-            keys.append(np.zeros([0], np.int64) if variable.key_limit else stream.keys())
-        return len(keys[0])
+    stock: StockTables
+    placements: list[Placement | None]  # of this rank's keys; None without refreshes or an index
+    instants: list[int]  # for `contents.changes`; 0: it records no changes
 
-    counts = agreed(read, communicator, name, ValueError)
-    share = _share(variable, keys.pop(), counts, wanted.headroom)
+
+def attribute_of(part: str) -> str:
+    """The attribute by which a module must hold a large variable of the tables."""
+    # No path in the module is shorter, so it is the variable's key in the checkpoint.
+    return f"tables_{part}"
+
+
+def write(variables: Sequence[EmbeddingVariable], parts: Parts, wanted: Wanted) -> Written:
+    """Writes the tables of a model; every rank must call it."""
+    follows = wanted.headroom is not None
+    rooms = [_room(variable, wanted.headroom) for variable in variables]
+    tables: list[StockTable] = []
 
     def prepare():
-        layout = placement = None
-        if share.placed is not None:
-            layout = share.placed.layout
-            if follows:
-                kind = number_dtype(share.num_rows)
-                placement = Placement(share.placed, share.begin, share.capacity, kind)
-        missing = MissingRows(variable, wanted.initial, follows)
-        dtype = wanted.row_dtype
-        stock = StockTable(variable, layout, share.num_rows, dtype, missing, follows)
-        written.append(Written(stock, placement, instants[0]))
+        for variable, room in zip(variables, rooms, strict=True):
+            missing = MissingRows(variable, wanted.initial)
+            layout = None if variable.key_limit else buckets.layout_for(room.size)
+            tables.append(StockTable(variable, max(1, room.size), missing, layout))
+        return StockTables(tables, wanted.row_dtype, follows)
 
-    agreed(prepare, communicator, name, ValueError)
-    _write(variable, number, parts, share, written[0])
-    return written[0]
+    stocks: list[StockTables] = []
+    agreed(lambda: stocks.append(prepare()), comm.current(), raises=ValueError)
+    written = Written(stocks[0], [], [])
+    for variable, room, table in zip(variables, rooms, tables, strict=True):
+        keys, instant = _keys(variable, room, follows)
+        share = _share(variable, table, keys, room)
+        del keys
+        placement = None
+        if follows and share.placed is not None:
+            kind = written.stock.number_dtype
+            first_row = table.first_row + share.begin
+            placement = Placement(share.placed, first_row, share.capacity, kind)
+        _write(variable, parts, share, _Target(written.stock, table, placement))
+        written.placements.append(placement)
+        written.instants.append(instant)
+    return written
 
 
 def _call(variable):
     return f"export of table '{variable.table_name}'"
 
 
-class _Share(NamedTuple):
-    """The rows that this rank writes: some with keys, and then rows of zeros."""
+class _Room(NamedTuple):
+    """Of a table on all ranks."""
 
-    num_rows: int  # of all ranks
+    size: int  # rows
+    counts: list[int]  # of keys, by rank
+
+
+def _room(variable, headroom):
+    counts = agreed(lambda: int(variable.size()), comm.current(), _call(variable), ValueError)
+    if variable.key_limit:
+        return _Room(variable.key_limit, counts)
+    total = sum(counts)
+    room = total if headroom is None else _LEAST_ROOM + int(total * (1 + headroom))
+    return _Room(room, counts)
+
+
+def _keys(variable, room, follows):
+    """This rank's keys, and their instant."""
+    found = []
+
+    def read():
+        handed = int(variable.register_for_read(with_slots=False))
+        with contextlib.closing(table_reader.TableReader(handed, 0 if follows else None)) as stream:
+            keys = np.zeros([0], np.int64) if variable.key_limit else stream.keys()
+            found.extend((keys, stream.instant))
+        if not variable.key_limit and len(keys) != room.counts[comm.current().rank]:
+            raise _has_changed(variable, "another number of keys")
+
+    agreed(read, comm.current(), _call(variable), ValueError)
+    return found
+
+
+def _has_changed(variable, what):
+    return ValueError(
+        f"A table must not change while it is exported. Received: {what} of table "
+        f"'{variable.table_name}'"
+    )
+
+
+class _Share(NamedTuple):
+    """The rows of a table that this rank writes: some with keys, and then rows of zeros."""
+
     begin: int
     size: int  # with keys
     capacity: int
     placed: Buckets | None = None
 
 
-def _share(variable, keys, counts, headroom):
-    """This rank's share of the rows, from its own keys and the number of keys of each rank."""
+def _share(variable, table, keys, room):
+    """This rank's share of the rows; sets the salt of the table's layout."""
     communicator, placed = comm.current(), None
     ranks = range(communicator.world_size)
     if variable.key_limit:
         ends = [variable.key_limit * (rank + 1) // len(ranks) for rank in ranks]
         sizes = capacities = np.diff([0, *ends])
     else:
-        name, total = _call(variable), sum(counts)
-        room = total if headroom is None else _LEAST_ROOM + int(total * (1 + headroom))
-        placed = _placed(keys, room, name, max(counts))
+        name, total = _call(variable), sum(room.counts)
+        placed = _placed(keys, room.size, name, max(room.counts))
         del keys
+        table.layout = placed.layout
         sizes = np.array(agreed(lambda: placed.num_keys, communicator, name))
         ends = [placed.layout.range_of(rank, len(ranks))[1] for rank in ranks]
-        spare = (room - total) * np.array([0, *ends]) // placed.layout.num_buckets
+        spare = (room.size - total) * np.array([0, *ends]) // placed.layout.num_buckets
         capacities = sizes + np.diff(spare)
     if not capacities.any():  # a gather needs a row
         capacities = (np.arange(len(ranks)) == 0).astype(np.int64)
     rank = communicator.rank
     begin, capacity = int(capacities[:rank].sum()), int(capacities[rank])
-    return _Share(int(capacities.sum()), begin, int(sizes[rank]), capacity, placed)
+    return _Share(begin, int(sizes[rank]), capacity, placed)
 
 
-def _write(variable, number, parts, share, written):
+class _Target(NamedTuple):
+    """Where a table is written."""
+
+    stock: StockTables
+    table: StockTable
+    placement: Placement | None
+
+    def row_parts(self):
+        """The names of the variables with its rows."""
+        dim = self.table.dim
+        return [f"rows_{dim}", f"scales_{dim}"] if self.stock.scales else [f"rows_{dim}"]
+
+    def slice_of(self, part, first, at, value):
+        """A slice that is `at` behind the `first` one of the table."""
+        shape = self.stock.large()[part].shape
+        return Slice(key_of(attribute_of(part)), shape, [first + at], value)
+
+
+def _write(variable, parts, share, target):
     """Writes this rank's share: rows with keys, the index, and rows of zeros."""
     name = _call(variable)
-    (stock, placement, _), placed, begin = written, share.placed, share.begin
-    shapes = {part: variable.shape for part, variable in stock.large().items()}
-
-    def slice_of(part, at, value):
-        return Slice(key_of(attribute_of(number, part)), shapes[part], [at], value)
+    (stock, table, placement), placed, begin = target, share.placed, share.begin
 
     def rows_at(at, rows):
-        coded = encoded(rows, stock.rows.dtype, stock.table_name)
-        for part, value in zip(("rows", "scales"), coded, strict=False):
-            yield slice_of(part, at, value)
+        coded = encoded(rows, stock.rows[table.dim].dtype, table.table_name)
+        for part, value in zip(target.row_parts(), coded, strict=True):
+            yield target.slice_of(part, table.first_row, at, value)
 
     def zeros(at, end):
-        return rows_at(begin + share.size + at, np.zeros([end - at, stock.dim], np.float32))
+        return rows_at(begin + share.size + at, np.zeros([end - at, table.dim], np.float32))
 
     def index(at, end):
-        yield slice_of("keys", placed.begin + at, placed.keys[at:end])
+        first, begin_at = table.first_bucket, placed.begin + at
+        yield target.slice_of("keys", first, begin_at, placed.keys[at:end])
         if placement is None:
-            numbers = (begin + starts[at:end]).astype(number_dtype(share.num_rows))
-            yield slice_of("starts", placed.begin + at, numbers)
+            numbers = (table.first_row + begin + starts[at:end]).astype(stock.number_dtype)
+            yield target.slice_of("starts", first, begin_at, numbers)
         else:
             numbers = placement.numbers(at, end)
-            yield slice_of("numbers", (placed.begin + at) * SLOTS, numbers)
+            yield target.slice_of("numbers", first * SLOTS, begin_at * SLOTS, numbers)
 
     def keys_at(at, end):
         if placed is None:
             return np.arange(begin + at, begin + min(end, share.size))
         return placed.keys[at:end][np.arange(SLOTS) < placed.counts[at:end, np.newaxis]]
 
-    step = contents.CHUNK_BYTES // (8 + 4 * stock.dim)
+    step = contents.CHUNK_BYTES // (8 + 4 * table.dim)
     if variable.home is not None:  # which all ask at once
         step //= comm.current().world_size
     step = max(1, step if placed is None else step // SLOTS)
@@ -160,7 +214,7 @@ def _write(variable, number, parts, share, written):
     for at in range(0, max(agreed(lambda: len(starts), comm.current(), name)), step):
         rows = _rows(variable, keys_at(at, at + step), name)
         parts.write(lambda: rows_at(begin + int(starts[at]), rows) if len(rows) else ())  # noqa: B023
-    spare = Rows(share.capacity - share.size, 4 * stock.dim, zeros)
+    spare = Rows(share.capacity - share.size, 4 * table.dim, zeros)
     parts.write_rows([spare] if placed is None else [Rows(len(starts), 12 * SLOTS, index), spare])
 
 
@@ -207,10 +261,7 @@ def _rows(variable, keys, name):
     def find():
         rows, present = variable.find(asked)
         if not variable.key_limit and not present.numpy().all():
-            raise ValueError(
-                f"A table must not change while it is exported. Received: keys of table "
-                f"'{variable.table_name}' that are gone"
-            )
+            raise _has_changed(variable, "keys that are gone,")
         own_rows.append(rows.numpy())
 
     agreed(find, communicator, name, ValueError)

@@ -148,7 +148,8 @@ def test_exports_with_their_deltas_and_servers(sok, model, tmp_path):
     assert sok.find_key(ERASED, server) == sok.find_key(new, server) == []
     assert kinds(sok.find_key(ERASED, path)) == [("export", ROW)]
     assert kinds(sok.find_key(new, path)) == [named]
-    assert not np.any(server.tables[0].rows.numpy()[-1]) and not np.isin(3, server.tables[0].rows)
+    rows = server.tables_rows_4.numpy()
+    assert not np.any(rows[-1]) and not np.isin(3, rows)
 
 
 @pytest.mark.parametrize("refreshable", [False, True])

@@ -86,7 +86,7 @@ def test_room_may_be_filled_to_the_last_row():
 
 def test_keys_that_are_made_up_to_collide_have_no_room_and_change_nothing():
     placement, served, _ = made(0, 1_000)
-    keys = np.arange(10**6)
+    keys = np.arange(3 * 10**6)
     first, second = buckets.choices(keys, served.layout)
     same = keys[(first == first[0]) & (second == second[0])][:17]
     assert len(same) == 17

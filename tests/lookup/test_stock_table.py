@@ -7,8 +7,8 @@ import tensorflow as tf
 from sok_like.lookup import buckets
 from sok_like.lookup.exporting import Exporting, exporting
 from sok_like.lookup.hash_lookup import HashFeature, lookup
-from sok_like.lookup.stock_rows import MissingRows
-from sok_like.lookup.stock_table import StockTable, encoded
+from sok_like.lookup.stock_rows import MissingRows, initial_rows
+from sok_like.lookup.stock_table import Asked, StockTable, StockTables, encoded
 
 RANDOM = np.random.default_rng(0)
 KEYS = np.r_[RANDOM.integers(-(2**63), 2**63 - 1, 300), [0, -1, 2**63 - 1, -(2**63)]]
@@ -24,20 +24,25 @@ INITIALIZERS = {
 }
 
 
+def missing_rows(table, keys=KEYS, initial=True):
+    missing = [MissingRows(table, initial)]
+    return tf.function(lambda keys: initial_rows(missing, keys, None))(tf.constant(keys))
+
+
 @pytest.mark.parametrize("dim", [1, 6, 16])
 @pytest.mark.parametrize("name", INITIALIZERS)
 def test_a_missing_key_reads_its_initial_row(sok, name, dim):
     if name == "rows" and dim == 1:
         pytest.skip("orthogonal needs two columns")
     table = sok.EmbeddingVariable(dim, name=f"missing_{name}", initializer=INITIALIZERS[name]())
-    rows = tf.function(MissingRows(table, True))(tf.constant(KEYS))
+    rows = missing_rows(table)
     expected, found = table.find(KEYS)
     assert not found.numpy().any() and np.abs(expected).max() > 0
     if name in ("uniform", "wide", "ones", "rows"):
         np.testing.assert_array_equal(rows, expected)
     else:
         np.testing.assert_allclose(rows, expected, atol=1e-6)
-    assert not MissingRows(table, False)(tf.constant(KEYS)).numpy().any()
+    assert not missing_rows(table, initial=False).numpy().any()
 
 
 def test_a_filtered_table_reads_its_value_without_permission(sok):
@@ -46,7 +51,7 @@ def test_a_filtered_table_reads_its_value_without_permission(sok):
         init_option=sok.InitializerOption("ones", default_value_no_permission=-2.5),
     )
     table = sok.EmbeddingVariable(2, name="missing_filtered", ev_option=option)
-    rows = MissingRows(table, True)(tf.constant(KEYS))
+    rows = missing_rows(table)
     np.testing.assert_array_equal(rows, table.find(KEYS)[0])
     assert (rows.numpy() == -2.5).all()
 
@@ -54,7 +59,7 @@ def test_a_filtered_table_reads_its_value_without_permission(sok):
 @pytest.mark.parametrize("row_dtype", ["bfloat16", "float16"])
 def test_a_missing_key_of_a_table_of_16_bits_reads_what_the_table_holds(sok, row_dtype):
     table = sok.EmbeddingVariable(6, name="missing_narrow", dtype=row_dtype)
-    rows = MissingRows(table, True)(tf.constant(KEYS))
+    rows = missing_rows(table)
     np.testing.assert_array_equal(rows, table.find(KEYS)[0])
     np.testing.assert_array_equal(rows, tf.cast(tf.cast(rows, row_dtype), tf.float32))
     wide = sok.EmbeddingVariable(6, name="missing_narrow")
@@ -74,7 +79,7 @@ def test_a_missing_key_reads_its_row_after_weight_decay(sok, tmp_path, forgotten
     if forgotten:  # as after a restore: the history begins anew
         decayed.load_snapshot(**decayed.snapshot().fields())
     keys = KEYS[KEYS != 1]
-    rows = MissingRows(decayed, True)(tf.constant(keys))
+    rows = missing_rows(decayed, keys)
     np.testing.assert_allclose(rows, fresh.find(keys)[0] * 0.95**3, rtol=1e-6)
     np.testing.assert_allclose(rows, decayed.find(keys)[0], rtol=1e-6)
     if forgotten:
@@ -82,41 +87,109 @@ def test_a_missing_key_reads_its_row_after_weight_decay(sok, tmp_path, forgotten
 
 
 def stock(sok, row_dtype="float32"):
+    """A table, its stand-in alone in its variables, and where the keys are."""
     table = sok.EmbeddingVariable(6, name="stock")
-    rows = RANDOM.normal(size=[len(PRESENT), 6]).astype(np.float32)
-    sok.assign(table, PRESENT, rows)
-    layout = buckets.layout_for(len(PRESENT))
-    place = buckets.place(PRESENT, layout, 0, layout.num_buckets)
-    made = StockTable(table, layout, len(PRESENT), row_dtype, MissingRows(table, True))
-    made.keys.assign(place.keys)
-    made.starts.assign(place.starts().astype(np.int32))
-    fill(made, rows[np.searchsorted(PRESENT, place.keys[place.is_taken])])
-    return table, made, place
+    tables, (place,) = stock_of(sok, [table], [PRESENT], row_dtype)
+    return table, tables, place
 
 
-def fill(made, rows):
+def stock_of(sok, variables, keys, row_dtype="float32"):
+    """Tables with these keys and random rows, and where the keys are; None without an index."""
+    tables = [
+        StockTable(v, len(k), MissingRows(v, True), None if v.key_limit else layout(len(k)))
+        for v, k in zip(variables, keys, strict=True)
+    ]
+    made, places = StockTables(tables, row_dtype), []
+    for large in made.large().values():
+        large.assign(tf.zeros(large.shape, large.dtype))
+    for table, variable, own_keys in zip(tables, variables, keys, strict=True):
+        rows = RANDOM.normal(size=[len(own_keys), table.dim]).astype(np.float32)
+        sok.assign(variable, own_keys, rows)
+        place = None
+        if table.layout is not None:
+            place = buckets.place(own_keys, table.layout, 0, table.layout.num_buckets)
+            rows = rows[np.searchsorted(own_keys, place.keys[place.is_taken])]
+            at = np.arange(table.layout.num_buckets) + table.first_bucket
+            made.keys.scatter_nd_update(at[:, None], place.keys)
+            numbers = (place.starts() + table.first_row).astype(np.int32)
+            made.starts.scatter_nd_update(at[:, None], numbers)
+        fill(made, table, rows)
+        places.append(place)
+    return made, places
+
+
+def layout(num_keys):
+    return buckets.layout_for(num_keys)
+
+
+def fill(made, table, rows):
     """Gives the variables of a table without values their rows."""
-    values = encoded(rows, made.rows.dtype, made.table_name)
-    for variable, value in zip((made.rows, made.scales), values, strict=False):
-        variable.assign(value)
+    values = encoded(rows, made.rows[table.dim].dtype, table.table_name)
+    at = np.arange(table.first_row, table.first_row + len(rows))[:, None]
+    for by_dim, value in zip((made.rows, made.scales), values, strict=False):
+        by_dim[table.dim].scatter_nd_update(at, value)
+
+
+def looked_up(made, *asked):
+    """The rows of keys `asked` of each table, in one lookup."""
+
+    @tf.function
+    def look(*keys):
+        rows = [None] * len(keys)
+        tables = made.tables if len(keys) > 1 else made.tables[:1]
+        for positions, found in made([Asked(*each) for each in zip(tables, keys, strict=True)]):
+            parts = tf.split(found, [len(asked[i]) for i in positions])
+            for position, part in zip(positions, parts, strict=True):
+                rows[position] = part
+        return rows
+
+    return [rows.numpy() for rows in look(*(tf.constant(keys, tf.int64) for keys in asked))]
 
 
 def test_present_and_missing_keys(sok):
     table, made, place = stock(sok)
     keys = np.r_[PRESENT[::-1], KEYS, PRESENT, np.unique(place.keys[~place.is_taken])]
-    np.testing.assert_array_equal(tf.function(made)(tf.constant(keys)), table.find(keys)[0])
-    np.testing.assert_array_equal(made(tf.zeros([0], tf.int64)), np.zeros([0, 6]))
+    np.testing.assert_array_equal(looked_up(made, keys)[0], table.find(keys)[0])
+    assert looked_up(made, np.zeros([0], np.int64))[0].shape == (0, 6)
+
+
+def test_tables_of_all_kinds_in_one_lookup(sok):
+    """Dims, initializers and key ranges that differ; keys of one table are missing in others."""
+    initial = ["uniform", "wide", "normal", "truncated", "ones", "rows", "rows", "uniform"]
+    variables = [
+        sok.EmbeddingVariable(6 if n % 3 else 4, name=f"stock_{n}", initializer=INITIALIZERS[i]())
+        for n, i in enumerate(initial)
+    ]
+    variables.append(sok.EmbeddingVariable(4, name="bounded", capacity=50, use_hashtable=False))
+    random = np.random.default_rng(1)
+    keys = [np.unique(random.choice(PRESENT, 40 + 20 * n)) for n in range(len(initial))]
+    made, _ = stock_of(sok, variables, [*keys, np.arange(50)])
+    sizes = [300, 1, 0, 70, 20, 60, 5, 400]
+    for source in (None, PRESENT):  # all present, and not
+        asked = [
+            random.choice(own if source is None else np.r_[source, KEYS], size)
+            for own, size in zip(keys, sizes, strict=True)
+        ]
+        asked.append(random.integers(0, 50, 30))
+        for variable, own, rows in zip(variables, asked, looked_up(made, *asked), strict=True):
+            expected = variable.find(own)[0].numpy()
+            np.testing.assert_allclose(rows, expected, atol=1e-6, err_msg=variable.table_name)
 
 
 @pytest.mark.parametrize("row_dtype, bits", [("bfloat16", 8), ("int8", 7)])
 def test_narrow_rows_are_near(sok, row_dtype, bits):
     table, made, _ = stock(sok, row_dtype)
     expected = table.find(PRESENT)[0].numpy()
-    error = np.abs(made(tf.constant(PRESENT)).numpy() - expected)
+    error = np.abs(looked_up(made, PRESENT)[0] - expected)
     largest = np.abs(expected).max(axis=1, keepdims=True)
     assert (error <= largest * 2.0**-bits).all() and error.max() > 0
     with pytest.raises(ValueError, match="int8 needs finite rows.*'stock'"):
-        fill(stock(sok, "int8")[1], np.full([1, 6], np.nan, np.float32))
+        encoded(np.full([1, 6], np.nan, np.float32), tf.int8, "stock")
+
+
+def export_of(made, *variables):
+    tables = {id(v): table for v, table in zip(variables, made.tables, strict=True)}
+    return Exporting(made, tables, {})
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "none"])
@@ -134,7 +207,7 @@ def test_combined_rows_have_the_bits_of_the_op(sok, combiner, weighted):
 
     @tf.function
     def served():
-        with exporting(Exporting({id(table): made}, {})):
+        with exporting(export_of(made, table)):
             return lookup([feature], training=True)[0]
 
     np.testing.assert_array_equal(served(), expected)
@@ -144,13 +217,12 @@ def test_combined_rows_have_the_bits_of_the_op(sok, combiner, weighted):
 def test_what_the_layer_refuses_is_refused(sok):
     table, made, _ = stock(sok)
     rows_only = sok.EmbeddingVariable(2, name="bounded", capacity=8, use_hashtable=False)
-    bounded = StockTable(rows_only, None, 8, "float32", MissingRows(rows_only, True))
-    fill(bounded, rows_only.find(np.arange(8))[0].numpy())
-    np.testing.assert_array_equal(bounded(tf.constant([7, 0], tf.int64)), rows_only.find([7, 0])[0])
+    bounded, _ = stock_of(sok, [rows_only], [np.arange(8)])
+    np.testing.assert_array_equal(looked_up(bounded, [7, 0])[0], rows_only.find([7, 0])[0])
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0, 8\)"):
-        bounded(tf.constant([8], tf.int64))
+        looked_up(bounded, [8])
     splits = tf.constant([0, 3, 4], tf.int64)
-    with exporting(Exporting({id(table): made}, {})):
+    with exporting(export_of(made, table)):
         for options, words in (
             ({"max_hotness": 2}, "at most 2 keys"),
             ({"batch_multiple": 3}, "multiple of 3"),
