@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from typing import Any
 
 import tensorflow as tf
@@ -58,10 +59,12 @@ def _making(own, cls, *args, **kwargs):
 
 @hooks.at_init
 def _install():
+    model = tf.keras.Model
     if is_keras_3():
-        hooks.wrap(tf.keras.Model, "__new__", _making, "the first model puts in what models need")
-    else:
-        hooks.open_door(hooks.MODELS)
+        hooks.wrap(model, "__new__", _making, "the first model puts in what models need")
+    # By `type`, because the class that a lazy module shows may load it.
+    if not is_keras_3() or any(issubclass(type(known), model) for known in gc.get_objects()):
+        hooks.open_door(hooks.MODELS)  # a model is older than `sok.Init`
 
 
 @hooks.behind(hooks.RANKS)

@@ -64,3 +64,19 @@ def test_the_first_initialization_and_the_first_use_install(start):
     for expected in (*_EXPECTED, *_OF_MODELS, *_LATER):
         assert any(name.endswith(expected) for name in later), (expected, later)
         assert any(name.endswith(expected) for name in names) == (expected in at_once), expected
+
+
+def test_a_model_that_is_older_than_the_first_initialization_has_all_hooks():
+    """Keras 3 tells nobody that such a model gets a table."""
+    program = """
+import tensorflow as tf, sok_like as sok
+from sok_like.runtime.framework import hooks
+class Model(tf.keras.Model): pass
+model = Model()
+sok.Init(global_batch_size=8)
+print([name for name, *_ in hooks.listing()])"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    names = ast.literal_eval(done.stdout.splitlines()[-1])
+    for expected in _OF_MODELS:
+        assert any(name.endswith(expected) for name in names), expected
