@@ -21,9 +21,10 @@ _TENSORFLOW = """
 # Whether a v1 graph is inside a loop or branch.
 tensorflow.python.framework.ops:Graph
     _get_control_flow_context
-# A lookup keeps rows once the gradient of its weights is built.
+# A lookup keeps rows once the gradient of its weights is built; lookups of an export become one.
 tensorflow.python.framework.ops:Operation
     _set_attr
+    _update_input
 # The gradient of a loop's body captures what the body uses.
 tensorflow.python.ops.while_v2:_WhileBodyGradFuncGraph
     _forward_graph
