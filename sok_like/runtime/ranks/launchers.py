@@ -5,6 +5,7 @@ Standard library only. Files are inspected but never loaded: loading takes secon
 
 from __future__ import annotations
 
+import contextlib
 import ctypes.util
 import importlib.util
 import mmap
@@ -103,7 +104,9 @@ def _loaded_mpi():
 
 def _library_folders():
     """Where a library of MPI may be."""
-    programs = [os.path.realpath(f"/proc/{os.getppid()}/exe"), find_program("mpirun")]
+    programs = [find_program("mpirun")]
+    with contextlib.suppress(OSError):  # the parent may be of another user, as that of a service
+        programs.insert(0, os.readlink(f"/proc/{os.getppid()}/exe"))
     for program in filter(None, programs):
         yield pathlib.Path(program).parent.parent / "lib"
     yield pathlib.Path(sys.prefix) / "lib"
@@ -118,10 +121,8 @@ def launch_line(
 ) -> list[str]:
     """The words to put before a command to run it on `num_ranks` ranks.
 
-    Args:
-        launcher: `"mpirun"`, `"gloo"`, or None to choose.
-        hosts: `"host1:4,host2:4"`; None: this host.
-        environment: That of the launcher. Ranks on other hosts get a part of it.
+    `hosts` is `"host1:4,host2:4"`, or None for this host. Ranks on other hosts get a part of
+    `environment`, that of the launcher.
     """
     transports = horovod_transports()
     by_mpi = os.environ.get("SOK_ENGINE") != "horovod" and mpi_library() is not None
@@ -149,10 +150,8 @@ def launch_line(
 
 
 def _mpirun_options(program, hosts, environment):
-    said = subprocess.run(
-        [program, "--version"], capture_output=True, text=True, check=False
-    ).stdout
-    if not any(word in said for word in ("Open MPI", "OpenRTE", "PRTE", "prterun")):
+    version = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
+    if not any(word in version for word in ("Open MPI", "OpenRTE", "PRTE", "prterun")):
         # Others bind no ranks to cores, start for root, too, and hand on the environment.
         return ["-hosts", hosts] if hosts else []
     # The first lets root start it; the second allows more ranks than cores. Ranks that are bound to

@@ -98,6 +98,16 @@ def test_the_library_of_the_launchers_mpi(tmp_path, monkeypatch, variable, name)
     assert launchers.mpi_library() == "chosen.so"
 
 
+def test_the_parent_may_belong_to_another_user(monkeypatch):
+    """As where systemd or Slurm's daemon has started the process."""
+
+    def readlink(path, *args, **kwargs):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(launchers.os, "readlink", readlink)
+    assert launchers.pathlib.Path(sys.prefix, "lib") in list(launchers._library_folders())
+
+
 def test_the_library_of_this_environment_is_found():
     pytest.importorskip("horovod.tensorflow")
     import horovod.tensorflow as hvd
