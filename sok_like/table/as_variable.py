@@ -121,7 +121,7 @@ class AsVariable:
                 f"A graph does not know how many keys table '{self.table_name}' will have: use "
                 "`variable.size()`. Received: len(variable)"
             )
-        return int(self.size())
+        return int(self.total_count()[0])  # `size` of a sok2.DynamicVariable is something else
 
     def __contains__(self, key):
         keys = as_keys(key, "key")

@@ -71,6 +71,7 @@ def test_dynamic_variable_under_its_names():
     rows = tf.nn.embedding_lookup(table, [0, 1, 2**20])
     np.testing.assert_array_equal(rows, np.full([3, 3], 13.0))
     assert table.size.numpy().tolist() == [3, 3]
+    assert len(table) == 3 and 2**20 in table and 2 not in table
     assert (table.dimension, table.key_type, table.backend_type) == (3, tf.int32, "hbm")
     assert (table.target_gpu, table.num_gpus, table.mode) == (-1, 1, None)
     assert table.initializer_str == "13" and table.handle_dtype == tf.float32
