@@ -137,6 +137,7 @@ class MpiCommunicator:
             return SingleProcess()
         group = object.__new__(MpiCommunicator)
         group.__dict__.update(self.__dict__)
+        group.__dict__.pop("_sok_rounds", None)  # a function of exchanges of all ranks
         group._group, group._ranks = number, mine
         group.rank, group.world_size = mine.index(self._world.rank), len(mine)
         return group

@@ -290,3 +290,14 @@ def test_nothing_before_init(sok):
 def test_a_group_takes_two_collectives_forward_and_one_back(rank_results):
     for counts in rank_results(2, "shards.collectives_of_a_step"):
         assert counts == {"forward": 2, "step": 3}
+
+
+def test_a_group_has_no_function_of_all_ranks():
+    everyone = tuple(range(4))
+    world = object.__new__(MpiCommunicator)
+    world.rank, world.world_size, world._ranks, world._group = 2, 4, everyone, 0
+    world._world, world._divisions, world._call = world, {}, lambda *arguments: 1
+    world._sok_rounds = "exchanges with splits of four ranks"  # of an earlier lookup
+    group = world.subset([[0, 1], [2, 3]])
+    assert (group.rank, group.world_size, group._group) == (0, 2, 1)
+    assert not hasattr(group, "_sok_rounds")
