@@ -47,20 +47,17 @@ def _slices(grads, keys, *, unique=False):
     return tf.IndexedSlices(grads, keys)
 
 
-_NO_DENSE_GRADIENT = (
-    "The gradient of a table has no dense form: its indices are keys. To change it, use "
-    "`tf.IndexedSlices(change(gradient.values), gradient.indices)`. In a loop of a tf.function "
-    "(also tf.map_fn, tf.scan, tf.vectorized_map) TensorFlow adds gradients up in dense form: look "
-    "all keys up before the loop. Received: a conversion of {slices} to a tensor"
-)
-
-
 def _no_dense_gradient(slices, dtype=None, name=None, as_ref=False):
     del dtype, name, as_ref
     if slices.dense_shape is not None:
         return NotImplemented
     # Not a ValueError or TypeError: TensorFlow would replace their text.
-    raise NotImplementedError(_NO_DENSE_GRADIENT.format(slices=slices))
+    raise NotImplementedError(
+        "The gradient of a table has no dense form: its indices are keys. To change it, use "
+        "`tf.IndexedSlices(change(gradient.values), gradient.indices)`. In a loop of a tf.function "
+        "(also tf.map_fn, tf.scan, tf.vectorized_map) TensorFlow adds gradients up in dense form: "
+        f"look all keys up before the loop. Received: a conversion of {slices} to a tensor"
+    )
 
 
 # Tried before TensorFlow's own conversion, which has priority 100.
@@ -77,14 +74,8 @@ def _lookup_grad(op, *grads):
     if not used:
         return result
     learned = [i for i in used if _may_be_learned(op, 3 * n + i) and _keeps_rows(op, i)]
-    of_weights = _weights_grads(
-        op,
-        grads,
-        learned,
-        key_rows=outputs[3 * n :],
-        row_splits=inputs[2 * n : 3 * n],
-        weights=inputs[3 * n :],
-    )
+    of_tables = {"key_rows": outputs[3 * n :], "row_splits": inputs[2 * n : 3 * n]}
+    of_weights = _weights_grads(op, grads, learned, weights=inputs[3 * n :], **of_tables)
     for i, grad in zip(learned, of_weights, strict=True):
         result[3 * n + i] = grad
     if op.get_attr("insert"):
@@ -141,8 +132,7 @@ def _may_be_learned(op, i):
 def _weights_grads(op, grads, learned, **of_tables):
     """The gradient of the weights of each table whose number is `learned`.
 
-    Args:
-        of_tables: The other inputs of SokWeightsGrad, for all tables.
+    `of_tables` are the other inputs of SokWeightsGrad, for all tables.
     """
     if not learned:
         return []
@@ -247,14 +237,9 @@ def combine(
 ) -> list[tf.Tensor]:
     """Combines the rows that came back into embeddings: the end of a lookup over ranks.
 
-    Args:
-        rows: float32, the row messages received; `splits`: int32 `[world_size]`, their lengths.
-        call: int64 `[8]`, the call that they belong to.
-        routed: The result of SokRoute for the batch.
-        batch: The arguments of SokRoute; only `row_splits`, `weights`, `dims`, `combiners` count.
-
-    Returns:
-        `[batch, dim]` per table, or `[num_keys, dim]` if its combiner is "none".
+    `rows`, `splits` and `call` are what `exchange_rows` returns, `batch` and `routed` the arguments
+    and the result of SokRoute. Returns `[batch, dim]` per table, or `[num_keys, dim]` if its
+    combiner is "none".
     """
     return list(
         libraries.ops().sok_combine(
@@ -311,21 +296,17 @@ def _combine_grad(op, *grads):
             dims=op.get_attr("dims"),
             combiners=["none"] * n,
         )
-    found = _weights_grads(
-        op, grads, learned, key_rows=key_rows, row_splits=row_splits, weights=weights
-    )
-    for i, grad in zip(learned, found, strict=True):
+    of_tables = {"key_rows": key_rows, "row_splits": row_splits, "weights": weights}
+    of_weights = _weights_grads(op, grads, learned, **of_tables)
+    for i, grad in zip(learned, of_weights, strict=True):
         result[3 + 2 * n + i] = grad
     return result
 
 
 def _refuse_second_order(op, *grads):
-    inputs = [i for i, value in enumerate(op.inputs) if value.dtype.is_floating]
-    refused = second_order.refused(grads, [op.inputs[i] for i in inputs])
-    result = [None] * len(op.inputs)
-    for i, zeros in zip(inputs, refused, strict=True):
-        result[i] = zeros
-    return result
+    floats = [value for value in op.inputs if value.dtype.is_floating]
+    zeros = iter(second_order.refused(grads, floats))
+    return [next(zeros) if value.dtype.is_floating else None for value in op.inputs]
 
 
 _GRADIENTS = ("SokLookupGrad", "SokMergeGrads", "SokCombineGrad", "SokUnpackRows")

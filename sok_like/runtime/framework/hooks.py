@@ -82,8 +82,7 @@ def behind(*doors: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
 def open_door(door: str) -> None:
     """Puts in what stands behind a door, now or at the first `sok.Init`.
 
-    Raises:
-        ImportError: a function that must be wrapped is missing. Then the door stays closed.
+    If a function that must be wrapped is missing, it raises, and the door stays closed.
     """
     with _lock:
         if door in _open:
@@ -105,8 +104,7 @@ def load_at_init(*modules: str) -> None:
 def install_all() -> None:
     """Calls the functions behind open doors that have not been called; `sok.Init` calls it.
 
-    Raises:
-        ImportError: a function that must be wrapped is missing. Then nothing is wrapped.
+    If a function that must be wrapped is missing, it raises, and nothing is wrapped.
     """
     global _initialized
     with _lock:
@@ -186,24 +184,17 @@ class Hook:
 
 
 def wrap(owner: Any, name: str, wrapper: Callable, why: str, *, copies: bool = True) -> Hook:
-    """Replaces a function of TensorFlow or Keras by `wrapper`, which receives it.
+    """Replaces a function of TensorFlow or Keras by `wrapper`; returns the hook, to undo it.
 
     Args:
         owner: A class (for methods, static and class methods), a module, or the dotted name of a
             module.
-        name: Name of the function.
         wrapper: Called with the function itself, then the call's arguments. Its arguments after the
             first are the function's first ones, by name; it must take all of them, or have `*args`
             (`**kwargs`) for the rest.
         why: What it is for, in one line.
         copies: For a module: whether the function is also replaced where another loaded module has
             it, for instance by `from owner import name`. This package's modules keep theirs.
-
-    Returns:
-        The hook, which can be undone.
-
-    Raises:
-        ImportError: there is no such function, or it has other arguments.
     """
     if isinstance(owner, str):
         owner = _module(owner)
@@ -214,7 +205,13 @@ def wrap(owner: Any, name: str, wrapper: Callable, why: str, *, copies: bool = T
         raise unknown_version(f"the function {where}", "none")
     _check_arguments(where, own, wrapper)
     if isinstance(owner, type) and name not in vars(owner) and own is static:
-        own = _inherited(owner, name, own)
+        inherited = own
+
+        @functools.wraps(inherited)
+        def own(self, *args, **kwargs):  # found at each call: a base may be wrapped later
+            return getattr(super(owner, self), name)(*args, **kwargs)
+
+        own.autograph_info__ = None
 
     @functools.wraps(own)
     def hooked(*args, **kwargs):
@@ -227,23 +224,8 @@ def wrap(owner: Any, name: str, wrapper: Callable, why: str, *, copies: bool = T
     return _put(owner, name, value, why, copies)
 
 
-def _inherited(owner, name, own):
-    """A method that a class inherits, found at each call: a base may be wrapped later."""
-
-    @functools.wraps(own)
-    def found(self, *args, **kwargs):
-        return getattr(super(owner, self), name)(*args, **kwargs)
-
-    found.autograph_info__ = None
-    return found
-
-
 def put(owner: Any, name: str, value: Any, why: str, *, added: bool = False) -> Hook:
-    """Replaces an attribute of a class or module by any value; otherwise like `wrap`.
-
-    Args:
-        added: Whether the attribute may be missing. Then it is added.
-    """
+    """Replaces an attribute by any value, or with `added` adds it; otherwise like `wrap`."""
     if isinstance(owner, str):
         owner = _module(owner)
     if not added and _current(owner, name, _ABSENT) is _ABSENT:
@@ -330,21 +312,18 @@ def _name_of(owner):
 
 def _check_arguments(where, own, wrapper):
     """Raises ImportError unless the wrapper's arguments are the first ones of the function."""
-    theirs = list(inspect.signature(own).parameters.values())
+    theirs = inspect.signature(own).parameters
     ours = list(inspect.signature(wrapper).parameters.values())[1:]
     kinds = {parameter.kind for parameter in ours}
-    named = [p.name for p in ours if p.kind is p.POSITIONAL_OR_KEYWORD]
-    by_keyword = [p.name for p in ours if p.kind is p.KEYWORD_ONLY]
-    found = [p.name for p in theirs if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    enough = found[: len(named)] == named and {*by_keyword} <= {p.name for p in theirs}
-    known = {*named, *by_keyword}
-    rest = [p for p in theirs if p.name not in known]
-    for parameter in rest:
-        positional = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        if positional or parameter.kind is parameter.VAR_POSITIONAL:
-            enough &= inspect.Parameter.VAR_POSITIONAL in kinds
-        if not positional and parameter.kind is not parameter.VAR_POSITIONAL:
-            enough &= inspect.Parameter.VAR_KEYWORD in kinds
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    first = [p.name for p in ours if p.kind is p.POSITIONAL_OR_KEYWORD]
+    named = {*first, *(p.name for p in ours if p.kind is p.KEYWORD_ONLY)}
+    their_first = [p.name for p in theirs.values() if p.kind in positional]
+    enough = their_first[: len(first)] == first and named <= theirs.keys()
+    for parameter in theirs.values():
+        if parameter.name not in named:
+            by_place = parameter.kind in (*positional, parameter.VAR_POSITIONAL)
+            enough &= (parameter.VAR_POSITIONAL if by_place else parameter.VAR_KEYWORD) in kinds
     if not enough:
         required = f"the function {where}({', '.join(map(str, ours))})"
         raise unknown_version(required, f"{where}{inspect.signature(own)}")

@@ -33,8 +33,7 @@ class _StandIn:
 def announce(classes: Mapping[str, Callable[[], Any]]) -> None:
     """Registers stand-ins with both Kerases, now or when one is imported.
 
-    Args:
-        classes: Maps a registered name ("package>Class") to a function that imports the class.
+    `classes` maps a registered name ("package>Class") to a function that imports the class.
     """
     for registry in REGISTRIES:
         if registry in sys.modules:

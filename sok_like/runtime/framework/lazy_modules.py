@@ -9,11 +9,7 @@ from typing import Any
 
 
 def names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """`__all__`, `__getattr__` and `__dir__` of a package.
-
-    Args:
-        package: Its `__name__`. Its names are those that its `__init__.pyi` imports.
-    """
+    """`__all__`, `__getattr__` and `__dir__` of a package, with what its `__init__.pyi` imports."""
     loaded = sys.modules[package].__dict__
     stub = ast.parse(pathlib.Path(loaded["__file__"]).with_suffix(".pyi").read_text())
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]

@@ -149,16 +149,16 @@ tf_keras.src.engine.data_adapter:DataHandler
 
 def table(*texts: str) -> dict[str, list[str]]:
     """Names by class or module, in these texts; by default for TensorFlow and the running Keras."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     owner = ""
     texts = texts or (_TENSORFLOW, _KERAS_3 if is_keras_3() else _TF_KERAS)
     for line in "".join(texts).split("\n"):
         if line.startswith("    "):
-            found[owner] += line.split()
+            names[owner] += line.split()
         elif line and not line.startswith("#"):
             owner = line
-            found[owner] = []
-    return found
+            names[owner] = []
+    return names
 
 
 def missing() -> Iterator[str]:
@@ -166,15 +166,13 @@ def missing() -> Iterator[str]:
     for owner, names in table().items():
         module, _, cls = owner.partition(":")
         try:
-            found: Any = importlib.import_module(module)
-            found = getattr(found, cls) if cls else found
+            holder: Any = importlib.import_module(module)
+            holder = getattr(holder, cls) if cls else holder
         except (ImportError, AttributeError):
             yield owner
             continue
-        known = set(_used_by(found))
-        for name in names:
-            if name not in known and not hasattr(found, name):
-                yield f"{owner}.{name}"
+        used = set(_used_by(holder))
+        yield from (f"{owner}.{n}" for n in names if n not in used and not hasattr(holder, n))
 
 
 def _used_by(owner):
@@ -197,6 +195,6 @@ def _names_in(code):
 
 @hooks.at_init
 def _check():
-    found = list(missing())
-    if found:
-        raise hooks.unknown_version("private names of TensorFlow and Keras", f"no {found}")
+    names = list(missing())
+    if names:
+        raise hooks.unknown_version("private names of TensorFlow and Keras", f"no {names}")

@@ -27,7 +27,7 @@ def attributes(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
 
 def view(cls: type, owner: Any) -> Any:
     """An instance of `cls` that shares all attributes with `owner`, such as an optimizer."""
-    made: Any = object.__new__(cls)
+    sharing: Any = object.__new__(cls)
     # Bypasses the __setattr__ of Keras' optimizers, which would track the dictionary for saving.
-    object.__setattr__(made, "__dict__", owner.__dict__)
-    return made
+    object.__setattr__(sharing, "__dict__", owner.__dict__)
+    return sharing

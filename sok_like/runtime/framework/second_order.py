@@ -25,8 +25,7 @@ _beforehand = hooks.Within()
 def refused(grads: Sequence[tf.Tensor | None], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Zeros in the shapes of `inputs`, for a gradient that TensorFlow builds beforehand.
 
-    Raises:
-        tf.errors.InvalidArgumentError: when it runs, if it was built beforehand and is not zero.
+    It raises InvalidArgumentError when it runs and is not zero.
     """
     if not _beforehand:
         raise NotImplementedError(_NO_SECOND_ORDER)

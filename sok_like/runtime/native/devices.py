@@ -90,9 +90,8 @@ def device_scope(device: str) -> Any:
     graphs name devices only if there is a choice. TensorFlow has one even if the package's CUDA
     runtime cannot use the GPU.
     """
-    if not device or not _tensorflow_may_use_gpu():
-        return contextlib.nullcontext()
-    return tf.device(device)
+    usable = device and _tensorflow_may_use_gpu()
+    return tf.device(device) if usable else contextlib.nullcontext()
 
 
 def group_by_device(devices: Sequence[str]) -> list[tuple[str, list[int]]]:

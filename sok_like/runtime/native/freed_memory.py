@@ -30,13 +30,9 @@ _LIMITS = (
 
 def keep() -> None:
     """Raises the limits, unless the environment says otherwise. Only glibc has them."""
+    by_user = any(name.startswith("MALLOC_") for name in os.environ)
+    by_user |= "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or os.environ.get("SOK_KEEP_MEMORY") == "0" or _chosen_by_user():
-        return
-    for parameter, values in _LIMITS:
-        any(mallopt(parameter, value) for value in values)
-
-
-def _chosen_by_user():
-    by_variable = any(name.startswith("MALLOC_") for name in os.environ)
-    return by_variable or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    if mallopt is not None and os.environ.get("SOK_KEEP_MEMORY") != "0" and not by_user:
+        for parameter, values in _LIMITS:
+            any(mallopt(parameter, value) for value in values)

@@ -6,6 +6,8 @@ running TensorFlow and processor: the wrong library would fail with a missing sy
 instruction.
 """
 
+import ctypes
+import functools
 import importlib
 import mmap
 import pathlib
@@ -29,8 +31,7 @@ _lock = threading.RLock()
 def ops() -> ModuleType:
     """Returns the TensorFlow op library's Python module, loading it at the first call.
 
-    Raises:
-        ImportError: the library is missing, or was built for another TensorFlow or processor.
+    ImportError if it is missing, or was built for another TensorFlow or processor.
     """
     return _load_once("_ops", lambda: _load_ops(ops_path()))
 
@@ -41,6 +42,13 @@ def ops_path() -> pathlib.Path:
     A clone may hold libraries for other TensorFlows beside `_ops.so`, as `_ops.2.21.0.so`.
     """
     return _ops_file or _path_of("_ops")
+
+
+@functools.cache
+def functions() -> ctypes.CDLL:
+    """The functions of the op library that are not ops; loads it at the first call."""
+    ops()
+    return ctypes.CDLL(str(ops_path()))
 
 
 def mpi_ops() -> ModuleType:
@@ -71,12 +79,14 @@ def _as_version(text):
 
 
 def core() -> ModuleType:
-    """Returns `sok_like._core`, the tables on NumPy arrays, loading it at the first call.
+    """Returns `sok_like._core`, the tables on NumPy arrays, loading it at the first call."""
 
-    Raises:
-        ImportError: the module is missing, or was built for another Python or processor.
-    """
-    return _load_once("_core", _load_core)
+    def load():
+        path = _folder / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+        _check_instructions(path, _read_build_info(path)[1])
+        return importlib.import_module("sok_like._core")
+
+    return _load_once("_core", load)
 
 
 def _load_once(name, load):
@@ -100,17 +110,9 @@ def _load_ops(path):
         )
     _check_instructions(path, instructions)
     try:
-        library = tf.load_op_library(str(path))
+        return tf.load_op_library(str(path))
     except tf.errors.OpError as error:
         raise ImportError(f"{path} could not be loaded: {error.message}. {_REMEDY}.") from error
-    return library
-
-
-def _load_core():
-    path = _folder / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
-    _, instructions = _read_build_info(path)
-    _check_instructions(path, instructions)
-    return importlib.import_module("sok_like._core")
 
 
 def _read_build_info(path):
@@ -139,17 +141,12 @@ def _where(path):
 
 
 def _check_instructions(path, required):
-    missing = sorted(set(required) - _processor_flags()) if required else []
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines() if required else []
+    flags = next((line for line in lines if line.startswith("flags")), "").partition(":")[2]
+    missing = sorted(set(required) - set(flags.split()))
     if missing:
         raise ImportError(
             f"{path} was compiled for a processor with {', '.join(missing)}, which this "
             f"{platform.machine()} processor lacks. Rebuild it here with "
             "`CMAKE_ARGS=-DSOK_MARCH=native pip install .`."
         )
-
-
-def _processor_flags():
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            return set(line.split(":", 1)[1].split())
-    return set()

@@ -10,11 +10,8 @@ import tensorflow as tf
 def checked(tensor: Any, condition: Any, text: str, *received: Any) -> Any:
     """`tensor`, of which nothing is read unless `condition`, a bool scalar, is true.
 
-    In a graph each of `tf.debugging`'s checks is a `tf.cond`, which takes many times as long to
-    trace as one op.
-
-    Raises:
-        tf.errors.InvalidArgumentError: with `text` and the tensors of `received`.
+    If it is not, InvalidArgumentError has `text` and the tensors of `received`. In a graph each of
+    `tf.debugging`'s checks is a `tf.cond`, which takes many times as long to trace as one op.
     """
     check = tf.raw_ops.Assert(condition=condition, data=[text, *received])
     with tf.control_dependencies([] if check is None else [check]):

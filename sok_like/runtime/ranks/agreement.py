@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.ranks import exchange_order
-from sok_like.runtime.ranks.comm import Communicator
+from sok_like.runtime.ranks.comm import Communicator, run_now
 
 
 def name_of(communicator: Communicator) -> str:
@@ -27,13 +27,12 @@ def send(
     block: np.ndarray, communicator: Communicator, all_ranks: bool, name: str = "dmp_get_weights"
 ) -> np.ndarray:
     """Gathers flat blocks in rank order, on rank 0 or on all, in a turn called `name`."""
-    mine = tf.constant(block)
 
     def collective():
         if all_ranks:
-            return communicator.all_gather(mine, name)
-        splits = [block.size] + [0] * (communicator.world_size - 1)
-        return communicator.all_to_all(mine, tf.constant(splits, tf.int32), name)[0]
+            return communicator.all_gather(tf.constant(block), name)
+        splits = tf.constant([block.size] + [0] * (communicator.world_size - 1), tf.int32)
+        return communicator.all_to_all(tf.constant(block), splits, name)[0]
 
     return exchange_order.exchange_in_turn(collective, name, communicator).numpy()
 
@@ -41,21 +40,14 @@ def send(
 def gather_text(text: str, communicator: Communicator) -> str:
     """The texts of all ranks, concatenated in rank order."""
     letters = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
-    told, _ = exchange_order.exchange_notes(tf.constant(letters), [], communicator, "texts")
-    return told.numpy().astype(np.uint8).tobytes().decode()
+    gathered, _ = exchange_order.exchange_notes(tf.constant(letters), [], communicator, "texts")
+    return gathered.numpy().astype(np.uint8).tobytes().decode()
 
 
 def raise_on_all(problems: Sequence[Any], communicator: Communicator, name: str) -> list[tf.Tensor]:
-    """Raises on all ranks if any rank has a problem: the first problem of the first such rank.
+    """Raises InvalidArgumentError on all ranks if `problems` of any rank, scalar strings, has one.
 
-    Args:
-        problems: Scalar strings; empty unless something went wrong on this rank.
-
-    Returns:
-        Tensors to depend on in a graph: they raise when they are evaluated.
-
-    Raises:
-        tf.errors.InvalidArgumentError: "rank r: problem".
+    In a graph the tensors that it returns raise when they are evaluated.
     """
     nothing = tf.zeros([0], tf.int64)
     return list(exchange_order.exchange_notes(nothing, problems, communicator, name))
@@ -67,34 +59,28 @@ def agreed(
     call: str = "",
     raises: type[Exception] = RuntimeError,
 ) -> list:
-    """Calls `function`, unless it is None, on every rank. If one rank raises, all ranks do.
+    """Calls `function`, unless it is None, on every rank; returns what each returned, by rank.
 
-    It also works without eager execution, in a graph and a session of its own.
-
-    Args:
-        function: Returns this rank's message: JSON, or None.
-        call: The call of the user; ranks in different calls raise.
-        raises: Type of the exception on several ranks.
-
-    Returns:
-        The messages of all ranks, by rank.
-
-    Raises:
-        RuntimeError: the ranks are in different calls.
-        `raises`: "rank r: problem". A single rank raises the exception itself.
+    It returns JSON, or None. If it fails on one rank, all ranks raise `raises`, "rank r: problem";
+    a single rank raises the exception itself. Ranks in different calls (of the user) raise
+    RuntimeError.
     """
-    message, error = {}, None
-    try:
-        message["said"] = None if function is None else function()
-    except Exception as raised:
-        if communicator.world_size == 1:
-            raise
-        error, message = raised, problem_of(raised)
     if communicator.world_size == 1:
-        return [message["said"]]
-    messages = _told_by_all({**message, "call": call}, communicator)
+        return [None if function is None else function()]
+    error = None
+    try:
+        message = {"said": None if function is None else function()}
+    except Exception as raised:
+        error, message = raised, problem_of(raised)
+
+    def exchange():
+        with naming(call):
+            words = encoded({**message, "call": call})
+            return exchange_order.exchange_notes(words, [], communicator, name_of(communicator))
+
+    messages = decoded(*run_now(exchange))
     raise_first(messages, raises, error)
-    return [each["said"] for each in messages]
+    return [message["said"] for message in messages]
 
 
 def raised_on_all(error: BaseException, communicator: Communicator) -> bool:
@@ -118,20 +104,6 @@ def naming(call: str) -> Iterator[None]:
         raise type(error)(None, None, text if call else error.message) from error
 
 
-def _told_by_all(message, communicator):
-    def exchange():
-        with naming(message["call"]):
-            return exchange_order.exchange_notes(
-                encoded(message), [], communicator, name_of(communicator)
-            )
-
-    with tf.init_scope():
-        if tf.executing_eagerly():
-            return decoded(*(tensor.numpy() for tensor in exchange()))
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        return decoded(*session.run(exchange()))
-
-
 def problem_of(error: Exception) -> dict[str, Any]:
     """The message to other ranks about an exception."""
     memory = isinstance(error, MemoryError) and bool(str(error))
@@ -152,14 +124,13 @@ def raise_first(
     exceptions there.
     """
     for rank, message in enumerate(messages):
-        if "error" not in message:
-            continue
-        text = f"rank {rank}: {message['error']}"
-        if not message["memory"]:
-            raise raises(text) from cause
-        raise (
-            MemoryError(text) if in_graph else tf.errors.ResourceExhaustedError(None, None, text)
-        ) from cause
+        if "error" in message:
+            text = f"rank {rank}: {message['error']}"
+            if not message["memory"]:
+                raise raises(text) from cause
+            if in_graph:
+                raise MemoryError(text) from cause
+            raise tf.errors.ResourceExhaustedError(None, None, text) from cause
     calls = [message["call"] or "another call" for message in messages]
     for rank, call in enumerate(calls):
         if call != calls[0]:

@@ -50,27 +50,18 @@ class Communicator(Protocol):
     def subset(self, groups: Sequence[Sequence[int]]) -> Communicator:
         """The communicator of this rank's group, which counts ranks within the group.
 
-        Args:
-            groups: Disjoint groups of ranks, the same on all ranks. Every rank must call this.
-
-        Raises:
-            ValueError: this rank is in no group.
-            RuntimeError: the transport cannot make groups any more.
+        The groups are disjoint, and the same on all ranks, which must all call this. RuntimeError
+        if the transport cannot make groups any more.
         """
 
     def all_to_all(
         self, tensor: tf.Tensor, splits: tf.Tensor, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sends the next `splits[r]` items of `tensor` to rank r, for every r.
+        """Sends the next `splits[r]` (int32) items of `tensor`, `[sum(splits)]`, to rank r.
 
-        Args:
-            tensor: `[sum(splits)]`; in a graph it must come from a stateful op, or TensorFlow may
-                compute it beforehand, on one rank alone.
-            splits: int32 `[world_size]`.
-            name: The same on all ranks.
-
-        Returns:
-            The items received, in rank order, and int32 `[world_size]`: how many each rank sent.
+        Returns the items received, in rank order, and int32 `[world_size]`: how many each rank
+        sent. In a graph the tensor must come from a stateful op, or TensorFlow may compute it
+        beforehand, on one rank alone.
         """
 
     def average(self, tensors: Sequence, name: str) -> list:
@@ -141,10 +132,8 @@ class SingleProcess:
 def distinct(gradient: Any) -> Any:
     """The same gradient with each index once, as what is not linear in it needs.
 
-    TensorFlow concatenates the gradients of several lookups of a table.
-
-    Args:
-        gradient: A `tf.IndexedSlices`; any other object is returned.
+    TensorFlow concatenates the gradients of several lookups of a table. What is no
+    `tf.IndexedSlices` is returned.
     """
     if not isinstance(gradient, tf.IndexedSlices) or getattr(gradient.indices, UNIQUE, False):
         return gradient
@@ -178,12 +167,24 @@ def averaged(communicator: Communicator, mean: Callable, tensors: Sequence, name
     return results
 
 
+def run_now(make: Callable[[], Sequence[tf.Tensor]]) -> list:
+    """The values of the tensors that `make` returns, also while a graph is being built.
+
+    Without eager execution it takes a session of its own, which leaves devices other than the CPU
+    to the program's session.
+    """
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return [tensor.numpy() for tensor in make()]
+    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+        return session.run(list(make()))
+
+
 def launched_world_size() -> int:
     """The number of ranks that were launched, as far as it is known before they meet.
 
-    Raises:
-        RuntimeError: it is 1, and TF_CONFIG names several workers.
-        ValueError: it is 1, and TF_CONFIG cannot be read.
+    Raises if it is 1, and TF_CONFIG names several workers or cannot be read.
     """
     of_thread = _of_thread.get()
     if of_thread is not None:
@@ -222,6 +223,11 @@ def _check_tf_config():
             f"needed. If each process is to train a model of its own, set {_IGNORE_TF_CONFIG}=1. "
             f"Received: TF_CONFIG={text!r}"
         )
+
+
+def no_group(groups: Sequence[Sequence[int]], rank: int) -> ValueError:
+    """The error of `Communicator.subset` for a rank that is in no group."""
+    return ValueError(f"Every rank must be in a group. Received: groups={groups} on rank {rank}")
 
 
 def check_connected(size: int, engine: str) -> None:

@@ -14,10 +14,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 def check(dtype: Any, where: str = "", argument: str = "wire_dtype") -> str | None:
     """The name of a dtype; None for None and float32. ValueError unless it is in `DTYPES`.
 
-    Args:
-        dtype: A dtype of TensorFlow or NumPy, or its name.
-        where: Its table, layer or lookup, for the error.
-        argument: Its name in the error.
+    `where` is its table, layer or lookup, and `argument` its name, for the error.
     """
     if dtype is None:
         return None

@@ -16,11 +16,7 @@ _OF_HOROVODRUN = ("HOROVOD_SIZE", "HOROVOD_CONTROLLER", "HOROVOD_GLOO_RENDEZVOUS
 
 
 def engine_of_job() -> tuple[str, str]:
-    """The engine of a job of several processes, and why it is this one.
-
-    Raises:
-        ValueError: `SOK_ENGINE` names no engine.
-    """
+    """The engine of a job of several processes, and why it is this one."""
     chosen = os.environ.get("SOK_ENGINE", "")
     if chosen and chosen not in ENGINES:
         raise ValueError(f"SOK_ENGINE must be one of {ENGINES}. Received: SOK_ENGINE={chosen!r}")
@@ -31,8 +27,7 @@ def engine_of_job() -> tuple[str, str]:
     variable = next((name for name in _OF_HOROVODRUN if name in os.environ), None)
     if variable:
         return "horovod", f"the launcher set {variable}"
-    installed = launchers.horovod_library() is not None
-    if installed and devices.gpu_in_use():
+    if launchers.horovod_library() is not None and devices.gpu_in_use():
         return "horovod", "tables in device memory exchange by NCCL"
     if launchers.mpi_library() is None:
         return "horovod", "no library of MPI was found"
@@ -42,12 +37,7 @@ def engine_of_job() -> tuple[str, str]:
 def choose(groups_later: bool = False) -> Communicator:
     """The communicator that fits how this process was launched; `groups_later` as for Horovod's.
 
-    Raises:
-        ImportError: there are several processes, and neither MPI nor Horovod can be loaded.
-        RuntimeError: there are several processes, and the engine did not find the others; or
-            TF_CONFIG names several workers, and there is no launcher.
-        ValueError: `SOK_ENGINE` names no engine; or TF_CONFIG cannot be read, and there is no
-            launcher.
+    `sok.Init` says what it raises.
     """
     if comm.launched_world_size() == 1:
         comm.check_connected(1, "Horovod")  # the program may have initialised it

@@ -41,13 +41,12 @@ _HEAD = 8
 def turn() -> Iterator[list[Any]]:
     """A scope of exchanges; no other exchange of this process comes between them.
 
-    Yields:
-        A list: append the tensors whose values end the turn.
+    Yields a list: append the tensors whose values end the turn.
     """
     done: list[Any] = []
-    graph = _function_graph()
-    if graph is None:
-        with _numbered_turn():
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    if graph is None or not graph.building_function:
+        with _numbered_turn(graph):
             yield done
         return
     token, ops = _token_here(), libraries.ops()
@@ -62,9 +61,8 @@ def turn() -> Iterator[list[Any]]:
 
 
 @contextlib.contextmanager
-def _numbered_turn():
+def _numbered_turn(graph):
     """`turn` in a graph for a session. No effect eagerly, and in a loop or branch of TF 1."""
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     if graph is None or graph._get_control_flow_context() is not None:
         yield
         return
@@ -92,10 +90,7 @@ def exchange_in_turn(collective: Callable[[], Any], name: str, communicator: Com
     """Runs a collective of `communicator` in a turn, and returns its tensors.
 
     In a graph the transport matches collectives by `name`. Eagerly it takes them as they come, so
-    the ranks first tell each other which one they are in.
-
-    Raises:
-        tf.errors.FailedPreconditionError: eagerly, if ranks are in different calls; on all ranks.
+    the ranks first tell each other which one they are in, and raise if it is not one.
     """
     if tf.executing_eagerly() and communicator.world_size > 1:
         exchange_notes(tf.zeros([0], tf.int64), [], communicator, name)
@@ -149,16 +144,13 @@ def exchange_notes(
     name: str,
     said: str = "",
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Every rank sends a note to all ranks, in a turn of its own.
+    """Every rank sends a note to all ranks, in a turn of its own: int64 `values`, of any number.
 
-    Args:
-        values: int64 `[num_values]`; the number may differ between ranks.
-        problems: Scalar strings, empty unless something went wrong on this rank. All ranks raise.
-        name: The name of the collective, the same on all ranks.
-        said: The call in errors, by default `name`; ranks must agree on it.
+    All ranks raise if one has `problems`, scalar strings. They must agree on `name`, that of the
+    collective, and on `said`, the call in errors, by default `name`.
 
-    Returns:
-        int64, the values of all ranks in rank order, and int32 `[world_size]`, how many each sent.
+    Returns int64, the values of all ranks in rank order, and int32 `[world_size]`: how many each
+    sent.
     """
     ops, world_size = libraries.ops(), communicator.world_size
     message, splits = ops.sok_pack_note(
@@ -201,21 +193,13 @@ def exchange(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Sends each rank its block of a message; within a turn.
 
-    The message travels at once, or in rounds if the transport cannot count its words. The heads,
-    which travel in the first round, say how many there are.
+    The message, int64 or float32, has blocks that begin with a head. It travels at once, or in
+    rounds if the transport cannot count its words. The heads, which travel in the first round, say
+    how many there are. All ranks raise a problem that one reports, and FailedPreconditionError if
+    they are in different calls.
 
-    Args:
-        message: int64 or float32, blocks that begin with a head.
-        splits: int32 `[world_size]`, the blocks' lengths.
-        name: The collective's name in a v1 graph.
-
-    Returns:
-        The message received, its splits, and int64 `[8]`, the call that it belongs to. No gradient
-        passes through them.
-
-    Raises:
-        tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError: a rank reported it.
-        tf.errors.FailedPreconditionError: the ranks are in different calls. Both on all ranks.
+    Returns the message received, its splits, and int64 `[8]`, the call that it belongs to. No
+    gradient passes through them.
     """
     words = message.dtype.size // tf.float32.size
     # Under a tape TensorFlow would differentiate the loop below; callers have their own gradient.
@@ -296,26 +280,26 @@ def _rounds_function(communicator):
     A loop per exchange made the first step of a model several times as long: TensorFlow
     optimizes and instantiates the two functions of each loop.
     """
-    made = getattr(communicator, "_sok_rounds", None)
-    if made is None:
-        vector, scalar = tf.TensorSpec([None]), tf.TensorSpec([], tf.int32)
-        splits = tf.TensorSpec([communicator.world_size], tf.int32)
-        call = tf.TensorSpec([_HEAD], tf.int64)
+    if hasattr(communicator, "_sok_rounds"):
+        return communicator._sok_rounds
+    vector, scalar = tf.TensorSpec([None]), tf.TensorSpec([], tf.int32)
+    splits = tf.TensorSpec([communicator.world_size], tf.int32)
+    call = tf.TensorSpec([_HEAD], tf.int64)
 
-        @tf.function(
-            autograph=False,
-            input_signature=[vector, splits, scalar, vector, splits, call],
-            experimental_attributes={"_noinline": True},
-        )
-        def made(carried, splits, more, *state):
-            def send(number):
-                what = "further rounds of a long message"
-                return _send(_part(carried, splits, number), communicator, what, IN_TURN)
+    @tf.function(
+        autograph=False,
+        input_signature=[vector, splits, scalar, vector, splits, call],
+        experimental_attributes={"_noinline": True},
+    )
+    def rounds(carried, splits, more, *state):
+        def send(number):
+            what = "further rounds of a long message"
+            return _send(_part(carried, splits, number), communicator, what, IN_TURN)
 
-            return _further_rounds(send, more, *state)
+        return _further_rounds(send, more, *state)
 
-        made = communicator._sok_rounds = made.get_concrete_function()
-    return made
+    communicator._sok_rounds = rounds.get_concrete_function()
+    return communicator._sok_rounds
 
 
 @functools.cache
@@ -333,27 +317,25 @@ def exchange_rows(
 
     The heads of the message must name the lookup's `wire_dtype`.
     """
-    communicator = lookup.communicator
 
-    def exchange_floats(message, splits, name):
+    def exchange_floats(message, splits, part):
+        name = f"{lookup.name}_{part}"
         if lookup.wire_dtype is None:
-            return exchange(message, splits, communicator, name)
+            return exchange(message, splits, lookup.communicator, name)
         narrow, narrow_splits = libraries.ops().sok_narrow_rows(message=message, splits=splits)
-        received, lengths, call = exchange(narrow, narrow_splits, communicator, name)
+        received, lengths, call = exchange(narrow, narrow_splits, lookup.communicator, name)
         return *libraries.ops().sok_widen_rows(narrow=received, narrow_splits=lengths), call
 
     # Splits are arguments, too: in a v1 graph TensorFlow goes back from captured tensors, and takes
     # any variable it finds for one that the function reads.
     @tf.custom_gradient
     def run(rows, splits):
-        received, lengths, call = exchange_floats(rows, splits, f"{lookup.name}_rows")
+        received, lengths, call = exchange_floats(rows, splits, "rows")
 
         @tf.custom_gradient
         def send_back(grad, lengths):
             with turn() as done:
-                returned, _, returned_call = exchange_floats(
-                    grad, lengths, f"{lookup.name}_rows_grad"
-                )
+                returned, _, returned_call = exchange_floats(grad, lengths, "rows_grad")
                 done.append(returned_call)
 
             def refused(second):
@@ -362,7 +344,7 @@ def exchange_rows(
             return returned, refused
 
         def back(grad, *_):
-            with tf.control_dependencies(lookup.before_gradient(communicator)):
+            with tf.control_dependencies(lookup.before_gradient(lookup.communicator)):
                 return send_back(grad, lengths), None
 
         return (received, lengths, call), back
@@ -399,36 +381,20 @@ def _behind(ops, result):
         )
 
 
-def _function_graph():
-    """The graph being built of a function, a branch or a loop body; None elsewhere."""
-    if tf.executing_eagerly():
-        return None
-    graph = tf.compat.v1.get_default_graph()
-    return graph if graph.building_function else None
-
-
 def _token_here():
     """The token: one for a process, or one for each v1 graph."""
-    token = _outermost_token()
-    # The gradient of a loop's body can take only resources of that body.
-    forward = getattr(tf.compat.v1.get_default_graph(), "_forward_graph", None)
-    return token if forward is None else forward.capture(token)
-
-
-def _outermost_token():
+    line, tokens = comm.line(), _tokens
     with tf.init_scope():
         if not tf.executing_eagerly():
             graph = tf.compat.v1.get_default_graph()
-            if not hasattr(graph, "_sok_token"):
-                graph._sok_token = _make_token()
-            return graph._sok_token
-        line = comm.line()
-        if line not in _tokens:
-            _tokens[line] = _make_token()
-        return _tokens[line]
-
-
-def _make_token():
-    name = f"sok_turns{comm.line()}"
-    with tf.device("CPU:0"):
-        return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=name)
+            if not hasattr(graph, "_sok_tokens"):
+                graph._sok_tokens = {}
+            tokens = graph._sok_tokens
+        if line not in tokens:
+            with tf.device("CPU:0"):
+                tokens[line] = tf.raw_ops.VarHandleOp(
+                    dtype=tf.int64, shape=[], shared_name=f"sok_turns{line}"
+                )
+    # The gradient of a loop's body can take only resources of that body.
+    forward = getattr(tf.compat.v1.get_default_graph(), "_forward_graph", None)
+    return tokens[line] if forward is None else forward.capture(tokens[line])

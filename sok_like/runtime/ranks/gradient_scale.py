@@ -40,11 +40,6 @@ def factor(attribute: float, world_size: int) -> float:
         return attribute
     if losses_are_means:
         return 1.0 / world_size
-    _warn_once(world_size)
-    return 1.0
-
-
-def _warn_once(world_size):
     global _warned
     if not _warned:
         _warned = True
@@ -54,6 +49,7 @@ def _warn_once(world_size):
             "batch of all ranks. Received: gradient_scale='auto', taken as 'sum'.",
             stacklevel=2,
         )
+    return 1.0
 
 
 @hooks.behind(hooks.MODELS)

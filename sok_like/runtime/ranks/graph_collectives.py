@@ -18,16 +18,14 @@ from sok_like.runtime.ranks import agreement, comm, exchange_order
 
 
 class Steps:
-    """Steps of one call, one after the other, taken at once; outside of graphs.
+    """Steps of one call of the user, one after the other, taken at once; outside of graphs.
 
-    Args:
-        call: The user's call, for the error of ranks in different calls.
-        alone_alike: Whether a single rank raises what several would: RuntimeError, "rank 0: ...".
+    `alone_alike`: whether a single rank raises what several would, RuntimeError, "rank 0: ...".
     """
 
     def __init__(self, call: str, alone_alike: bool = False):
         self.call, self._alone_alike, self._communicator = call, alone_alike, comm.current()
-        self._told: list[Any] = []  # all ranks' messages of the last step, once there is one
+        self._messages: list[Any] = []  # of all ranks, of the last step, once there is one
 
     def take(
         self,
@@ -37,45 +35,39 @@ class Steps:
         verify: Callable[[list], None] | None = None,
         undo: Callable[[], None] | None = None,
     ) -> list:
-        """Runs `function` on every rank, then compares the ranks' messages.
+        """Runs `function` on every rank, then compares the ranks' messages as `agreed` does.
 
         Args:
             function: Called with all ranks' messages of the step before (a list by rank; left out
                 in the first step) and the inputs. Returns this rank's message (JSON, or None),
                 followed by the outputs if there are any.
             inputs: Tensors; within a graph the function gets them as NumPy arrays.
-            outputs: Dtypes of the outputs.
+            outputs: Dtypes of the outputs, which are returned as tensors. Within a graph they are
+                available once no rank has failed.
             verify: Called with all ranks' messages. What it raises, it must raise on all ranks.
             undo: Called if a rank has failed, before the error is raised.
-
-        Returns:
-            The outputs as tensors, within a graph available once no rank has failed.
-
-        Raises:
-            RuntimeError: `rank r: ...`, on all ranks; tf.errors.ResourceExhaustedError for a
-                MemoryError. A single rank raises the exception itself unless it is `alone_alike`.
         """
-        found: list[Any] = []
+        results: list[Any] = []
         dtypes = list(outputs)
 
         def run():
-            message = function(*self._told, *inputs)
+            message = function(*self._messages, *inputs)
             if dtypes:
-                message, *found[:] = message
+                message, *results[:] = message
             return message
 
         try:
-            told = self._agreed(run)
+            messages = self._agreed(run)
             if verify is not None:
-                verify(told)
+                verify(messages)
         except BaseException as error:
             # Otherwise another rank may go on, and publish what this one removes.
             if undo is not None and agreement.raised_on_all(error, self._communicator):
                 with contextlib.suppress(Exception):  # the reason to undo is what counts
                     undo()
             raise
-        self._told = [told]
-        return [tf.constant(value, dtype) for value, dtype in zip(found, dtypes, strict=True)]
+        self._messages = [messages]
+        return [tf.constant(value, dtype) for value, dtype in zip(results, dtypes, strict=True)]
 
     def _agreed(self, function):
         try:
@@ -110,17 +102,22 @@ class GraphSteps(Steps):
         self._name, self._count, self._mark, self._begun = name, 0, mark, [mark()]
 
     def take(self, function, inputs=(), outputs=(), verify=None, undo=None):
-        dtypes, name, previous = list(outputs), f"{self._name}_{self._count}", self._told
+        dtypes, name, previous = list(outputs), f"{self._name}_{self._count}", self._messages
         self._count += 1
+
+        def as_note(message):
+            return agreement.encoded({**message, "call": self.call})
 
         def guarded(*arguments):
             try:
-                told = [json.loads(text_of(text)) for text in arguments[: len(previous)]]
-                results = function(*told, *arguments[len(previous) :])
-                said, *found = results if dtypes else (results,)
-                return (self._encoded({"said": said}), *found)
+                messages = [json.loads(text_of(text)) for text in arguments[: len(previous)]]
+                results = function(*messages, *arguments[len(previous) :])
+                said, *values = results if dtypes else (results,)
+                return (as_note({"said": said}), *values)
             except Exception as error:
-                return (self._encoded(agreement.problem_of(error)), *map(_blank, dtypes))
+                as_numpy = (object if t == tf.string else t.as_numpy_dtype for t in dtypes)
+                nothing = (np.zeros([0], dtype) for dtype in as_numpy)
+                return (as_note(agreement.problem_of(error)), *nothing)
 
         def compare(texts, lengths):
             messages = agreement.decoded(texts, lengths)
@@ -137,25 +134,20 @@ class GraphSteps(Steps):
             return json.dumps(said).encode()
 
         with tf.control_dependencies(self._begun):
-            say, *found = tf.numpy_function(guarded, [*previous, *inputs], [tf.int64, *dtypes])
-        say.set_shape([None])
-        (told,) = tf.numpy_function(compare, self._exchanged(say, name), [tf.string])
-        told.set_shape([])
-        self._told = [told]
+            note, *values = tf.numpy_function(guarded, [*previous, *inputs], [tf.int64, *dtypes])
+        note.set_shape([None])
+        notes = [note, tf.shape(note)]
+        if self._communicator.world_size > 1:
+            with agreement.naming(self.call):
+                notes = exchange_order.exchange_notes(note, [], self._communicator, name)
+        (messages,) = tf.numpy_function(compare, list(notes), [tf.string])
+        messages.set_shape([])
+        self._messages = [messages]
         with self.done():
-            return [tf.identity(tensor) for tensor in found]
-
-    def _exchanged(self, say, name):
-        if self._communicator.world_size == 1:
-            return [say, tf.shape(say)]
-        with agreement.naming(self.call):
-            return list(exchange_order.exchange_notes(say, [], self._communicator, name))
-
-    def _encoded(self, message):
-        return agreement.encoded({**message, "call": self.call})
+            return [tf.identity(tensor) for tensor in values]
 
     def done(self):
-        return tf.control_dependencies(self._told)
+        return tf.control_dependencies(self._messages)
 
     def end(self, result):
         with self.done(), tf.control_dependencies([self._mark()]):
@@ -165,7 +157,3 @@ class GraphSteps(Steps):
 def text_of(scalar: Any) -> bytes:
     """The bytes of a string scalar, which is bytes in a graph and an array when eager."""
     return np.asarray(scalar, dtype=object).item()
-
-
-def _blank(dtype):
-    return np.zeros([0], object if dtype == tf.string else dtype.as_numpy_dtype)

@@ -22,6 +22,7 @@ from sok_like.runtime.ranks.comm import (
     averaged,
     check_connected,
     launched_world_size,
+    no_group,
 )
 
 # Settings that Horovod and Open MPI read as they start. Values of the user are kept.
@@ -93,12 +94,8 @@ def _as_summed(tensor):
 class HorovodCommunicator:
     """Horovod's collectives, over MPI, Gloo or NCCL as Horovod was built and launched.
 
-    Args:
-        groups_later: Initialises Horovod so that `subset` can make groups later. Its ranks then
-            agree on groups in each cycle. No effect if the program has initialised Horovod.
-
-    Raises:
-        RuntimeError: Horovod did not find the other processes.
+    `groups_later` initialises Horovod so that `subset` can make groups later. Its ranks then agree
+    on groups in each cycle. No effect if the program has initialised Horovod.
     """
 
     def __init__(self, groups_later: bool = False):
@@ -147,10 +144,7 @@ class HorovodCommunicator:
             if self._hvd.rank() in group:
                 mine = made
         if mine is None:
-            raise ValueError(
-                f"Every rank must be in a group. Received: groups={groups} on rank "
-                f"{self._hvd.rank()}"
-            )
+            raise no_group(groups, self._hvd.rank())
         return mine
 
     def _group(self, ranks):

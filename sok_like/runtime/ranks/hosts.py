@@ -23,7 +23,7 @@ def names() -> list[str]:
     """This host's name, by which launchers start ranks there, and its addresses."""
     addresses = [_of_interface(interface) for _, interface in socket.if_nameindex()]
     own = os.environ.get(launchers.HOST_NAME) or socket.gethostname()
-    return [own, *(found for found in addresses if not _is_loopback(found))]
+    return [own, *(address for address in addresses if not _is_loopback(address))]
 
 
 def address(hosts: Sequence[Sequence[str]]) -> str:
@@ -32,7 +32,7 @@ def address(hosts: Sequence[Sequence[str]]) -> str:
     It is that of the interface named to the launcher, if any, or else of the one from which packets
     reach another host. The loopback if there is none.
     """
-    return next((found for found in _candidates(hosts) if not _is_loopback(found)), LOOPBACK)
+    return next((a for a in _candidates(hosts) if not _is_loopback(a)), LOOPBACK)
 
 
 def _candidates(hosts) -> Iterator[str]:

@@ -6,13 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.runtime.checks import as_integer, require, wrong_argument
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.native import freed_memory, libraries
 from sok_like.runtime.ranks import comm, engines, exchange_order, stalls
 
 _arguments: dict | None = None
-_INT32_MAX = 2**31 - 1
 
 
 def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
@@ -62,13 +61,13 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
         )
     check_replicas()
     communicator = comm.current() if comm.is_initialized() else engines.choose()
-    hooks.install_all()
-    freed_memory.keep()
-    _check_batch(global_batch_size, communicator.world_size)
-    again = _arguments is not None
-    comm.set_current(communicator)
-    stalls.start(communicator)
-    _arguments = arguments
+    if global_batch_size < communicator.world_size:
+        raise ValueError(
+            "`global_batch_size` is too small: it must be at least the number of ranks, "
+            f"{communicator.world_size}. Received: global_batch_size={global_batch_size}"
+        )
+    _start(communicator)
+    again, _arguments = _arguments is not None, arguments
     if again and tf.executing_eagerly():
         return tf.constant("OK")
     return _agree_on_seed(communicator, seed)
@@ -96,17 +95,15 @@ def ensure_initialized(seed: int | None = None, groups_later: bool = False) -> N
         return
     seed = _checked_seed(seed)
     communicator = engines.choose(groups_later)
+    _start(communicator)
+    comm.run_now(lambda: [_agree_on_seed(communicator, seed)])
+
+
+def _start(communicator):
     hooks.install_all()
     freed_memory.keep()
     comm.set_current(communicator)
-    stalls.start(comm.current())
-    if tf.executing_eagerly():
-        _agree_on_seed(comm.current(), seed)
-        return
-    # A session of its own, which leaves devices other than the CPU to the program's session.
-    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
-    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
-        session.run(_agree_on_seed(comm.current(), seed))
+    stalls.start(communicator)
 
 
 def reset() -> None:
@@ -121,29 +118,20 @@ def _checked_seed(seed):
         return None
     integer = as_integer(seed)
     if integer is None:
-        raise TypeError(f"`seed` must be an integer or None. Received: seed={seed!r}")
-    if not -(2**63) <= integer < 2**63:
-        raise ValueError(f"`seed` must be in [-2**63, 2**63). Received: seed={seed!r}")
+        raise wrong_argument("seed", "an integer or None", seed, error=TypeError)
+    require(-(2**63) <= integer < 2**63, "seed", "in [-2**63, 2**63)", seed)
     return integer
-
-
-def _check_batch(global_batch_size, world_size):
-    if global_batch_size < world_size:
-        raise ValueError(
-            "`global_batch_size` is too small: it must be at least the number of ranks, "
-            f"{world_size}. Received: global_batch_size={global_batch_size}"
-        )
 
 
 def _agree_on_seed(communicator, seed):
     """Broadcasts rank 0's seed and hands it to the op library; returns `'OK'` after that."""
     ops = libraries.ops()
-    mine = secrets.randbelow(_INT32_MAX) if seed is None else seed
+    mine = secrets.randbelow(2**31 - 1) if seed is None else seed
     mine = tf.constant(mine, tf.int64, name="sok_seed")
     agreed, warn = mine, None
     if communicator.world_size > 1:
-        told, _ = exchange_order.exchange_notes(mine[tf.newaxis], [], communicator, "sok_init")
-        agreed = told[0]
+        seeds, _ = exchange_order.exchange_notes(mine[tf.newaxis], [], communicator, "sok_init")
+        agreed = seeds[0]
         if seed is not None:
             warn = tf.cond(
                 tf.equal(mine, agreed),

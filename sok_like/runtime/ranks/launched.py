@@ -34,11 +34,9 @@ def bound(command: Sequence[str], number: int) -> list[str]:
 
 
 class Launched:
-    """One start of a job's ranks.
+    """One start of a job's ranks, which run `command`.
 
-    Args:
-        launch: The launcher with its options; empty for one rank, which needs none.
-        command: What each rank runs.
+    `launch` is the launcher with its options, empty for one rank, which needs none.
     """
 
     def __init__(self, launch: Sequence[str], command: Sequence[str], environment: dict[str, str]):
@@ -78,32 +76,25 @@ class Launched:
         """The processes below the launcher that run the command, without children of theirs."""
         if not self._needs_launcher:
             return [self.process.pid]
-        children = defaultdict(list)
+        children, words = defaultdict(list), {}
         for process in pathlib.Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it has ended
                 parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+                line = os.fsdecode((process / "cmdline").read_bytes())
+                words[int(process.name)] = line.split("\0")[:-1]
                 children[int(parent)].append(int(process.name))
-        found, waiting = [], children[self.process.pid]
-        while waiting:
-            pid = waiting.pop()
-            runs = _words(pid)[-len(self._command) :] == self._command
-            (found if runs else waiting).extend([pid] if runs else children[pid])
-        return found
-
-
-def _words(pid):
-    try:
-        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
-    except (OSError, UnicodeDecodeError):
-        return []
+        ranks, others = [], children[self.process.pid]
+        while others:
+            pid = others.pop()
+            if words[pid][-len(self._command) :] == self._command:
+                ranks.append(pid)
+            else:
+                others += children[pid]
+        return ranks
 
 
 class Signals:
-    """Hands the signals that end a job on to its ranks.
-
-    Args:
-        grace: Seconds that ranks have to end by themselves, after the first signal.
-    """
+    """Hands the signals that end a job on to its ranks, which have `grace` seconds to end."""
 
     def __init__(self, grace: float):
         self.received: list[int] = []
@@ -125,11 +116,11 @@ class Signals:
 
     def _pause(self, number, frame):
         """Ctrl-Z: ranks are in another session, which no terminal stops."""
-        for signalled in (signal.SIGSTOP, signal.SIGCONT):
-            if self._job is not None:
-                self._job.send(signalled)
-            if signalled == signal.SIGSTOP:
-                os.kill(os.getpid(), signal.SIGSTOP)
+        if self._job is not None:
+            self._job.send(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        if self._job is not None:  # somebody has continued this process
+            self._job.send(signal.SIGCONT)
 
     def status_of(self, job: Launched) -> int:
         """Waits for the job's end; its status, 128 + signal if a signal ended it."""
@@ -143,7 +134,8 @@ class Signals:
             if late or len(self.received) > 1:
                 name = signal.Signals(self.received[0]).name
                 why = f"they did not end within {self._grace:g} s of {name}"
-                why = why if late else "a second signal came"
+                if not late:
+                    why = "a second signal came"
                 print(f"sok_like.run: ranks were killed: {why}", file=sys.stderr, flush=True)
                 status = job.kill()
                 break

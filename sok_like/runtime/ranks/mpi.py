@@ -27,6 +27,7 @@ from sok_like.runtime.ranks.comm import (
     SingleProcess,
     averaged,
     check_connected,
+    no_group,
 )
 
 _FOREVER = 1e9  # seconds
@@ -53,7 +54,7 @@ def _ctrl_c_ends_the_program():
 
 def _interrupt_behind(frame, instruction):
     """Interrupts the main thread when it has left `instruction` of `frame`, and waits no more."""
-    library = ctypes.CDLL(str(libraries.ops_path()))
+    library = libraries.functions()
     what, number = ctypes.create_string_buffer(512), ctypes.c_int64()
     interval, deadline = sys.getswitchinterval(), time.monotonic() + _ENDS_WAIT
     sys.setswitchinterval(1e-5)  # the exception must not reach the end of the program first
@@ -68,20 +69,11 @@ def _interrupt_behind(frame, instruction):
     _thread.interrupt_main()
 
 
-def _size(tensor):
-    known = tensor.shape.num_elements()
-    return tf.size(tensor, tf.int64) if known is None else known
-
-
 class MpiCommunicator:
-    """MPI's collectives. The first one of a process initialises MPI, unless the program has.
+    """MPI's collectives, by a library's file. The first one of a process initialises MPI.
 
-    Args:
-        library: The file of the MPI library to use.
-
-    Raises:
-        RuntimeError: MPI cannot be initialised, did not find the other processes, or was
-            initialised by the program for one thread only.
+    RuntimeError if it cannot, if MPI did not find the other processes, or if the program has
+    initialised it for one thread only.
     """
 
     def __init__(self, library: str):
@@ -100,7 +92,8 @@ class MpiCommunicator:
         self._world = self
         self._divisions: dict[tuple, Communicator] = {}
         self._ended = False  # what this process waits for
-        atexit.register(self._leave)
+        # At the end of the program MPI waits for all ranks, unless one cannot come.
+        atexit.register(lambda: self.shut_down(0.0 if self._ended else _FOREVER))
 
     def _call(self, function, *arguments):
         problem = ctypes.create_string_buffer(_PROBLEM)
@@ -113,18 +106,14 @@ class MpiCommunicator:
     def subset(self, groups: Sequence[Sequence[int]]) -> Communicator:
         everyone = self._world._ranks
         divided = tuple(tuple(map(int, group)) for group in groups)
-        mine = [group for group in divided if self._world.rank in group]
-        if not mine:
-            raise ValueError(
-                f"Every rank must be in a group. Received: groups={groups} on rank "
-                f"{self._world.rank}"
-            )
+        own = next((group for group in divided if self._world.rank in group), None)
+        if own is None:
+            raise no_group(groups, self._world.rank)
         if divided not in self._divisions:
             if all(len(group) == 1 or group == everyone for group in divided):
-                whole = mine[0] == everyone
-                self._divisions[divided] = self._world if whole else SingleProcess()
+                self._divisions[divided] = self._world if own == everyone else SingleProcess()
             else:
-                self._divisions[divided] = self._divide(divided, mine[0])
+                self._divisions[divided] = self._divide(divided, own)
         return self._divisions[divided]
 
     def _divide(self, groups, mine):
@@ -176,7 +165,9 @@ class MpiCommunicator:
     def _mean(self, tensors, name):
         flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
         mean = self.sum(flat, name) / tf.cast(self.world_size, flat.dtype)
-        parts = tf.split(mean, [_size(tensor) for tensor in tensors], num=len(tensors))
+        known = ((tensor, tensor.shape.num_elements()) for tensor in tensors)
+        sizes = [tf.size(tensor, tf.int64) if n is None else n for tensor, n in known]
+        parts = tf.split(mean, sizes, num=len(tensors))
         return [
             tf.ensure_shape(tf.reshape(part, tf.shape(tensor)), tensor.shape)
             for tensor, part in zip(tensors, parts, strict=True)
@@ -194,7 +185,3 @@ class MpiCommunicator:
     def shut_down(self, seconds: float) -> bool:
         """Ends MPI, once all ranks have called this; False if they have not after `seconds`."""
         return bool(self._library.sok_mpi_close(seconds))
-
-    def _leave(self):
-        """At the end of the program MPI waits for all ranks, unless one cannot come."""
-        self.shut_down(0.0 if self._ended else _FOREVER)

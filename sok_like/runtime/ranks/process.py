@@ -78,11 +78,9 @@ def shard(dataset: tf.data.Dataset, *, drop_remainder: bool) -> tf.data.Dataset:
         )
     # Keeps only windows that have an element for every rank.
     windows = dataset.window(ranks, drop_remainder=True)
-    return windows.flat_map(lambda *parts: _zip(parts).skip(mine).take(1))
 
+    def own_element(*components):  # a dataset for each component of the window's elements
+        window = tf.data.Dataset.zip(components if len(components) > 1 else components[0])
+        return window.skip(mine).take(1)
 
-def _zip(parts):
-    """One dataset of the elements of a window, which holds one dataset per component."""
-    import tensorflow as tf
-
-    return tf.data.Dataset.zip(parts if len(parts) > 1 else parts[0])
+    return windows.flat_map(own_element)

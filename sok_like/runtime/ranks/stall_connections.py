@@ -34,21 +34,12 @@ _MOST_STRANGERS = 64
 
 
 class Line:
-    """A connection to another rank of the job.
-
-    Args:
-        key: Known to both sides only.
-        rank: The other side's rank.
-        is_server: Whether this side is rank 0.
-
-    Attributes:
-        open: False when the other side has closed the connection, or was not who it should be.
-        heard: Number of messages received.
-    """
+    """A connection to another `rank` of the job, with a key that both sides only know."""
 
     def __init__(self, connection: socket.socket, key: bytes, rank: int, is_server: bool):
         connection.setblocking(False)
-        self.rank, self.open = rank, True
+        self.rank = rank  # of the other side; rank 0 is the server
+        self.open = True  # until the other side closes it, or was not who it should be
         self._connection, self._key = connection, key
         self._me, self._other = (b"server", b"client") if is_server else (b"client", b"server")
         self._sent = self.heard = 0  # messages
@@ -79,12 +70,10 @@ class Line:
         except OSError:
             received = b""
         self._read += received
-        found = []
-        while (message := self._next()) is not None:
-            found.append(message)
+        messages = list(iter(self._next, None))
         if not received:
             self.close()
-        return found
+        return messages
 
     def _next(self):
         if not self.open or len(self._read) < _HEAD.size:
@@ -113,8 +102,7 @@ class Line:
 def connect(address: tuple[str, int], secret: str, rank: int, seconds: float) -> Line:
     """The connection of `rank` to rank 0. Tries again if a flood of strangers pushes it out.
 
-    Raises:
-        OSError: rank 0 could not be reached within `seconds`, or does not know the secret.
+    OSError if rank 0 could not be reached within `seconds`, or does not know the secret.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -185,10 +173,8 @@ class _Stranger:
 class Door:
     """Rank 0's port. It lets each of the other ranks in once, and is closed when all are in.
 
-    Args:
-        host: The address of the interface to listen at.
-        selector: Watches the port and the lines: the data of their keys goes to `answer`, a `Line`
-            is for the caller.
+    The selector watches the port, at the address `host`, and the lines. The data of their keys goes
+    to `answer`; a `Line` is for the caller.
     """
 
     def __init__(self, host: str, secret: str, world_size: int, selector: selectors.BaseSelector):
@@ -206,15 +192,14 @@ class Door:
         """Serves who called; returns the line of a rank that has come in, registered."""
         if isinstance(caller, _Stranger):
             return self._examine(caller)
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:  # it has gone already, or the process has too many open files
-            return None
-        try:
-            stranger = _Stranger(connection)
-        except OSError:
-            connection.close()
-            return None
+        with contextlib.ExitStack() as at_failure:
+            try:
+                connection, _ = self._listener.accept()
+                at_failure.callback(connection.close)
+                stranger = _Stranger(connection)
+            except OSError:  # it has gone already, or the process has too many open files
+                return None
+            at_failure.pop_all()
         self._strangers.append(stranger)
         self._selector.register(connection, selectors.EVENT_READ, stranger)
         if len(self._strangers) > self._most:

@@ -31,11 +31,7 @@ class _Rank:
 
 
 class Judge:
-    """What rank 0 knows of all ranks.
-
-    Args:
-        limit: Seconds that a rank may wait.
-    """
+    """What rank 0 knows of all ranks; `limit`: seconds that a rank may wait."""
 
     def __init__(self, world_size: int, limit: float):
         now = time.monotonic()
@@ -45,25 +41,18 @@ class Judge:
     def hear(self, rank: int, report: dict[str, Any]) -> None:
         """Takes a rank's report.
 
-        Args:
-            report: `what` it waits for and for how many `seconds`, the `number` of that wait among
-                its own, how it has `ended`, and whether it `leaves` now and has `stopped` waiting.
+        It says `what` the rank waits for and for how many `seconds`, the `number` of that wait
+        among its own, how it has `ended`, and whether it `leaves` now and has `stopped` waiting.
         """
         now = time.monotonic()
-        seconds = report.get("seconds")
-        seconds = float(seconds) if isinstance(seconds, (int, float)) else 0.0
-        what, ended = str(report.get("what", "")), str(report.get("ended", ""))
-        number = report.get("number")
-        number = number if isinstance(number, int) else 0
-        said = {name: report.get(name) is True for name in ("leaves", "stopped")}
-        self._ranks[rank] = _Rank(now, True, what, now - seconds, ended, number, **said)
+        rest = {name: report[name] for name in report if name != "seconds"}
+        self._ranks[rank] = _Rank(now, True, since=now - report["seconds"], **rest)
 
     def lose(self, rank: int) -> None:
         """Notes that a rank's connection has ended."""
-        known = self._ranks[rank]
-        known.what, known.lost, known.leaves = "", not known.ended, True
-        known.connected = False
-        known.ended = known.ended or "has ended without a message"
+        gone = self._ranks[rank]
+        gone.what, gone.lost, gone.leaves, gone.connected = "", not gone.ended, True, False
+        gone.ended = gone.ended or "has ended without a message"
 
     def forgive(self, seconds: float) -> None:
         """Takes no account of `seconds` that have just passed, in which nobody could be heard."""
@@ -87,12 +76,11 @@ class Judge:
         """Which ranks have stopped reporting for longer than the limit; empty if none has."""
         now = time.monotonic()
         limit = max(self._limit, SILENT)
-        silent = [
+        return "; ".join(
             f"rank {r} has not answered for {now - rank.heard:.0f} s"
             for r, rank in enumerate(self._ranks)
             if rank.connected and now - rank.heard > limit
-        ]
-        return "; ".join(silent)
+        )
 
     def left(self) -> str:
         """Which ranks join no more exchanges, and why; empty if all do."""
@@ -121,8 +109,9 @@ class Judge:
         if not away:
             return f"{where(what)} takes longer than {self._limit:g} s, though all ranks are in it"
         reasons = "; ".join(f"rank {r} {self._doing(self._ranks[r], now)}" for r in away)
-        seconds = waiting[first]
-        return f"{where(what)}: {_list(came)} reached it and waited for {seconds:.0f} s; {reasons}"
+        ranks = ("rank " if len(came) == 1 else "ranks ") + ", ".join(map(str, came))
+        waited = f"{ranks} reached it and waited for {waiting[first]:.0f} s"
+        return f"{where(what)}: {waited}; {reasons}"
 
     def _in_vain(self, waiting, came, away):
         """Whether the exchange that they wait for cannot happen."""
@@ -158,7 +147,3 @@ class Judge:
 def where(what: str) -> str:
     """The name of an exchange in errors."""
     return f"the exchange '{what}'"
-
-
-def _list(ranks):
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

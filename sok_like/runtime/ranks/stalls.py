@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, hosts, stall_verdict
-from sok_like.runtime.ranks.comm import Communicator
+from sok_like.runtime.ranks.comm import Communicator, run_now
 from sok_like.runtime.ranks.stall_connections import Door, Line, connect
 
 _PERIOD = 0.25  # seconds from one report to the next
@@ -82,10 +82,10 @@ def start(communicator: Communicator) -> None:
         host = hosts.address(names) if several_hosts else hosts.LOOPBACK
         door = Door(host, secret, communicator.world_size, selector)
         mine = json.dumps([*door.address, secret])
-    told = _gather(mine, communicator)[0]
-    if limit == 0 or not told:
+    where = _gather(mine, communicator)[0]
+    if limit == 0 or not where:
         return
-    host, port, secret = json.loads(told)
+    host, port, secret = json.loads(where)
     _watch = _Watch(communicator, limit, door or (host, port), secret, selector)
     _watch.start()
     atexit.register(_watch.say_goodbye)
@@ -102,9 +102,7 @@ def raise_reason(error: Exception) -> None:
 class _Watch(threading.Thread):
     """The thread of one process; rank 0's has a connection to each of the others.
 
-    Args:
-        rank_0: On rank 0 its door, elsewhere its address.
-        selector: Waits for messages; has rank 0's door.
+    `rank_0` is its door on rank 0, elsewhere its address. `selector` has the door.
     """
 
     def __init__(self, communicator, limit, rank_0, secret, selector):
@@ -112,8 +110,7 @@ class _Watch(threading.Thread):
         self.reason = ""
         self.told = threading.Event()  # set when waiting was ended, or all ranks have ended
         self._communicator, self._rank = communicator, communicator.rank
-        libraries.ops()  # loads the library
-        self._library = ctypes.CDLL(str(libraries.ops_path()))
+        self._library = libraries.functions()
         self._library.sok_longest_wait.restype = ctypes.c_double
         self._limit, self._selector = limit, selector
         self._ended = ""  # how this rank ended, if it has
@@ -158,7 +155,12 @@ class _Watch(threading.Thread):
                 due = time.monotonic() + _PERIOD
                 self._report()
             if time.monotonic() > self._give_up:
-                self._end_process()
+                self._say(
+                    "The collectives cannot be shut down, so this process ends with status "
+                    f"{STALLED}. The reason: {self.reason}"
+                )
+                _in_time(sys.stdout.flush)
+                os._exit(STALLED)
 
     def _forgive(self, seconds):
         """After this process was stopped, as by Ctrl-Z, perhaps with all others: they may go on."""
@@ -305,14 +307,6 @@ class _Watch(threading.Thread):
                     give_up = min(give_up, time.monotonic() + _SHUTS_DOWN)
         self._closed.set()
 
-    def _end_process(self):
-        self._say(
-            f"The collectives cannot be shut down, so this process ends with status {STALLED}. "
-            f"The reason: {self.reason}"
-        )
-        _in_time(sys.stdout.flush)
-        os._exit(STALLED)
-
     def _say(self, text):
         _in_time(lambda: print(f"sok_like, rank {self._rank}: {text}", file=sys.stderr, flush=True))
 
@@ -325,12 +319,7 @@ def _in_time(act: Callable[[], None]) -> None:
 
 
 def _gather(text, communicator):
-    """The texts of all ranks; uses a session of its own while a v1 graph is being built."""
+    """The texts of all ranks."""
     data = np.frombuffer(json.dumps(text).encode() + b"\n", np.uint8)
-    if tf.executing_eagerly():
-        told = communicator.all_gather(tf.constant(data), "sok_stalls").numpy()
-    else:
-        config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
-        with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
-            told = session.run(communicator.all_gather(tf.constant(data), "sok_stalls"))
-    return [json.loads(line) for line in told.tobytes().decode().splitlines()]
+    (texts,) = run_now(lambda: [communicator.all_gather(tf.constant(data), "sok_stalls")])
+    return [json.loads(line) for line in texts.tobytes().decode().splitlines()]

@@ -6,7 +6,6 @@ The C++ library counts. It keeps batches only while they are observed. Two of it
 from __future__ import annotations
 
 import ctypes
-import functools
 import warnings
 from typing import NamedTuple
 
@@ -23,44 +22,37 @@ class ObservedBatch(NamedTuple):
     hottest: int  # occurrences of the most frequent 1% of the different keys
 
 
-@functools.cache
-def _library():
-    libraries.ops()  # loads it
-    library = ctypes.CDLL(str(libraries.ops_path()))
-    library.sok_waited_seconds.restype = ctypes.c_double
-    library.sok_observed_batch.restype = ctypes.c_int64
-    return library
-
-
 def observe_batches(on: bool) -> None:
     """If `on`, forgets earlier batches and keeps those to come; if not, keeps no more."""
-    _library().sok_observe_batches(int(on))
+    libraries.functions().sok_observe_batches(int(on))
 
 
 def observed_batch(table_name: str) -> ObservedBatch:
     """The batch kept of a table; zeros without one."""
+    observed = libraries.functions().sok_observed_batch
+    observed.restype = ctypes.c_int64
     unique, hottest = ctypes.c_int64(0), ctypes.c_int64(0)
-    keys = _library().sok_observed_batch(
-        table_name.encode(), ctypes.byref(unique), ctypes.byref(hottest)
-    )
+    keys = observed(table_name.encode(), ctypes.byref(unique), ctypes.byref(hottest))
     return ObservedBatch(keys, unique.value, hottest.value)
 
 
 def exchange_seconds() -> float:
     """Seconds that this process has spent in exchanges with other ranks."""
-    return _library().sok_waited_seconds()
+    waited = libraries.functions().sok_waited_seconds
+    waited.restype = ctypes.c_double
+    return waited()
 
 
-_told: set[str] = set()  # tables
+_warned: set[str] = set()  # tables
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_double)
 def _warn_of_uneven_owners(table, owner, times_its_share):
     """Called by lookups on several ranks (`cpp/tf/owner_watch.h`). Rank 0 warns, once."""
     table = table.decode()
-    if comm.current_or_single().rank > 0 or table in _told:
+    if comm.current_or_single().rank > 0 or table in _warned:
         return
-    _told.add(table)
+    _warned.add(table)
     warnings.warn(
         f"Table '{table}': rank {owner} owns {times_its_share:.2f} times the mean number of keys. "
         "A key's owner is key % number of ranks, so keys with a common factor meet on few ranks. "
@@ -83,5 +75,5 @@ def _warn_of_surplus(table, capacity, num_keys):
 
 @hooks.at_init
 def _install():
-    _library().sok_on_uneven_owners(_warn_of_uneven_owners)
-    _library().sok_on_surplus(_warn_of_surplus)
+    libraries.functions().sok_on_uneven_owners(_warn_of_uneven_owners)
+    libraries.functions().sok_on_surplus(_warn_of_surplus)
