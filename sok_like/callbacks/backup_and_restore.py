@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.callbacks.resumed_data import Progress, Resumed
-from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.runtime.checks import as_integer, check_integer, require, wrong_argument
 from sok_like.runtime.framework.keras_version import is_keras_3
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
@@ -76,17 +76,11 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         batches = as_integer(save_freq)
         if save_freq != "epoch" and (batches is None or batches < 1):
             raise wrong_argument("save_freq", '"epoch" or a number of batches >= 1', save_freq)
-        every = as_integer(sigterm_every)
-        if every is None or every < 1:
-            raise wrong_argument("sigterm_every", "an integer >= 1", sigterm_every)
+        self._sigterm_every = check_integer("sigterm_every", sigterm_every)
+        self._max_to_keep = check_integer("max_to_keep", max_to_keep)
+        require(isinstance(background, bool), "background", "True or False", background)
         self.backup_dir, self.delete_checkpoint = os.fspath(backup_dir), bool(delete_checkpoint)
-        if not isinstance(background, bool):
-            raise wrong_argument("background", "True or False", background)
-        kept = as_integer(max_to_keep)
-        if kept is None or kept < 1:
-            raise wrong_argument("max_to_keep", "an integer >= 1", max_to_keep)
-        self._kept = kept
-        self._batches, self._sigterm_every, self._background = batches, every, background
+        self._batches, self._background = batches, background
         self._running: BackgroundDump | None = None
         self._seen, self._signalled, self._previous = 0, False, None
         self._progress, self._saved, self._is_later = Progress(), None, False
@@ -108,10 +102,10 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         checkpoint = tf.train.Checkpoint(model=self.model, progress=self._variable)
         communicator = comm.current()
         call = "sok.callbacks.BackupAndRestore"
-        told = agreed(lambda: self.backup_dir, communicator, call)
-        if len(set(told)) > 1:
+        folders = agreed(lambda: self.backup_dir, communicator, call)
+        if len(set(folders)) > 1:
             raise RuntimeError(
-                f"`backup_dir` must be the same folder on all ranks. Received: {told}, by rank"
+                f"`backup_dir` must be the same folder on all ranks. Received: {folders}, by rank"
             )
         if self._running is not None:  # of a `fit` that raised
             self._running.cancel()
@@ -123,7 +117,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
                 durable.make_folder(self.backup_dir)
                 self._lock = in_use.lock(self.backup_dir, "backup_dir")
             self._manager = tf.train.CheckpointManager(
-                checkpoint, self.backup_dir, max_to_keep=self._kept
+                checkpoint, self.backup_dir, max_to_keep=self._max_to_keep
             )
             return self._manager.latest_checkpoint
 
@@ -133,15 +127,14 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
                 "`backup_dir` must be on a file system that all ranks share. "
                 f"Received: the backups {latest}, by rank"
             )
+        of_fit = self.params or {}
         now = Progress(
-            epochs=(self.params or {}).get("epochs", 0),
+            epochs=of_fit.get("epochs", 0),
             global_batch_size=global_batch_size(),
             ranks=communicator.world_size,
         )
-        saved = now
-        if latest[0] is not None:
-            saved = self._restore(latest[0])
-        if saved.batch and saved.batch == (self.params or {}).get("steps"):
+        saved = now if latest[0] is None else self._restore(latest[0])
+        if saved.batch and saved.batch == of_fit.get("steps"):
             # After a SIGTERM in the last batch. Neither Keras wants an epoch without batches.
             saved = saved._replace(epoch=saved.epoch + 1, batch=0)
         goes_on = saved.epoch < saved.epochs and saved.taken  # that `fit` had not come to its end
@@ -180,8 +173,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         if not self._background:
             self._save()
             return
-        if self._running is not None:  # the next one waits for it
-            self._finish()
+        self._finish()  # the next one waits for it
         self._note_progress()
         path = f"{self._manager._prefix}-{int(self._checkpoint.save_counter) + 1}"
         self._running = checkpoints.begin(self._checkpoint, path, self._manager.save)
@@ -196,7 +188,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
 
     def _finish(self):
         running, self._running = self._running, None
-        running.finish()
+        if running is not None:
+            running.finish()
 
     def on_epoch_begin(self, epoch, logs=None):
         is_first = int(self._progress.taken == 0)
@@ -229,8 +222,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         self._stop_listening()
-        if self._running is not None:
-            self._finish()
+        self._finish()
         if self.delete_checkpoint and not self._is_later:
             communicator = comm.current()
             agreed(None, communicator, "the end of sok.callbacks.BackupAndRestore")
@@ -276,9 +268,9 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
                 running is not None and running.failed,
             ]
 
-        told = agreed(state, communicator, "sok.callbacks.BackupAndRestore")
-        signalled, done, failed = (list(each) for each in zip(*told, strict=True))
-        if running is not None and (all(done) or any(failed) or any(signalled)):
+        states = agreed(state, communicator, "sok.callbacks.BackupAndRestore")
+        signalled, done, failed = map(list, zip(*states, strict=True))
+        if all(done) or any(failed) or any(signalled):
             self._finish()
         if not any(signalled):
             return

@@ -66,27 +66,26 @@ class GlobalMetrics(tf.keras.callbacks.Callback):
     def _results(self, model: Any, logs: Any, results: Callable[[], Any]) -> Any:
         """What `results()` returns while the states of metrics are sums over ranks."""
         metrics = [part for metric in model.metrics for part in _parts(metric)]
-        added = [metric for metric in metrics if self._is_sum(metric)]
+        states = {}
         for metric in metrics:
-            if metric not in added:
+            cls = type(metric)
+            if _is_keras(cls.result) or issubclass(cls, self.sums):
+                states.update({id(v): (cls.__name__, v) for v in metric.variables})
+            else:
                 self._warn(
-                    f"metric '{metric.name}' of class {type(metric).__name__}: its class has a "
-                    "`result` of its own. If its states are sums over samples, pass "
-                    f"`sums=[{type(metric).__name__}]`"
+                    f"metric '{metric.name}' of class {cls.__name__}: its class has a `result` of "
+                    f"its own. If its states are sums over samples, pass `sums=[{cls.__name__}]`"
                 )
-        states = {id(v): (type(metric).__name__, v) for metric in added for v in metric.variables}
         with _summed(list(states.values()), _ranks_of(model)):
-            found = results()
-            if found is not logs:
-                return {name: _value(value) for name, value in found.items()}
+            of_all = results()
+            if of_all is not logs:  # a metric may return its variable, whose value changes again
+                tensor = tf.convert_to_tensor
+                return {n: tensor(v) if hasattr(v, "assign") else v for n, v in of_all.items()}
         if logs:  # Keras takes those of the last step if their names are not those of metrics
             self._warn(
                 f"{sorted(logs)}: the step returns other names than those of `model.metrics`"
             )
         return logs
-
-    def _is_sum(self, metric):
-        return _is_keras(type(metric).result) or issubclass(type(metric), self.sums)
 
     def _warn(self, what):
         if what not in self._warned and comm.current().rank == 0:
@@ -147,19 +146,14 @@ def _summed(states, communicator) -> Iterator[None]:
             variable.assign(state)
 
 
-def _value(result):
-    """A result that stays when the states change: a metric may return its variable."""
-    return tf.convert_to_tensor(result) if hasattr(result, "assign") else result
-
-
 _now = threading.local()  # `callback`: of the innermost `fit` or `evaluate`
 
 
 def _in_scope(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
     """`fit` or `evaluate`, with the GlobalMetrics among its callbacks."""
-    given = inspect.signature(own).bind(self, *args, **kwargs).arguments.get("callbacks")
-    given = tf.nest.flatten(getattr(given, "callbacks", given))
-    callback = next((item for item in given if isinstance(item, GlobalMetrics)), None)
+    callbacks = inspect.signature(own).bind(self, *args, **kwargs).arguments.get("callbacks")
+    callbacks = tf.nest.flatten(getattr(callbacks, "callbacks", callbacks))
+    callback = next((item for item in callbacks if isinstance(item, GlobalMetrics)), None)
     with attributes(_now, {"callback": callback}):
         return own(self, *args, **kwargs)
 

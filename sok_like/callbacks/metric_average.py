@@ -48,18 +48,17 @@ def _is_number(value: Any) -> bool:
     return np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number)
 
 
-def _beginning(own, self, logs=None):
-    averages = [i for i, other in enumerate(self.callbacks) if isinstance(other, MetricAverage)]
-    for callback in self.callbacks[: max(averages, default=0)]:
-        if hasattr(callback, "monitor"):
-            raise ValueError(
-                "sok.callbacks.MetricAverage() must come before every callback that monitors a "
-                f"metric. Received: {type(callback).__name__} before it"
-            )
-    return own(self, logs)
-
-
 @hooks.at_init
 def _install():
+    def begin(own, self, logs=None):
+        averages = [i for i, c in enumerate(self.callbacks) if isinstance(c, MetricAverage)]
+        for callback in self.callbacks[: max(averages, default=0)]:
+            if hasattr(callback, "monitor"):
+                raise ValueError(
+                    "sok.callbacks.MetricAverage() must come before every callback that monitors a "
+                    f"metric. Received: {type(callback).__name__} before it"
+                )
+        return own(self, logs)
+
     why = "MetricAverage must come before callbacks that monitor metrics"
-    hooks.wrap(tf.keras.callbacks.CallbackList, "on_train_begin", _beginning, why)
+    hooks.wrap(tf.keras.callbacks.CallbackList, "on_train_begin", begin, why)

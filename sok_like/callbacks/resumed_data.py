@@ -118,7 +118,11 @@ def _other_order(dataset, is_first):
     if dataset.options().deterministic is False:
         return _OVERTAKING
     for stage in _pipeline(dataset):
-        if getattr(stage, "_deterministic", None) == "false" or _overtakes(stage):
+        if type(stage).__name__ == "_ParallelInterleaveDataset":  # which keeps only the op
+            graph = tf.compat.v1.GraphDef.FromString(stage._as_serialized_graph().numpy())
+            if any(node.attr["deterministic"].s == b"false" for node in graph.node):
+                return _OVERTAKING
+        if getattr(stage, "_deterministic", None) == "false":
             return _OVERTAKING
         if hasattr(stage, "_seed2"):
             again = getattr(stage, "_rerandomize", None)
@@ -134,13 +138,6 @@ def _other_order(dataset, is_first):
     return None
 
 
-def _overtakes(dataset):
-    if type(dataset).__name__ != "_ParallelInterleaveDataset":  # which keeps only the op
-        return False
-    graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph().numpy())
-    return any(node.attr["deterministic"].s == b"false" for node in graph.node)
-
-
 def _pipeline(dataset):
     """The dataset and those that it is made of."""
     yield dataset
@@ -151,14 +148,6 @@ def _pipeline(dataset):
 def _take():
     resumed, _waiting.resumed = getattr(_waiting, "resumed", None), None
     return resumed
-
-
-def _fit(own: Any, *args: Any, **kwargs: Any) -> Any:
-    """A `fit` that raised before its first batch leaves nothing to the next one."""
-    try:
-        return own(*args, **kwargs)
-    finally:
-        _take()
 
 
 def _enumerate(own: Any, self: Any) -> Iterator[Any]:
@@ -193,8 +182,15 @@ def _epochs(own: Any, self: Any) -> Iterator[Any]:
 
 @hooks.at_init
 def _install():
+    def fit(own, *args, **kwargs):
+        """A `fit` that raised before its first batch leaves nothing to the next one."""
+        try:
+            return own(*args, **kwargs)
+        finally:
+            _take()
+
+    hooks.wrap(tf.keras.Model, "fit", fit, "forgets a resumed fit that has ended")
     why = "a resumed fit begins behind the batches that were trained"
-    hooks.wrap(tf.keras.Model, "fit", _fit, "forgets a resumed fit that has ended")
     if is_keras_3():
         owner = importlib.import_module("keras.src.trainers.epoch_iterator").EpochIterator
         hooks.wrap(owner, "_enumerate_iterator", _enumerate, why)

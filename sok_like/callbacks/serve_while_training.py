@@ -59,12 +59,8 @@ class ServeWhileTraining(tf.keras.callbacks.Callback):
             raise wrong_argument("every", "a number of batches >= 1, or a positive time", every)
         self.path = os.fspath(path)
         self._every, self._seconds, self._batches = every, seconds, batches
-        self._options = {
-            "missing": missing,
-            "row_dtype": row_dtype,
-            "signatures": signatures,
-            "headroom": headroom,
-        }
+        self._options: dict[str, Any] = {"missing": missing, "row_dtype": row_dtype}
+        self._options |= {"signatures": signatures, "headroom": headroom}
         self._model_number = self._delta_number = self._seen = 0
         self._is_begun = self._is_full = False
         self._timer: Any = None
@@ -81,11 +77,9 @@ class ServeWhileTraining(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self._seen += 1
-        if self._seconds is None:
-            is_due = self._seen % self._batches == 0
-        else:
-            is_due = self._timer.is_due(self._seen)
-        if is_due:
+        if self._seconds is None and self._seen % self._batches == 0:
+            self._follow()
+        elif self._seconds is not None and self._timer.is_due(self._seen):
             self._follow()
 
     def on_train_end(self, logs=None):
@@ -104,7 +98,12 @@ class ServeWhileTraining(tf.keras.callbacks.Callback):
         self._export()
 
     def _export(self):
-        ranks = agreed(self._state, comm.current(), _CALL)
+        def state():  # the numbers of the SavedModels in the folder, and arguments
+            names = tf.io.gfile.listdir(self.path) if tf.io.gfile.isdir(self.path) else []
+            numbers = [int(name) for name in (n.rstrip("/") for n in names) if name.isdigit()]
+            return [sorted(numbers), self.path, str(self._every)]
+
+        ranks = agreed(state, comm.current(), _CALL)
         if any(arguments != ranks[0][1:] for _, *arguments in ranks):
             raise RuntimeError(
                 f"All ranks must have the same arguments. Received, by rank: {ranks}"
@@ -118,12 +117,6 @@ class ServeWhileTraining(tf.keras.callbacks.Callback):
                 durable.remove_folder(f"{self._newest(number)}.deltas")
                 if number < self._model_number - 1:
                     durable.remove_folder(self._newest(number))
-
-    def _state(self):
-        """The numbers of the SavedModels in the folder, and arguments."""
-        names = tf.io.gfile.listdir(self.path) if tf.io.gfile.isdir(self.path) else []
-        numbers = [int(name) for name in (n.rstrip("/") for n in names) if name.isdigit()]
-        return [sorted(numbers), self.path, str(self._every)]
 
     def _newest(self, number=None):
         return durable.join(self.path, str(number or self._model_number))

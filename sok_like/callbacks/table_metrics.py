@@ -58,12 +58,13 @@ class TableMetrics(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._tables = []
         training_statistics.observe_batches(False)  # an earlier training may have been interrupted
-        agreed(self._open, comm.current(), "sok.callbacks.TableMetrics")
-        self._exchanged, self._exchange_step = training_statistics.exchange_seconds(), self._step
 
-    def _open(self):
-        if comm.current().rank == 0 and self._writer is None:
-            self._writer = tf.summary.create_file_writer(os.path.join(self.log_dir, "tables"))
+        def open_on_rank_0():
+            if comm.current().rank == 0 and self._writer is None:
+                self._writer = tf.summary.create_file_writer(os.path.join(self.log_dir, "tables"))
+
+        agreed(open_on_rank_0, comm.current(), "sok.callbacks.TableMetrics")
+        self._exchanged, self._exchange_step = training_statistics.exchange_seconds(), self._step
 
     def on_train_batch_begin(self, batch, logs=None):
         if (self._step + 1) % self.every == 0:
