@@ -54,8 +54,7 @@ def _class_in_file(name: str) -> Any:
     return getattr(importlib.import_module(_IN_FILES[name]), attribute)
 
 
-# Modules that change TensorFlow or Keras once `sok.Init` is called.
-# What lower packages do not import, and changes TensorFlow or Keras.
+# Modules that change TensorFlow or Keras, and that no lower package imports.
 hooks.load_at_init(
     "sok_like.runtime.framework.autograph",
     "sok_like.runtime.framework.private_names",

@@ -25,8 +25,6 @@ from sok_like.runtime.ranks.launchers import (
     mpi_library,
 )
 
-_NAMES = {"mpirun": "MPI", "gloo": "Gloo"}
-
 
 def versions() -> Iterator[tuple[str, str]]:
     """Pairs (component with version, details or place); ImportError if one is missing."""
@@ -52,20 +50,17 @@ def versions() -> Iterator[tuple[str, str]]:
     except RuntimeError as error:
         yield "CUDA", f"no: {error}"
     yield "MPI", mpi_library() or f"no. {NO_MPI}"
-    yield from _horovod()
-    name, why = engine_of_job()
-    yield "engine of ranks", f"{'MPI' if name == 'mpi' else 'Horovod'}: {why}"
-
-
-def _horovod():
     library = horovod_library()
     if library is None:
         yield "Horovod", f"no. {NO_HOROVOD}"
-        return
-    features = " and ".join(_NAMES[name] for name in horovod_transports())
-    yield f"Horovod {installed('horovod')}", f"{features}; {library.parent.parent}"
-    for program in ("mpirun", "horovodrun"):
-        yield program, find_program(program) or "no"
+    else:
+        transports = {"mpirun": "MPI", "gloo": "Gloo"}
+        features = " and ".join(transports[name] for name in horovod_transports())
+        yield f"Horovod {installed('horovod')}", f"{features}; {library.parent.parent}"
+        for program in ("mpirun", "horovodrun"):
+            yield program, find_program(program) or "no"
+    name, why = engine_of_job()
+    yield "engine of ranks", f"{'MPI' if name == 'mpi' else 'Horovod'}: {why}"
 
 
 def self_test() -> str:

@@ -56,42 +56,40 @@ def _parse(argv):
     )
     parser.add_argument("-np", dest="num_ranks", type=int, required=True, help="number of ranks")
     parser.add_argument("--launcher", choices=LAUNCHERS, help="default: the first that works")
-    parser.add_argument(
-        "-H", dest="hosts", help="hosts with their numbers of ranks: host1:4,host2:4"
-    )
+    parser.add_argument("-H", dest="hosts", help="hosts with their ranks: host1:4,host2:4")
     parser.add_argument(
         "--grace", type=float, default=30.0, help="seconds that ranks have to end after a signal"
     )
     parser.add_argument("--restarts", type=int, default=0, help="starts after a rank has died")
-    parser.add_argument(
-        "--min-np", type=int, help="each restart has a rank fewer, at least so many"
-    )
+    parser.add_argument("--min-np", type=int, help="each restart has a rank fewer, but so many")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     parser.add_argument("program", help="a Python file, or with -m the name of a module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="handed to the program")
     options = parser.parse_args(argv)
-    if options.num_ranks < 1:
-        parser.error(f"-np must be a positive integer. Received: -np {options.num_ranks}")
-    if options.restarts < 0:
-        parser.error(f"--restarts must be 0 or more. Received: --restarts {options.restarts}")
-    if not options.grace >= 0:
-        parser.error(f"--grace must be 0 or more seconds. Received: --grace {options.grace}")
-    if options.hosts is not None and not _HOSTS.fullmatch(options.hosts):
-        parser.error(
-            "-H must name hosts, each with its number of ranks, such as host1:4,host2:4. "
-            f"Received: -H {options.hosts}"
-        )
-    least = options.min_np
-    if least is not None and not (options.restarts and 1 <= least <= options.num_ranks):
-        parser.error(
-            f"--min-np needs --restarts, and must be in [1, {options.num_ranks}]. "
-            f"Received: --min-np {least} --restarts {options.restarts}"
-        )
-    if not options.module and not os.path.exists(options.program):
-        parser.error(
-            "the program must be a Python file, or the name of a module after -m. "
-            f"Received: {options.program}, which does not exist"
-        )
+
+    def require(fits, required, received):
+        if not fits:
+            parser.error(f"{required}. Received: {received}")
+
+    num_ranks, restarts, least = options.num_ranks, options.restarts, options.min_np
+    require(num_ranks >= 1, "-np must be a positive integer", f"-np {num_ranks}")
+    require(restarts >= 0, "--restarts must be 0 or more", f"--restarts {restarts}")
+    require(options.grace >= 0, "--grace must be 0 or more seconds", f"--grace {options.grace}")
+    require(
+        options.hosts is None or _HOSTS.fullmatch(options.hosts),
+        "-H must name hosts, each with its number of ranks, such as host1:4,host2:4",
+        f"-H {options.hosts}",
+    )
+    require(
+        least is None or (restarts and 1 <= least <= num_ranks),
+        f"--min-np needs --restarts, and must be in [1, {num_ranks}]",
+        f"--min-np {least} --restarts {restarts}",
+    )
+    require(
+        options.module or os.path.exists(options.program),
+        "the program must be a Python file, or the name of a module after -m",
+        f"{options.program}, which does not exist",
+    )
     return options
 
 
