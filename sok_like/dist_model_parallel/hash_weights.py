@@ -17,8 +17,7 @@ import tensorflow as tf
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import all_or_none, send
 from sok_like.saving.format import durable
-from sok_like.table.keys import in_key_dtype
-from sok_like.table.ownership import owned
+from sok_like.table.keys import in_key_dtype, owned
 from sok_like.table.variable import EmbeddingVariable
 
 # Bytes of a table that a rank sends at once.

@@ -23,7 +23,7 @@ from sok_like.lookup.local_variables import is_local
 from sok_like.runtime.checks import as_integer, check_integer
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import all_or_none, gather_text, one_rank_at_a_time
-from sok_like.table.ownership import owned
+from sok_like.table.keys import owned
 
 
 def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sok_like.lookup.buckets import SLOTS, Buckets, choices, fillers
-from sok_like.table import ownership
+from sok_like.table import keys as table_keys
 
 _MOST_MOVES = 500  # rounds; at `buckets.LOAD` a new key needs less than ten moves
 
@@ -81,7 +81,7 @@ class Placement:
         slots = self._find(keys)
         taken[slots[slots >= 0]] = False
         remaining = self._keys.reshape(-1)[taken]
-        return remaining[np.isin(ownership.owners(remaining, world_size), owners)]
+        return remaining[np.isin(table_keys.owners(remaining, world_size), owners)]
 
     def changed(self, first_bucket: int = 0) -> dict[str, np.ndarray]:
         """`slots` that have changed since `keep`, and their `numbers`, 0 for free ones; `buckets`,

@@ -26,7 +26,8 @@ from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
 from sok_like.serving import contents
 from sok_like.serving.parts import Parts, Rows, Slice, key_of
-from sok_like.table import ownership, table_reader
+from sok_like.table import keys as table_keys
+from sok_like.table import table_reader
 from sok_like.table.variable import EmbeddingVariable
 
 _LEAST_ROOM = 1024  # keys, beside the headroom
@@ -252,7 +253,7 @@ def _placed(keys, room, name, most) -> Buckets:
 def _rows(variable, keys, name):
     """The rows of keys that any rank owns, float32 `[num_keys, dim]`; every rank must call it."""
     communicator = comm.current()
-    owners = ownership.owners(keys, communicator.world_size)
+    owners = table_keys.owners(keys, communicator.world_size)
     if variable.home is not None:
         owners[:] = variable.home % communicator.world_size
     asked, answer = contents.to_ranks(keys, owners, name)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import resource_variable_ops
 
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import check_replicas
@@ -53,8 +54,7 @@ _NO_SAVED_MODEL = (
 class _StandIns(threading.local):
     """In a thread that exports a model: the handles that stand for tables, by the table's `id`."""
 
-    def __init__(self):
-        self.handles: Mapping[int, Any] = {}
+    handles: Mapping[int, Any] = {}
 
 
 stand_ins = _StandIns()
@@ -89,12 +89,8 @@ class AsVariable:
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
         """Rows of keys of all ranks, with a gradient; `tf.gather(variable, keys)` calls it.
 
-        Args:
-            indices: Keys, integers of any shape.
-            name: Name of the lookup's collectives; the same on all ranks.
-
-        Returns:
-            float32, the shape of the keys plus a last axis `embedding_dim`.
+        Keys are integers of any shape. The rows, float32, have it plus a last axis `embedding_dim`.
+        `name` is that of the lookup's collectives, the same on all ranks.
         """
         assert look_up is not None, "sok.Init and sok.EmbeddingVariable load it"
         return look_up(self, indices, name)
@@ -245,3 +241,19 @@ for _method in (
     *("scatter_nd_sub", "scatter_nd_update", "batch_scatter_update", "count_up_to"),
 ):
     setattr(AsVariable, _method, _refused(_method))
+
+
+class _ShowsNames(type(resource_variable_ops.BaseResourceVariable)):  # type: ignore[misc]
+    # `dir` shows names for users (docs/reference/tables.md), of the hundred that a tf.Variable has.
+    def __dir__(cls):
+        shown = {name for base in cls.__mro__ for name in vars(base).get("_shown_names", ())}
+        return sorted(shown | set(dir(object)))
+
+
+class ShownNames(metaclass=_ShowsNames):
+    """Makes `dir` of a class and its objects show `_shown_names`, also those of base classes."""
+
+    _shown_names: tuple[str, ...] = ()
+
+    def __dir__(self):
+        return dir(type(self))

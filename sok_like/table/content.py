@@ -16,10 +16,6 @@ def _no_waiting():
     return np.zeros([0, 3], np.int64)
 
 
-def _no_counters():
-    return np.zeros([0], np.int64)
-
-
 @dataclasses.dataclass
 class TableContent:
     """Keys, rows and slot rows of one instant, with the records of policies.
@@ -34,7 +30,8 @@ class TableContent:
     slot_widths: Any  # int64 [num_slots]
     records: Any = None  # int64 [size, 3]: frequency, last step, custom score; None: no policies
     waiting: Any = dataclasses.field(default_factory=_no_waiting)  # int64 [num_waiting, 3]
-    counters: Any = dataclasses.field(default_factory=_no_counters)  # int64, of a Bloom filter
+    # int64, of a Bloom filter
+    counters: Any = dataclasses.field(default_factory=lambda: np.zeros([0], np.int64))
     step: Any = -1  # of the policies; -1: unknown, as in the next two
     optimizer_step: Any = -1  # steps that slot rows have gone through
     initial_row_scale: Any = -1.0  # left by weight decay of initial rows

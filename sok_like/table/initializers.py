@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.runtime.ranks.comm import run_now
 from sok_like.table.policies import DEFAULT_VALUE_DIM
 
 # Modules of the initializers that are named below; those of tf.compat.v1 are in init_ops.
@@ -54,11 +55,7 @@ def row_initializer(
             all ranks.
         dim: `embedding_dim`, the fan-out of the variance-scaling family.
         num_rows: Rows of the whole table, the family's fan-in; None (no bound): `dim` instead.
-        num_default_rows: Rows of the matrix that an initializer which is not elementwise is called
-            for. A value other than 4096 does the same for every initializer.
-
-    Raises:
-        ValueError: Keras does not know the name, or rows would not be finite real numbers.
+        num_default_rows: `InitializerOption.default_value_dim`.
     """
     instance = tf.keras.initializers.get(initializer)
     if instance is None:
@@ -158,8 +155,7 @@ def _constant(value, dim):
             f"Received: a value of shape {value.shape}"
         )
     # A constant row: the same for every key.
-    row = value.reshape([dim])
-    return RowInitializer("default_rows", default_rows=tuple(row.tolist()))
+    return RowInitializer("default_rows", default_rows=tuple(value.reshape([dim]).tolist()))
 
 
 def _default_rows(instance, config, num_rows, dim):
@@ -168,12 +164,7 @@ def _default_rows(instance, config, num_rows, dim):
         name = f"{type(instance).__module__}.{type(instance).__qualname__}"
         instance = type(instance).from_config({**config, "seed": zlib.crc32(name.encode())})
     shape = (num_rows, dim)
-    if tf.compat.v1.executing_eagerly_outside_functions():
-        with tf.init_scope():
-            rows = np.asarray(instance(shape, dtype="float32"))
-    else:
-        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            rows = session.run(tf.convert_to_tensor(instance(shape, dtype="float32")))
+    (rows,) = run_now(lambda: [tf.convert_to_tensor(instance(shape, dtype="float32"))])
     if rows.shape != shape:
         raise ValueError(
             f"An initializer must return the shape it is asked for, {shape}. "

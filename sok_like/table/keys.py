@@ -1,15 +1,17 @@
-"""Keys and rows in TensorFlow: their legal dtypes, and which rank owns a key."""
+"""Keys and rows: their legal dtypes in TensorFlow, and which rank owns a key."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.keras_version import is_keras_3
 from sok_like.runtime.native import libraries
+from sok_like.runtime.native.tensor_checks import checked
 from sok_like.runtime.ranks import comm
 
 DTYPES = (tf.int64, tf.int32, tf.uint64, tf.uint32)
@@ -34,11 +36,7 @@ _keras_builds = hooks.Within()
 
 
 def as_keys(keys: Any, argument: str = "keys") -> tf.Tensor:
-    """Keys of any integer dtype as int64: signed ones by value, uint64 by its bits.
-
-    Args:
-        keys: A dense tensor, or something convertible to one. An empty list holds no keys.
-    """
+    """Keys of any integer dtype as int64: signed ones by value, uint64 by its bits."""
     if isinstance(keys, (list, tuple)) and not keys:
         return tf.zeros([0], tf.int64)  # TensorFlow would take it for floats
     if keys is None or isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
@@ -53,24 +51,14 @@ def as_keys(keys: Any, argument: str = "keys") -> tf.Tensor:
 
 
 def in_key_dtype(keys: tf.Tensor, variable: Any) -> tf.Tensor:
-    """int64 keys of a table in its key dtype.
-
-    Raises:
-        tf.errors.InvalidArgumentError: a key does not fit: it would have the number of another.
-    """
+    """int64 keys of a table in its key dtype; InvalidArgumentError for one that does not fit."""
     dtype = variable.key_dtype
     if dtype.size == 8:
         return keys if dtype == tf.int64 else tf.bitcast(keys, dtype)
     named = tf.cast(keys, dtype)
     others = tf.boolean_mask(keys, tf.not_equal(tf.cast(named, tf.int64), keys))
     problem = f"Table '{variable.table_name}' has keys of {dtype.name}. Received: key"
-    if tf.executing_eagerly():
-        if len(others):
-            raise tf.errors.InvalidArgumentError(None, None, f"{problem} {int(others[0])}")
-        return named
-    fits = tf.debugging.Assert(tf.equal(tf.size(others), 0), [problem, others])
-    with tf.control_dependencies([fits]):
-        return tf.identity(named)
+    return checked(named, tf.equal(tf.size(others), 0), problem, others[:1])
 
 
 def may_be_keys(dtype: tf.DType) -> bool:
@@ -139,18 +127,10 @@ def fingerprints(strings: tf.Tensor, stock: bool) -> tf.Tensor:
 
 
 def check_kind(table: Any, dtype: tf.DType, feature: str) -> None:
-    """Notes whether a table's features are strings or integers, and raises if it has had others.
+    """Notes whether a table's features are strings or integers; TypeError if it has had others.
 
     The fingerprint of "1" is not 1. So two features of different kinds would train different rows.
-    A table that has been cleared may have either kind.
-
-    Args:
-        table: The EmbeddingVariable. Files do not keep its kind.
-        dtype: Of the feature, before strings become keys.
-        feature: What has this dtype, for the error.
-
-    Raises:
-        TypeError: the table has had features of the other kind.
+    A table that has been cleared may have either kind, and files do not keep it.
     """
     if dtype.is_floating:  # see `_keras_builds`
         return
@@ -188,6 +168,20 @@ def owner(keys: tf.Tensor, world_size: int) -> tf.Tensor:
     low = tf.bitwise.bitwise_and(keys, tf.int64.max)
     high = tf.cast(keys < 0, tf.int64) * (2**63 % world_size)
     return tf.math.floormod(tf.math.floormod(low, world_size) + high, world_size)
+
+
+def owners(keys: np.ndarray, world_size: int) -> np.ndarray:
+    """`owner` in NumPy: the rank that owns each of the int64 `keys`, int64."""
+    if world_size == 1:
+        return np.zeros(len(keys), np.int64)
+    unsigned = np.ascontiguousarray(keys).view(np.uint64)
+    return (unsigned % np.uint64(world_size)).astype(np.int64)
+
+
+def owned(keys: np.ndarray) -> np.ndarray:
+    """Positions of the int64 `keys` that this rank owns."""
+    communicator = comm.current()
+    return np.flatnonzero(owners(keys, communicator.world_size) == communicator.rank)
 
 
 def held_here(variable: Any, keys: tf.Tensor) -> tf.Tensor:

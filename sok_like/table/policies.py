@@ -297,45 +297,40 @@ class EmbeddingVariableOption:
 
     def attributes(self, capacity: int | None) -> dict[str, Any]:
         """The policies as attributes of the op that makes a table of this capacity."""
-        # A policy without effect (filter_freq=1) still keeps records.
-        found: dict[str, Any] = {"record": self.keeps_records}
-        found["count_occurrences"] = self.counts_occurrences
-        if self.filter_option is not None:
-            found["filter_freq"] = self.filter_option.filter_freq
-        if isinstance(self.filter_option, CounterFilter):
-            found["max_waiting"] = self.filter_option.max_waiting or capacity or 0
-        if isinstance(self.filter_option, CBFFilter) and self.filter_option.filter_freq > 1:
-            found["bloom_max_keys"] = self.filter_option.max_element_size
-            found["bloom_probability"] = self.filter_option.false_positive_probability
-            found["bloom_counter_bits"] = self.filter_option.counter_bits
+        admission = self.filter_option
+        attributes: dict[str, Any] = {
+            "record": self.keeps_records,  # also for a policy without effect (filter_freq=1)
+            "count_occurrences": self.counts_occurrences,
+            "evicted_buffer": self.evicted_buffer_size,
+        }
+        if admission is not None:
+            attributes["filter_freq"] = admission.filter_freq
+        if isinstance(admission, CounterFilter):
+            attributes["max_waiting"] = admission.max_waiting or capacity or 0
+        if isinstance(admission, CBFFilter) and admission.filter_freq > 1:
+            attributes["bloom_max_keys"] = admission.max_element_size
+            attributes["bloom_probability"] = admission.false_positive_probability
+            attributes["bloom_counter_bits"] = admission.counter_bits
         if self.init_option is not None:
-            found["no_permission"] = self.init_option.default_value_no_permission
+            attributes["no_permission"] = self.init_option.default_value_no_permission
         for eviction in self.evictions:
             if isinstance(eviction, GlobalStepEvict):
-                found["steps_to_live"] = eviction.steps_to_live or 0
+                attributes["steps_to_live"] = eviction.steps_to_live or 0
             elif isinstance(eviction, L2WeightEvict):
-                found["l2_threshold"] = eviction.l2_weight_threshold
+                attributes["l2_threshold"] = eviction.l2_weight_threshold
             elif isinstance(eviction, ScoreEvict):
-                found["score"] = eviction.score
-        found["evicted_buffer"] = self.evicted_buffer_size
-        if self.storage_option is not None:
-            found.update(self.storage_option.attributes())
-        return found
+                attributes["score"] = eviction.score
+        on_disk = {} if self.storage_option is None else self.storage_option.attributes()
+        return attributes | on_disk
 
     def capacity(self, given: int | None, table: str) -> int | None:
-        """Maximum number of keys per rank, from the variable or from ScoreEvict; None: no limit.
-
-        Raises:
-            ValueError: the two differ, or ScoreEvict is used without a capacity.
-        """
+        """Maximum number of keys per rank, from the variable or from ScoreEvict; None: no limit."""
         score = next((e for e in self.evictions if isinstance(e, ScoreEvict)), None)
         if score is None:
             return given
-        if given is not None and score.capacity not in (None, given):
-            raise ValueError(
-                f"`capacity` must be that of ScoreEvict, {score.capacity}, or None. "
-                f"Received: capacity={given} (table '{table}')"
-            )
+        fits = given is None or score.capacity in (None, given)
+        required = f"that of ScoreEvict, {score.capacity}, or None"
+        require(fits, "capacity", required, given, f"table '{table}'")
         if given is None and score.capacity is None:
             raise ValueError(
                 "ScoreEvict needs a capacity, its own or the variable's: without one nothing is "
@@ -349,20 +344,19 @@ def with_steps_to_live(
 ) -> EmbeddingVariableOption | None:
     """`option` with `GlobalStepEvict(steps_to_live)`; None or 0 leaves it as it is.
 
-    Args:
-        where: Which table it is, for the error, such as "table 't'".
+    `where`: which table it is, for the error, such as "table 't'".
     """
     if not steps_to_live:
         return option
     option, added = option or EmbeddingVariableOption(), GlobalStepEvict(steps_to_live)
-    held = [e for e in option.evictions if isinstance(e, GlobalStepEvict)]
-    if held and held != [added]:
-        raise ValueError(
-            "`steps_to_live` must be given once, as an argument or in GlobalStepEvict. "
-            f"Received: steps_to_live={steps_to_live} and {held[0]!r} ({where})"
-        )
-    if held:
-        return option
+    for eviction in option.evictions:
+        if isinstance(eviction, GlobalStepEvict):
+            if eviction == added:
+                return option
+            raise ValueError(
+                "`steps_to_live` must be given once, as an argument or in GlobalStepEvict. "
+                f"Received: steps_to_live={steps_to_live} and {eviction!r} ({where})"
+            )
     evictions = (*option.evictions, added) if option.evictions else added
     return dataclasses.replace(option, evict_option=evictions)
 

@@ -74,7 +74,10 @@ class EvictedRows(NamedTuple):
 
 
 class PolicyMethods:
-    """Methods of an EmbeddingVariable; all but the first two need a table with policies."""
+    """Methods of an EmbeddingVariable.
+
+    All but the first two need records, and raise ValueError for a table that keeps none.
+    """
 
     handle: Any
     _options: dict
@@ -104,9 +107,6 @@ class PolicyMethods:
 
         Args:
             keys: Integers of any shape, which may differ between ranks. A key never seen has 0.
-
-        Raises:
-            ValueError: the table keeps no records.
         """
         return self._of_any_rank(keys, "get_frequency")[0]
 
@@ -115,17 +115,13 @@ class PolicyMethods:
 
         Arguments and shape are those of `get_frequency`. -1 for a key never seen, and for waiting
         keys of a CBFFilter, which does not store their steps.
-
-        Raises:
-            ValueError: the table keeps no records.
         """
         return tf.maximum(self._of_any_rank(keys, "get_version")[1] - 1, -1)
 
     def export(self) -> ExportedRows:
         """This rank's keys with rows, versions and frequencies, as in DeepRec.
 
-        Raises:
-            ValueError: the table keeps no records. `sok.export(variable)` does not need any.
+        `sok.export(variable)` needs no records.
         """
         self._need_records("export")
         exported = libraries.ops().sok_table_export(
@@ -142,26 +138,23 @@ class PolicyMethods:
         shape, communicator = tf.shape(tf.convert_to_tensor(keys)), comm.current()
         keys = tf.reshape(as_keys(keys), [-1])
         name = f"sok_{method}_{self._options['name']}"
-        everyone, lengths = keys, tf.size(keys)[tf.newaxis]
+        of_all, lengths = keys, tf.size(keys)[tf.newaxis]
         if communicator.world_size > 1:
-            everyone, lengths = exchange_order.exchange_notes(keys, [], communicator, name)
-        statistics = self.key_statistics(everyone)
+            of_all, lengths = exchange_order.exchange_notes(keys, [], communicator, name)
+        statistics = self.key_statistics(of_all)
         # Only the owner knows a key; on other ranks it reads 0 and -1.
-        found = tf.stack([statistics.frequencies, statistics.last_steps + 1])
+        counts = tf.stack([statistics.frequencies, statistics.last_steps + 1])
         if communicator.world_size > 1:
-            found = exchange_order.collective_in_turn(communicator, "sum", found, f"{name}_found")
+            counts = exchange_order.collective_in_turn(communicator, "sum", counts, f"{name}_found")
         first = tf.reduce_sum(tf.cast(lengths[: communicator.rank], tf.int64))
-        mine = found[:, first : first + tf.size(keys, tf.int64)]
-        return tf.reshape(mine[0], shape), tf.reshape(mine[1] - 1, shape)
+        counts = counts[:, first : first + tf.size(keys, tf.int64)]
+        return tf.reshape(counts[0], shape), tf.reshape(counts[1] - 1, shape)
 
     def statistics(self, *, all_ranks: bool = False) -> PolicyCounts:
         """Counts of this rank's shard.
 
         Args:
             all_ranks: True sums over ranks; every rank must call this.
-
-        Raises:
-            ValueError: the table keeps no records.
         """
         self._need_records("statistics")
         counts = libraries.ops().sok_table_statistics(handle=self.handle)
@@ -173,11 +166,7 @@ class PolicyMethods:
         return PolicyCounts(*tf.unstack(counts))
 
     def key_statistics(self, keys: Any) -> KeyStatistics:
-        """Frequency and last step of keys `[num_keys]` in this rank's shard.
-
-        Raises:
-            ValueError: the table keeps no records.
-        """
+        """Frequency and last step of keys `[num_keys]` in this rank's shard."""
         self._need_records("key_statistics")
         keys = tf.reshape(as_keys(keys), [-1])
         return KeyStatistics(
@@ -189,19 +178,12 @@ class PolicyMethods:
 
         Returns:
             Number of keys that this rank removed, int64 scalar.
-
-        Raises:
-            ValueError: the table keeps no records.
         """
         self._need_records("evict")
         return libraries.ops().sok_table_evict(handle=self.handle)
 
     def pop_evicted(self) -> EvictedRows:
-        """Returns this rank's evicted rows, up to `evicted_buffer_size`, and empties the buffer.
-
-        Raises:
-            ValueError: the table keeps no records.
-        """
+        """Returns this rank's evicted rows, up to `evicted_buffer_size`, and empties the buffer."""
         self._need_records("pop_evicted")
         return EvictedRows(*libraries.ops().sok_table_pop_evicted(handle=self.handle))
 
@@ -217,7 +199,7 @@ class PolicyMethods:
             Number of scores that this rank set, int64 scalar.
 
         Raises:
-            ValueError: the table keeps no records, or keys and scores differ in number.
+            ValueError: keys and scores differ in number.
             TypeError: keys or scores are not integers.
             tf.errors.InvalidArgumentError: the table evicts by another score.
         """
@@ -244,7 +226,6 @@ class PolicyMethods:
             None eagerly; the op in a graph.
 
         Raises:
-            ValueError: the table keeps no records.
             TypeError: `step` is not an integer.
             tf.errors.InvalidArgumentError: `step` is negative or beyond 2**62.
         """

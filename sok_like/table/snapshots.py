@@ -33,8 +33,8 @@ class Snapshots:
         fields = libraries.ops().sok_table_export(
             handle=self.handle, with_slots=with_slots, evict=evict
         )
-        known = [name for name in FIELDS if self.keeps_records or name not in OF_POLICIES]
-        return TableContent(**{name: getattr(fields, name) for name in known})
+        names = [name for name in FIELDS if self.keeps_records or name not in OF_POLICIES]
+        return TableContent(**{name: getattr(fields, name) for name in names})
 
     def register_for_read(self, with_slots: bool = True, evict: bool = False) -> Any:
         """The number by which `table_reader` reads the content in parts, or stages another."""
@@ -64,12 +64,8 @@ class Snapshots:
     def stage(self, staged_id: Any = 0, **content: Any) -> tuple[Any, Any]:
         """The first half of `load_snapshot`, which may fail: the table is unchanged.
 
-        Args:
-            staged_id: The result of `table_reader.stage_parts`, in place of the content; 0: none.
-            content: As in `load_snapshot`.
-
-        Returns:
-            The argument of `commit_staged`, and a string scalar: why it failed, or empty.
+        `staged_id` is the result of `table_reader.stage_parts`, in place of the content; 0: none.
+        Returns the argument of `commit_staged`, and a string scalar: why it failed, or empty.
         """
         fields = _inputs(**content)
         return libraries.ops().sok_table_read_aside(handle=self.handle, made=staged_id, **fields)
@@ -82,9 +78,9 @@ class Snapshots:
 
 def _inputs(**content):
     """The content as inputs of an op."""
-    found = TableContent(**content)
-    records = np.zeros([0, 3], np.int64) if found.records is None else found.records
-    return {**{name: getattr(found, name) for name in FIELDS}, "records": records}
+    held = TableContent(**content)
+    records = np.zeros([0, 3], np.int64) if held.records is None else held.records
+    return {**{name: getattr(held, name) for name in FIELDS}, "records": records}
 
 
 _PLACE = re.compile(r"sok_like: rank (\d+) of (\d+), step (-?\d+)(?:, decay (\S+))?")
@@ -122,10 +118,8 @@ def reference_in(tensors: dict[str, Any]) -> str | None:
 def from_checkpoint(tensors: dict[str, Any], table: str) -> dict[str, Any]:
     """The inverse of `checkpointed`: keyword arguments of `load_snapshot`.
 
-    What one rank wrote can be read on any number of ranks; each takes the keys it owns.
-
-    Raises:
-        tf.errors.InvalidArgumentError: the part of another rank, or of another number of ranks.
+    What one rank wrote can be read on any number of ranks; each takes the keys it owns. The part of
+    another rank, or of another number of ranks, raises.
     """
     communicator = comm.current()
     mine = communicator.rank, communicator.world_size
@@ -136,24 +130,24 @@ def from_checkpoint(tensors: dict[str, Any], table: str) -> dict[str, Any]:
                 "A checkpoint that several ranks wrote must be restored eagerly. "
                 f"Received: a restore in a graph (table '{table}')"
             )
-        found = _PLACE.fullmatch(names[-1].decode()) if len(names) else None
-        if found is None:  # of an earlier version
+        place = _PLACE.fullmatch(names[-1].decode()) if len(names) else None
+        if place is None:  # of an earlier version
             return names, np.int64(-1), np.float64(-1), np.int64(1)
-        rank, world_size, step = map(int, found.groups()[:3])
+        rank, world_size, step = map(int, place.groups()[:3])
         if (rank, world_size) != mine and world_size > 1:
             raise ValueError(
                 f"A checkpoint of table '{table}' that an earlier version wrote on several ranks "
                 f"must be restored by the rank that wrote it: rank {mine[0]} of {mine[1]} needs a "
                 f"path of its own. Received: the part of rank {rank} of {world_size}"
             )
-        return names[:-1], np.int64(step), np.float64(found[4] or -1), np.int64(world_size)
+        return names[:-1], np.int64(step), np.float64(place[4] or -1), np.int64(world_size)
 
     names, step, scale, written_by = tf.numpy_function(
         split, [tensors["slot_names"]], [tf.string, tf.int64, tf.float64, tf.int64]
     )
     names.set_shape([None])
-    for scalar in (step, scale):
-        scalar.set_shape([])
+    step.set_shape([])
+    scale.set_shape([])
     content = {**tensors, "slot_names": names, "optimizer_step": step, "initial_row_scale": scale}
     return owned(content, written_by > 1)
 

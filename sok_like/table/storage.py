@@ -13,11 +13,6 @@ STORAGE_TYPES = ("DRAM", "HBM", "DRAM_SSDHASH")
 CACHE_STRATEGIES = ("LRU", "LFU")
 
 
-def _is_size(value: Any) -> bool:
-    size = as_integer(value)
-    return size is not None and 0 <= size < 2**63
-
-
 @dataclasses.dataclass(frozen=True)
 class StorageOption:
     """Where rows are kept: in the memory of the table's device, or on disk.
@@ -74,22 +69,20 @@ class StorageOption:
         has_scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path))
         require(not has_scheme, "storage_path", "a directory on a disk, without a scheme", path)
         object.__setattr__(self, "storage_path", os.fspath(path))
-        sizes = self.storage_size
-        if sizes is None:
-            sizes = 2**30
-        sizes = tuple(sizes) if isinstance(sizes, (list, tuple)) else (sizes,)
-        fits = 0 < len(sizes) <= 4 and all(map(_is_size, sizes))
+        entries = 2**30 if self.storage_size is None else self.storage_size
+        entries = entries if isinstance(entries, (list, tuple)) else [entries]
+        sizes = [as_integer(entry) for entry in entries]
+        fits = 0 < len(sizes) <= 4 and all(n is not None and 0 <= n < 2**63 for n in sizes)
         required = (
             "[bytes of rows in memory] or [bytes of rows in memory, maximum bytes of the file], "
             "optionally followed by zeros"
         )
-        fits = fits and sizes[0] > 0 and not any(sizes[2:])
+        fits = fits and bool(sizes[0]) and not any(sizes[2:])
         require(fits, "storage_size", required, self.storage_size)
-        object.__setattr__(self, "storage_size", tuple(map(int, sizes)))
+        object.__setattr__(self, "storage_size", tuple(sizes))
         strategy = getattr(self.cache_strategy, "name", self.cache_strategy)
-        required = f"None or one of {CACHE_STRATEGIES}"
-        fits = strategy is None or strategy in CACHE_STRATEGIES
-        require(fits, "cache_strategy", required, self.cache_strategy)
+        required, legal = f"None or one of {CACHE_STRATEGIES}", (None, *CACHE_STRATEGIES)
+        require(strategy in legal, "cache_strategy", required, self.cache_strategy)
         object.__setattr__(self, "cache_strategy", strategy)
 
     @property

@@ -44,8 +44,7 @@ class _StreamContent(ctypes.Structure):
 
 @functools.cache
 def _library():
-    libraries.ops()  # checks the file and loads it
-    library = ctypes.CDLL(str(libraries.ops_path()))
+    library = libraries.functions()
     arguments = {
         "sok_stream_open": [_INT64, _INT64, ctypes.c_bool, _POINTER, _POINTER],
         "sok_stream_about": [_POINTER, _POINTER],
@@ -87,12 +86,9 @@ class TableReader:
     Args:
         number: The result of `register_for_read`.
         since: None for the whole table; else what changed since that instant (0: everything, and
-            the table records changes from now on).
+            the table records changes from now on). `instant` is the number of this one then.
         beside: Whether calls that change the table go on; `since` must be 0, and the table must
             have no other such stream.
-
-    Attributes:
-        instant: The number of this instant if the table records changes.
     """
 
     def __init__(self, number: int, since: int | None = None, beside: bool = False):
@@ -105,17 +101,18 @@ class TableReader:
 
     def shard(self, dim: int) -> TableShard:
         """The content, as a shard that is read while it is written; called once."""
-        about = _StreamContent()
-        see_problem(self._library.sok_stream_about(self._stream, ctypes.byref(about)))
-        return _shard_of(self._library, self._stream, about, dim, self._since)
+        return _shard_of(self._library, self._stream, self._about(), dim, self._since)
 
     def keys(self) -> np.ndarray:
         """All keys, int64 `[num_keys]`, in place of `shard`."""
+        keys = np.empty(self._about().num_keys, np.int64)
+        see_problem(self._library.sok_stream_keys(self._stream, len(keys), keys.ctypes.data))
+        return keys
+
+    def _about(self):
         about = _StreamContent()
         see_problem(self._library.sok_stream_about(self._stream, ctypes.byref(about)))
-        found = np.empty(about.num_keys, np.int64)
-        see_problem(self._library.sok_stream_keys(self._stream, len(found), found.ctypes.data))
-        return found
+        return about
 
     def hurry(self) -> None:
         """A stream beside training takes as much time as it can get; any thread may call it."""
@@ -172,40 +169,42 @@ def _ahead(items):
 
 def _import(library, made, shard):
     names = [name.encode() for name in shard.slot_names]
+    as_int64 = functools.partial(np.ascontiguousarray, dtype=np.int64)
     arrays: list[Any] = [
-        *(np.ascontiguousarray(shard.keys, np.int64), np.ascontiguousarray(shard.rows, np.float32)),
-        *(np.ascontiguousarray(shard.slot_rows, np.float32),),
-        *(np.asarray(shard.slot_widths, np.int64),),
-        *(np.ascontiguousarray(shard.waiting, np.int64),),
-        *(np.ascontiguousarray(shard.counters, np.int64),),
+        *(as_int64(shard.keys), np.ascontiguousarray(shard.rows, np.float32)),
+        *(np.ascontiguousarray(shard.slot_rows, np.float32), as_int64(shard.slot_widths)),
+        None if shard.records is None else as_int64(shard.records),
+        *(as_int64(shard.waiting), as_int64(shard.counters)),
     ]
-    records = None if shard.records is None else np.ascontiguousarray(shard.records, np.int64)
-    keys, rows, slot_rows, widths, waiting, counters = (array.ctypes.data for array in arrays)
+    keys, rows, slot_rows, widths, records, waiting, counters = map(_address, arrays)
     see_problem(
         library.sok_aside_import(
             *(made, len(shard.keys), keys, rows, slot_rows),
-            *(len(names), (ctypes.c_char_p * len(names))(*names), widths),
-            None if records is None else records.ctypes.data,
+            *(len(names), (ctypes.c_char_p * len(names))(*names), widths, records),
             *(len(shard.waiting), waiting, len(shard.counters), counters),
             *(shard.step, shard.optimizer_step, shard.initial_row_scale),
         )
     )
 
 
+def _address(array):
+    return None if array is None else array.ctypes.data
+
+
 def _shard_of(library, stream, about, dim, since):
     def read(num_rows):
         for begin in range(0, about.num_keys, num_rows):
             n = min(num_rows, about.num_keys - begin)
-            found = {
+            arrays = {
                 name: np.empty([n, *array.shape[1:]], array.dtype)
                 for name, array in shard.by_key().items()
             }
-            keys = found["keys"].ctypes.data
+            keys = _address(arrays["keys"])
             see_problem(library.sok_stream_keys(stream, n, keys))
-            others = (found.get(name) for name in BY_KEY[1:])
-            wanted = [a.ctypes.data if a is not None and a.size else None for a in others]
+            others = (arrays.get(name) for name in BY_KEY[1:])
+            wanted = [_address(a) if a is not None and a.size else None for a in others]
             see_problem(library.sok_stream_rows(stream, begin, keys, n, *wanted))
-            yield found
+            yield arrays
 
     shard = TableShard(
         unread((about.num_keys,), np.int64),
@@ -229,7 +228,7 @@ def _shard_of(library, stream, about, dim, since):
 
 
 def _copied(address, shape, dtype):
-    found = np.zeros(shape, dtype)
-    if found.nbytes:
-        ctypes.memmove(found.ctypes.data, address, found.nbytes)
-    return found
+    array = np.zeros(shape, dtype)
+    if array.nbytes:
+        ctypes.memmove(array.ctypes.data, address, array.nbytes)
+    return array

@@ -18,18 +18,17 @@ import tensorflow as tf
 from tensorflow.python.framework import cpp_shape_inference_pb2
 from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
-from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.runtime.checks import as_integer, require, wrong_argument
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.native import devices, libraries
 from sok_like.runtime.ranks import comm, communication_dtype
 from sok_like.runtime.ranks.initialize import check_replicas
 from sok_like.table import snapshots
-from sok_like.table.as_variable import AsVariable
+from sok_like.table.as_variable import AsVariable, ShownNames
 from sok_like.table.initializers import row_initializer
 from sok_like.table.keys import as_key_dtype, as_keys
 from sok_like.table.policies import EmbeddingVariableOption, InitializerOption
 from sok_like.table.policy_methods import PolicyMethods
-from sok_like.table.shown_names import ShownNames
 from sok_like.table.snapshots import Snapshots, checkpointed, from_checkpoint
 from sok_like.table.weights import TableWeights, get_weights, set_weights, weights_of
 
@@ -140,8 +139,7 @@ class EmbeddingVariable(
             required = "None or a sok.EmbeddingVariableOption"
             raise wrong_argument("ev_option", required, ev_option, f"table '{name}'", TypeError)
         # TensorFlow's attributes and JSON do not accept NumPy's integers.
-        embedding_dim = operator.index(embedding_dim)
-        capacity = as_integer(capacity)
+        embedding_dim, capacity = operator.index(embedding_dim), as_integer(capacity)
         initial_capacity = operator.index(initial_capacity)
         use_hashtable = bool(use_hashtable)
         self._options = {
@@ -161,12 +159,11 @@ class EmbeddingVariable(
         capacity = option.capacity(capacity, name)
         self.keeps_records = option.keeps_records
         self.counts_occurrences = option.counts_occurrences
-        num_rows = capacity * communicator.world_size if capacity else None
         init = option.init_option or InitializerOption()
         rows = row_initializer(
             initializer if init.initializer is None else init.initializer,
             embedding_dim,
-            num_rows,
+            capacity * communicator.world_size if capacity else None,
             init.default_value_dim,
         )
         _check_fits(row_dtype, embedding_dim, rows, f"table '{name}'")
@@ -320,14 +317,10 @@ class EmbeddingVariable(
 
     def stats(self) -> MemoryStats:
         """Keys, capacity, load and bytes of this rank's shard. Eager only."""
-        values = libraries.ops().sok_table_stats(handle=self.handle).numpy()
+        values = libraries.ops().sok_table_stats(handle=self.handle).numpy().tolist()
         fractions = ("load_factor", "mean_probe_length")
-        return MemoryStats(
-            *(
-                v if f in fractions else int(v)
-                for f, v in zip(MemoryStats._fields, values.tolist(), strict=True)
-            )
-        )
+        named = zip(MemoryStats._fields, values, strict=True)
+        return MemoryStats(*(v if name in fractions else int(v) for name, v in named))
 
     def find(self, keys: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Rows of keys in this rank's shard; inserts nothing.
@@ -428,12 +421,10 @@ def _rebuild(config, state):
 
 
 def _set_handle_data(handle, shape):
-    data = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData()
-    data.is_set = True
+    result = cpp_shape_inference_pb2.CppShapeInferenceResult
+    data = result.HandleData(is_set=True)
     data.shape_and_type.append(
-        cpp_shape_inference_pb2.CppShapeInferenceResult.HandleShapeAndType(
-            shape=shape.as_proto(), dtype=tf.float32.as_datatype_enum
-        )
+        result.HandleShapeAndType(shape=shape.as_proto(), dtype=tf.float32.as_datatype_enum)
     )
     handle_data_util.set_handle_data(handle, data)
 
@@ -448,31 +439,26 @@ def _numbered(name, communicator):
 
 def _check_arguments(name, dim, capacity, use_hashtable, initial_capacity):
     of, initial = f"table '{name}'", as_integer(initial_capacity)
-    if not isinstance(name, str) or not name:
-        raise wrong_argument("name", "a string that is not empty", name, of)
-    if (as_integer(dim) or 0) < 1:
-        raise wrong_argument("embedding_dim", "a positive integer", dim, of)
-    if capacity is not None and not 1 <= (as_integer(capacity) or 0) < 2**32 - 1:
-        raise wrong_argument("capacity", "None or an integer in [1, 2**32 - 1)", capacity, of)
-    if capacity is None and not use_hashtable:
-        raise wrong_argument("capacity", "given if use_hashtable is False", capacity, of)
+    require(isinstance(name, str) and name != "", "name", "a string that is not empty", name, of)
+    require((as_integer(dim) or 0) >= 1, "embedding_dim", "a positive integer", dim, of)
+    fits = capacity is None or 1 <= (as_integer(capacity) or 0) < 2**32 - 1
+    require(fits, "capacity", "None or an integer in [1, 2**32 - 1)", capacity, of)
+    fits = capacity is not None or use_hashtable
+    require(fits, "capacity", "given if use_hashtable is False", capacity, of)
     if initial is None or initial < 0:
         raise wrong_argument("initial_capacity", "an integer >= 0", initial_capacity, of)
-    if capacity is not None and initial > capacity:
-        most = f"at most `capacity`, {capacity}"
-        raise wrong_argument("initial_capacity", most, initial_capacity, of)
+    most = initial if capacity is None else capacity
+    required = f"at most `capacity`, {capacity}"
+    require(initial <= most, "initial_capacity", required, initial_capacity, of)
 
 
 def _check_fits(row_dtype, dim, rows, of):
-    if row_dtype != "float32" and dim > 4096:
-        raise wrong_argument("embedding_dim", "at most 4096 if rows have 16 bits", dim, of)
-    if row_dtype != "float16":
-        return
-    largest = max(map(abs, (rows.a, rows.b, *rows.default_rows)))
-    if largest > 65504:
-        raise wrong_argument(
-            "initializer", "within [-65504, 65504], the range of float16", largest, of
-        )
+    fits = row_dtype == "float32" or dim <= 4096
+    require(fits, "embedding_dim", "at most 4096 if rows have 16 bits", dim, of)
+    if row_dtype == "float16":
+        largest = max(map(abs, (rows.a, rows.b, *rows.default_rows)))
+        required = "within [-65504, 65504], the range of float16"
+        require(largest <= 65504, "initializer", required, largest, of)
 
 
 def _int64(keys):

@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
-from sok_like.table.keys import in_key_dtype
-from sok_like.table.ownership import owned
+from sok_like.table.keys import in_key_dtype, owned
 
 _NO_ARRAY = (
     "The weights of table '{name}' are keys and rows, not one array: use their attributes `keys` "
@@ -94,28 +93,24 @@ def set_weights(variable: Any, weights: TableWeights) -> None:
     """Makes this rank's shard hold these keys and no others. Eager only."""
     keys, name = weights.keys, variable.table_name
     keys = keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64)
+    required = ""
     if weights.rows.shape != (len(keys), variable.dim):
-        raise ValueError(
-            f"The weights of table '{name}' must be rows of {variable.dim} floats. "
-            f"Received: {weights!r}"
+        required = f"rows of {variable.dim} floats"
+    elif len(owned(keys)) != len(keys):
+        required = (
+            f"those of rank {comm.current().rank}: each rank sets the weights that it got, on the "
+            "same number of ranks"
         )
-    if len(owned(keys)) != len(keys):
-        raise ValueError(
-            f"The weights of table '{name}' must be those of rank {comm.current().rank}: each rank "
-            f"sets the weights that it got, on the same number of ranks. Received: {weights!r}"
-        )
+    if required:
+        raise ValueError(f"The weights of table '{name}' must be {required}. Received: {weights!r}")
     replace_rows(variable, keys, weights.rows)
 
 
 def replace_rows(variable: Any, keys: np.ndarray, rows: Any, chunk: int = 2**24) -> None:
-    """Makes this rank's shard hold those of the keys that it owns, and no others.
+    """Makes this rank's shard hold those of the int64 keys that it owns, and no others.
 
-    Slot rows of keys that stay are kept.
-
-    Args:
-        keys: int64 `[num_keys]`, each once.
-        rows: `[num_keys, embedding_dim]`; may be memory-mapped.
-        chunk: Maximum number of elements of `rows` to read at a time.
+    Slot rows of keys that stay are kept. The rows may be memory-mapped: at most `chunk` of their
+    elements are read at a time.
     """
     mine = owned(keys)
     present = variable.snapshot(with_slots=False).keys.numpy()

@@ -28,7 +28,7 @@ from sok_like.saving.format.progress import Progress
 from sok_like.saving.format.shard_file import CHUNK_BYTES
 from sok_like.saving.format.shard_reader import ShardSource
 from sok_like.table.content import TableShard, unread
-from sok_like.table.ownership import owners
+from sok_like.table.keys import owners
 
 _ROWS_AT_ONCE = 2**16
 # Steps that deltas of few keys may log. A table logs fewer (cpp/core/cpu/change_log.cc), but tables

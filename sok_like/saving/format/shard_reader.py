@@ -23,7 +23,7 @@ from sok_like.saving.format import checksums, durable
 from sok_like.saving.format.progress import Progress
 from sok_like.saving.format.shard_file import CHUNK_BYTES
 from sok_like.table.content import BY_KEY, OF_POLICIES, REQUIRED, TableShard
-from sok_like.table.ownership import owners
+from sok_like.table.keys import owners
 
 # dtypes as `.npy` headers name them, and the number of axes.
 _MEMBERS = {
