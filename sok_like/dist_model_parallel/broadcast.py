@@ -32,13 +32,23 @@ def broadcast_variables(model_vars: Iterable[Any], root_rank: int = 0) -> None:
     replicas.broadcast(model_vars, root_rank, "dmp_broadcast")
 
 
-class _BroadcastGlobalVariables(tf.keras.callbacks.Callback):
-    """Broadcasts a model's and its optimizer's variables once, after the first batch."""
+class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
+    """A callback that makes replicated variables equal after the first batch of `fit`.
 
-    def __init__(self, root_rank):
+    It also copies the optimizer's variables, so the optimizer must be a `DistributedOptimizer`,
+    which marks those of local variables.
+
+    Args:
+        root_rank: The rank whose values are copied.
+        device: Ignored.
+
+    Raises:
+        ValueError: `root_rank` does not exist; raised after the first batch.
+    """
+
+    def __init__(self, root_rank: int = 0, device: str = ""):
         super().__init__()
-        self.root_rank = root_rank
-        self.broadcast_done = False
+        self.root_rank, self.broadcast_done = root_rank, False
 
     def on_train_batch_end(self, batch, logs=None):
         # Not earlier: only now do all variables exist.
@@ -47,20 +57,3 @@ class _BroadcastGlobalVariables(tf.keras.callbacks.Callback):
         variables = replicas.with_optimizer(self.model.variables, self.model.optimizer)
         broadcast_variables(variables, self.root_rank)
         self.broadcast_done = True
-
-
-def BroadcastGlobalVariablesCallback(root_rank: int = 0, device: str = "") -> Any:
-    """A callback that makes replicated variables equal after the first batch of `fit`.
-
-    Args:
-        root_rank: The rank whose values are copied.
-        device: Ignored.
-
-    Returns:
-        A `tf.keras.callbacks.Callback`. It also copies the optimizer's variables, so the optimizer
-        must be a `DistributedOptimizer`, which marks those of local variables.
-
-    Raises:
-        ValueError: `root_rank` does not exist; raised after the first batch.
-    """
-    return _BroadcastGlobalVariables(root_rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import weakref
@@ -77,9 +78,13 @@ class DenseTables(tf.__internal__.tracking.Trackable):
         return {key: (table.input_dim, table.output_dim) for key, table in self.tables().items()}
 
     def own_variables(self) -> list[Any]:
-        """This rank's variables."""
+        """This rank's variables that are not hash tables, as optimizers know them."""
         layer = self._layer()
-        return [] if layer is None else layer.dense_variables()
+        if layer is None:
+            return []
+        layers = (*layer.dp_layers, *layer.local_embedding_layers, *layer.row_layers)
+        anchors = [] if layer._anchor is None else [layer._anchor]
+        return [each.weights[0] for each in layers if each.weights] + anchors
 
     def variables_in(self, optimizer: Any) -> list[Any]:
         """The layer's variables that an optimizer knows, and their slot variables."""
@@ -104,8 +109,10 @@ def _slots(variable, optimizers):
     for optimizer in optimizers:
         inner = getattr(optimizer, "inner_optimizer", None) or optimizer
         if hasattr(inner, "get_slot_names"):
-            names = inner.get_slot_names()
-            slots = {name: _slot(inner, variable, name) for name in names}
+            slots = {}
+            for name in inner.get_slot_names():
+                with contextlib.suppress(KeyError):  # it has no such slot for this variable
+                    slots[name] = inner.get_slot(as_tf_table(variable), name)
             slots = {name: slot for name, slot in slots.items() if slot is not None}
         else:
             slots = slot_objects(inner, variable) or {}
@@ -118,10 +125,3 @@ def _slots(variable, optimizers):
             f"Received: {len(found)} for '{variable.name}'"
         )
     return next(iter(found.values()), {})
-
-
-def _slot(optimizer, variable, name):
-    try:
-        return optimizer.get_slot(as_tf_table(variable), name)
-    except KeyError:  # it has no such slot for this variable
-        return None

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime.checks import as_integer
+from sok_like.runtime.checks import as_integer, require
 
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")
@@ -28,8 +28,7 @@ class ConcatInitializer(tf.keras.initializers.Initializer):
 
     def __init__(self, initializer: Any, sizes: Sequence[int]):
         self.sizes = [as_integer(size) or 0 for size in sizes]
-        if not self.sizes or min(self.sizes) < 1:
-            raise ValueError(f"`sizes` must be positive integers. Received: sizes={sizes!r}")
+        require(min(self.sizes, default=0) >= 1, "sizes", "positive integers", sizes)
         one_each = isinstance(initializer, (list, tuple))
         identifiers = list(initializer) if one_each else [initializer] * len(self.sizes)
         if len(identifiers) != len(self.sizes):
@@ -58,23 +57,14 @@ class ConcatInitializer(tf.keras.initializers.Initializer):
 
 
 def varied(initializer: Any, number: int) -> Any:
-    """A copy of a random initializer with another seed for each `number` above 0.
-
-    Args:
-        initializer: An initializer in any form that Keras accepts.
-        number: Equal numbers give equal seeds.
-
-    Returns:
-        `initializer` itself if `number` is 0 or it draws no random numbers.
-    """
+    """A copy of a random initializer with another seed for each `number` above 0."""
     if number == 0:
         return initializer
-    made = tf.keras.initializers.get(initializer)
-    get_config = getattr(made, "get_config", None)
-    config = get_config() if get_config else {}
+    random_one = tf.keras.initializers.get(initializer)
+    config = random_one.get_config() if hasattr(random_one, "get_config") else {}
     seed = config.get("seed", 0)
     if "seed" not in config or not (seed is None or isinstance(seed, int)):
-        return initializer
+        return initializer  # draws no random numbers
     if seed is None:  # as Keras draws: the same on all ranks after set_random_seed
         seed = random.randint(1, 10**9)
-    return type(made).from_config({**config, "seed": (seed + number * 1_000_003) % 2**31})
+    return type(random_one).from_config({**config, "seed": (seed + number * 1_000_003) % 2**31})

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok_like.dist_model_parallel.embedding import Embedding
 from sok_like.lookup.dense_lookup import as_row_numbers, require_in_range
-from sok_like.runtime.checks import check_integer
+from sok_like.runtime.checks import check_integer, require
 
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")
@@ -38,10 +38,7 @@ class ConcatOneHotEmbedding(tf.keras.layers.Layer):
         kwargs.setdefault("autocast", False)  # would cast ids to floats
         super().__init__(**kwargs)
         self.feature_sizes = [check_integer("feature_sizes", size) for size in feature_sizes]
-        if not self.feature_sizes:
-            raise ValueError(
-                "`feature_sizes` must hold at least one number. Received: feature_sizes=[]"
-            )
+        require(bool(self.feature_sizes), "feature_sizes", "at least one number", feature_sizes)
         self.embedding_width = check_integer("embedding_width", embedding_width)
         self._table = Embedding(
             sum(self.feature_sizes),

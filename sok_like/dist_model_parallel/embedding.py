@@ -113,14 +113,7 @@ class Embedding(tf.keras.layers.Layer):
         self.built = True
 
     def set_weights(self, weights: Any) -> None:
-        """Sets the table, even if the layer has not been called yet.
-
-        Args:
-            weights: A list of one array `[input_dim, output_dim]`.
-
-        Raises:
-            ValueError: the number of arrays or the shape is wrong.
-        """
+        """Sets the table from a list of one array, even if the layer has not been called yet."""
         if not self.built:
             with tf.init_scope(), tf.name_scope(self.name):
                 self.build(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -34,25 +35,24 @@ def spread_tables(layer: Any) -> dict[str, Spread]:
     found = {_key(table_id): Spread(dense.shapes()[key]) for key, table_id in ids.items()}
     for part in dense.dense_parts(()):
         if part.key in ids:
-            found[_key(ids[part.key])] = _spread(part)
+            held, place = part.held, part.held.place
+            read = functools.partial(_read, held)
+            dtype = held.variable.dtype.base_dtype
+            found[_key(ids[part.key])] = Spread(
+                part.shape, dtype, place.begin, place.shape[0], read
+            )
     return found
 
 
-def _spread(part):
-    place, variable, _ = part.held
-
-    def read(start, stop):
-        return part.held.read(place.rows(place.begin[0] + start, place.begin[0] + stop))
-
-    return Spread(part.shape, variable.dtype.base_dtype, place.begin, place.shape[0], read)
+def _read(held, start, stop):
+    first = held.place.begin[0]
+    return held.read(held.place.rows(first + start, first + stop))
 
 
 def outputs(layer: Any, inputs: list[Any], whole: dict[str, Any], tables: Any) -> list[Any]:
     """The layer's outputs for data-parallel inputs, without an exchange.
 
-    Args:
-        whole: The variables that stand for `spread_tables`.
-        tables: This rank's variables, by kind and position.
+    `whole` has the variables that stand for `spread_tables`, and `tables` those of this rank.
     """
     if not layer.dp_input:
         raise ValueError(
@@ -70,16 +70,13 @@ def outputs(layer: Any, inputs: list[Any], whole: dict[str, Any], tables: Any) -
             rows = tf.cast(tf.gather(table, checked), tf.float32)
             rows = combined(rows, samples.combiner, samples.row_splits)
         else:
-            feature = layer.feature(
-                table_id, layer.shard_of(table_id, exchange.ALL_RANKS), samples, tables
-            )
+            shard = layer.shard_of(table_id, exchange.ALL_RANKS)
+            feature = layer.feature(table_id, shard, samples, tables)
             if plan.kinds[table_id] == DATA_PARALLEL:
                 (rows,) = exchange.lookup_here([feature], training=False)
             else:
-                hashed = HashFeature(
-                    feature.variable, samples.ids, samples.combiner, samples.row_splits
-                )
-                (rows,) = lookup([hashed], training=False)
+                of_samples = samples.ids, samples.combiner, samples.row_splits
+                (rows,) = lookup([HashFeature(feature.variable, *of_samples)], training=False)
         found.append(samples.restore(rows))
     return found
 

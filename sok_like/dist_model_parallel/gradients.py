@@ -49,8 +49,7 @@ class _AveragingTape:
     """A `tf.GradientTape` whose `gradient` averages."""
 
     def __init__(self, tape, sparse_as_dense):
-        self._tape = tape
-        self._sparse_as_dense = sparse_as_dense
+        self._tape, self._sparse_as_dense = tape, sparse_as_dense
 
     def __enter__(self):
         self._tape.__enter__()
@@ -60,6 +59,13 @@ class _AveragingTape:
         return self._tape.__exit__(*exception)
 
     def __getattr__(self, name):
+        world_size = comm.current().world_size
+        if name in ("jacobian", "batch_jacobian") and world_size > 1:
+            raise NotImplementedError(
+                f"A DistributedGradientTape averages gradients, not what `{name}` returns. Call "
+                "it on a tf.GradientTape, for the derivatives of this rank's samples. "
+                f"Received: `{name}` on {world_size} ranks"
+            )
         return getattr(self._tape, name)
 
     def gradient(self, target, sources, *args, **kwargs):
@@ -68,23 +74,6 @@ class _AveragingTape:
         flat = tf.nest.flatten(gradients), tf.nest.flatten(sources)
         means = averaged(*flat, self._sparse_as_dense, "dmp_gradients")
         return tf.nest.pack_sequence_as(gradients, means)
-
-    def jacobian(self, *args, **kwargs):
-        """`tf.GradientTape.jacobian`, on one rank."""
-        return self._on_one_rank("jacobian")(*args, **kwargs)
-
-    def batch_jacobian(self, *args, **kwargs):
-        """`tf.GradientTape.batch_jacobian`, on one rank."""
-        return self._on_one_rank("batch_jacobian")(*args, **kwargs)
-
-    def _on_one_rank(self, method):
-        if (world_size := comm.current().world_size) > 1:
-            raise NotImplementedError(
-                f"A DistributedGradientTape averages gradients, not what `{method}` returns. Call "
-                "it on a tf.GradientTape, for the derivatives of this rank's samples. "
-                f"Received: `{method}` on {world_size} ranks"
-            )
-        return getattr(self._tape, method)
 
 
 def DistributedGradientTape(

@@ -25,25 +25,16 @@ CHUNK_BYTES = 64 * 2**20
 
 
 def gather_by_key(variable, keys, rows, all_ranks):
-    """Gathers keys and rows of all ranks, sorted by key, on rank 0 or all ranks; None elsewhere.
-
-    Args:
-        keys: int64 `[num_keys]`, this rank's.
-        rows: float32 `[num_keys, width]`.
-
-    Raises:
-        ValueError: a key does not fit the table's key dtype. On one rank InvalidArgumentError.
-    """
+    """Gathers keys and rows of all ranks, sorted by key, on rank 0 or all ranks; None elsewhere."""
     communicator = comm.current()
 
     def check():
         in_key_dtype(tf.constant(keys), variable)
 
-    if variable.key_dtype.size < 8:
+    if variable.key_dtype.size < 8:  # raises on all ranks if a key does not fit
         all_or_none(check, communicator)
     if communicator.world_size > 1:
-        mine = np.array([len(keys)], np.int64)
-        longest = int(send(mine, communicator, True).max())
+        longest = int(send(np.array([len(keys)], np.int64), communicator, True).max())
         step = max(1, CHUNK_BYTES // (8 + rows.itemsize * rows.shape[1]))
         parts = []
         for start in range(0, longest, step):
@@ -59,20 +50,8 @@ def gather_by_key(variable, keys, rows, all_ranks):
     return keys[order], rows[order]
 
 
-def get_hash_table(variable: EmbeddingVariable, all_ranks: bool) -> Any:
-    """The table as `(keys [num_keys], rows [num_keys, output_dim])`; see `gather_by_key`."""
-    snapshot = variable.snapshot(with_slots=False)
-    return gather_by_key(variable, snapshot.keys.numpy(), snapshot.rows.numpy(), all_ranks)
-
-
 def open_pair(what: str, pair: Any, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Checks and opens keys, int64 `[num_keys]`, and rows, which may stay on disk.
-
-    Args:
-        what: The argument's name in errors.
-        pair: `(keys, rows)`, each an array or the path of an `.npy` file.
-        width: Length of a row.
-    """
+    """Checks and opens keys, int64 `[num_keys]`, and rows, which may stay on disk."""
     rule = f"`{what}` of a hash table must be a pair (keys [n], rows [n, {width}])"
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise ValueError(f"{rule}. Received: {type(pair).__name__}")

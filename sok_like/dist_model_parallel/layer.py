@@ -253,16 +253,6 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         }
         return layers
 
-    def tables_here(self) -> dict[tuple[int, int], Any]:
-        """This rank's variables, by kind of table and position within that kind."""
-        return {place: layer_table(layer) for place, layer in self._layers_here().items()}
-
-    def dense_variables(self) -> list[Any]:
-        """This rank's variables that are not hash tables, as optimizers know them."""
-        layers = (*self.dp_layers, *self.local_embedding_layers, *self.row_layers)
-        anchors: list[Any] = [] if self._anchor is None else [self._anchor]
-        return [layer.weights[0] for layer in layers if layer.weights] + anchors
-
     def _trackable_children(self, save_type="checkpoint", **kwargs):
         children = super()._trackable_children(save_type, **kwargs)
         if save_type != "checkpoint" or not tf.compat.v1.executing_eagerly_outside_functions():
@@ -310,7 +300,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         return by_training(training, lambda training: self._outputs(inputs, training))
 
     def _outputs(self, inputs, training):
-        tables = self.tables_here()
+        tables = {place: layer_table(layer) for place, layer in self._layers_here().items()}
         export = exporting.current()
         if export is not None and self.world_size > 1:
             outputs = exported.outputs(self, inputs, export.of_holder(self), tables)

@@ -17,13 +17,7 @@ from sok_like.table.variable import unwrap
 def check_descriptions(embeddings: Sequence[Any], can_mask: bool) -> None:
     """Refuses properties of an embedding that the table made from its configuration lacks.
 
-    Args:
-        embeddings: The descriptions.
-        can_mask: Whether this process knows the ids of its outputs.
-
-    Raises:
-        ValueError: an embedding has weights, a regularizer of outputs, or a mask that cannot be
-            made.
+    `can_mask` says whether this process knows the ids of its outputs.
     """
     for i, each in enumerate(embeddings):
         received = f"embeddings[{i}]: {type(each).__name__} '{getattr(each, 'name', i)}'"
@@ -54,21 +48,16 @@ def check_descriptions(embeddings: Sequence[Any], can_mask: bool) -> None:
 def build_layer(config: dict[str, Any], sizes: Sequence[int] = (), vary: int = 0) -> Any:
     """Makes a layer of this configuration, with its variable.
 
-    Args:
-        sizes: Number of rows of each joined table, if there are several.
-        vary: Changes the seeds of its initializers, so that not all shards of a table start with
-            the same rows.
-
-    Raises:
-        ValueError: the layer does not have exactly one weight.
+    `sizes` are the numbers of rows of joined tables. `vary` changes the seeds of the initializers,
+    so that not all shards of a table start with the same rows.
     """
     config = dict(config)
     layer_type = config.pop("layer_type", None)
     if len(sizes) > 1 and not any(config["embeddings_initializer"]):
         del config["embeddings_initializer"]  # a user's class may not accept one
     elif len(sizes) > 1:
-        initializers = [each or "uniform" for each in config["embeddings_initializer"]]
-        initializers = [varied(each, vary) for each in initializers]
+        initializers = config["embeddings_initializer"]
+        initializers = [varied(each or "uniform", vary) for each in initializers]
         config["embeddings_initializer"] = ConcatInitializer(initializers, sizes)
     elif config.get("embeddings_initializer") is not None:
         config["embeddings_initializer"] = varied(config["embeddings_initializer"], vary)
@@ -78,19 +67,15 @@ def build_layer(config: dict[str, Any], sizes: Sequence[int] = (), vary: int = 0
     with tf.name_scope(layer.name):
         if not layer.built:
             layer.build((None, None))
-    _weight_of(layer)
+    layer_table(layer)  # raises unless it has exactly one weight
     return layer
 
 
 def layer_table(layer: Any) -> Any:
     """The TensorFlow variable of an embedding layer, an EmbeddingVariable for a hash table."""
-    return as_tf_table(unwrap(_weight_of(layer)))
-
-
-def _weight_of(layer):
     if len(layer.weights) != 1:
         raise ValueError(
             "A distributed embedding must have one weight, its table. Received: "
             f"{len(layer.weights)} weights ({type(layer).__name__} '{layer.name}')"
         )
-    return layer.weights[0]
+    return as_tf_table(unwrap(layer.weights[0]))

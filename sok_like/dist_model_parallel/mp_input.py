@@ -64,15 +64,7 @@ def mp_input_lookup(
 ) -> list[tf.Tensor]:
     """Outputs for this rank's samples, in input order.
 
-    Args:
-        inputs: The inputs `strategy.input_ids_list[rank]`, for the global batch.
-        tables: The layer's variables, by kind and position.
-
-    Raises:
-        ValueError: an input of a table without a combiner is not a dense tensor of one or two axes.
-        tf.errors.InvalidArgumentError: an id is outside its table; the global batch is not
-            divisible by the number of ranks (outside of graphs also a ValueError); or, in a graph,
-            inputs without a combiner differ in their axes. On all ranks, naming the rank at fault.
+    Raises tf.errors.InvalidArgumentError on all ranks, naming the rank at fault.
     """
     communicator, world_size = comm.current(), layer.world_size
     name = unique_in_graph(layer.name)
@@ -101,7 +93,11 @@ def mp_input_lookup(
         received = tf.identity(received)
     static = None if tf.executing_eagerly() else output_shapes(layer, inputs)
     # All ranks know the sizes of all ranks' messages, so all raise.
-    fitting = libraries.ops().sok_check_blocks(words=_words_of_ranks(layer, received, static))
+    words = [
+        tf.add_n([tf.constant(_HEAD, tf.int64), *(words for _, words, _ in of_rank)])
+        for of_rank in _outputs_of_ranks(layer, received, static)
+    ]
+    fitting = libraries.ops().sok_check_blocks(words=tf.stack(words))
     with tf.control_dependencies([] if fitting is None else [fitting]):
         received = tf.identity(received)
         found = _lookup_hashed(layer, samples, tables, training, f"{name}_hashed")
@@ -212,16 +208,6 @@ def _require_axes(layer, told, received):
     return [tf.debugging.Assert(alike, [tf.strings.join([rule, text])])]
 
 
-def _words_of_ranks(layer, received, static):
-    """int64 `[world_size]`: words of the block that each rank sends to every other rank."""
-    return tf.stack(
-        [
-            tf.add_n([tf.constant(_HEAD, tf.int64), *(w for _, w, _ in of_rank)])
-            for of_rank in _outputs_of_ranks(layer, received, static)
-        ]
-    )
-
-
 def _outputs_of_ranks(layer, received, static):
     """For each rank and each of its inputs: its number, the floats of its block, and its shape."""
     found = []
@@ -231,7 +217,9 @@ def _outputs_of_ranks(layer, received, static):
         for i, size in zip(inputs, sizes, strict=False):
             table_id = layer.strategy.plan.input_table_map[i]
             dim = layer.shard_of(table_id, rank).dim
-            kept = size[:1] if layer._combiners[table_id] else _kept(size, static, i)
+            # A hotness of -1 means that there is only one axis.
+            flat = len(static[i]) == 2 if static is not None else int(size[1]) < 0
+            kept = size[:1] if layer._combiners[table_id] or flat else size
             found[-1].append((i, size[0] * tf.abs(size[1]) * dim, tf.concat([kept, [dim]], 0)))
     return found
 
@@ -248,14 +236,6 @@ def _require_equal_batches(received):
             raise tf.errors.InvalidArgumentError(None, None, text.numpy().decode())
         return []
     return [tf.debugging.Assert(alike, [text])]
-
-
-@tf.custom_gradient
-def _divide_gradient(values, divisor):
-    def back(grad):
-        return grad / divisor, None
-
-    return tf.identity(values), back
 
 
 def _message(layer, outputs, sizes, empty, name):
@@ -276,8 +256,12 @@ def _message(layer, outputs, sizes, empty, name):
     blocks += [tf.reshape(tf.cast(tensor, tf.float32), [world_size, 0]) for tensor in empty]
     message = tf.concat(blocks, 1)
     words = tf.shape(message)[1]
-    message = _divide_gradient(tf.reshape(message, [-1]), tf.constant(float(world_size)))
-    return message, words
+
+    @tf.custom_gradient
+    def divide_gradient(values):
+        return tf.identity(values), lambda gradient: gradient / float(world_size)
+
+    return divide_gradient(tf.reshape(message, [-1])), words
 
 
 def _cut(arrived, sizes, heads, call):
@@ -313,9 +297,3 @@ def _assemble(layer, arrived, received, call, static):
     if static is None:
         return outputs
     return [tf.ensure_shape(o, shape) for o, shape in zip(outputs, static, strict=True)]
-
-
-def _kept(size, static, i):
-    """The axes of an output without a combiner; a hotness of -1 means that there is only one."""
-    flat = len(static[i]) == 2 if static is not None else int(size[1]) < 0
-    return size[:1] if flat else size

@@ -54,14 +54,22 @@ def get_table(held: Held, table_id: int, all_ranks: bool) -> Any:
     """A whole table on rank 0 or on all ranks; None elsewhere."""
     plan, here = held
     if plan.kinds[table_id] == HASHED:
-        return hash_weights.get_hash_table(here[table_id][0], all_ranks)
+        variable = here[table_id][0]
+        snapshot = variable.snapshot(with_slots=False)
+        content = snapshot.keys.numpy(), snapshot.rows.numpy()
+        return hash_weights.gather_by_key(variable, *content, all_ranks)
     communicator = comm.current()
     receive = all_ranks or communicator.rank == 0
     table = plan.tables[table_id]
     own_slice: Any = held.dense_slice(table_id) if table_id in here else None
     if plan.kinds[table_id] == DATA_PARALLEL or communicator.world_size == 1:
         return own_slice.read(own_slice.place).numpy() if receive else None
-    dtype = tf.as_dtype(_agree_on_dtype(own_slice and own_slice.variable, communicator))
+    # A rank without a shard does not know the table's dtype, but must send an empty block of it.
+    own_type = 0 if own_slice is None else own_slice.variable.dtype.base_dtype.as_datatype_enum
+    types = exchange_order.collective_in_turn(
+        communicator, "all_gather", tf.constant([own_type], tf.int32), "dmp_table_dtype"
+    )
+    dtype = tf.as_dtype(int(tf.reduce_max(types)))
     whole: Any = (
         np.empty([table.input_dim, table.output_dim], dtype.as_numpy_dtype) if receive else None
     )
@@ -79,14 +87,6 @@ def get_table(held: Held, table_id: int, all_ranks: bool) -> Any:
             whole[common.slices] = received[at : at + common.size].reshape(common.shape)
             at += common.size
     return whole
-
-
-def _agree_on_dtype(variable, communicator):
-    # A rank without a shard does not know the table's dtype, but must send an empty block of it.
-    mine = 0 if variable is None else variable.dtype.base_dtype.as_datatype_enum
-    mine = tf.constant([mine], tf.int32)
-    known = exchange_order.collective_in_turn(communicator, "all_gather", mine, "dmp_table_dtype")
-    return int(tf.reduce_max(known))
 
 
 def set_tables(held: Held, weights: Sequence[Any], chunk: int, use_lock: bool) -> None:
