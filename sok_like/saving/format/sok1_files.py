@@ -46,12 +46,7 @@ class Sok1Dump:
         name = os.path.basename(self.keys_file)
         return hashlib.sha256(repr((name, sizes)).encode()).hexdigest()
 
-    @property
-    def deltas(self) -> list[Any]:
-        """Empty: SOK had no deltas."""
-        return []
-
-    name, may_grow = "", False
+    name, may_grow, dim, deltas = "", False, 0, ()  # SOK stored no width, and had no deltas
 
     def open(self, number: int, dim: int, progress: Any = None) -> ShardInMemory:
         """Keys and rows; rows stay in the file until they are read."""
