@@ -57,7 +57,8 @@ def OptimizerWrapper(
         ValueError: embedding variables cannot follow the optimizer or one of its settings exactly;
             `optimizer` has been wrapped before, with other options.
     """
-    options = (lazy, average_dense_gradients, skip_nonfinite_gradients)
+    options = {"lazy": lazy, "average": average_dense_gradients}
+    options |= {"skip_nonfinite": skip_nonfinite_gradients}
     is_dictionary = isinstance(optimizer, Mapping) and "class_name" not in optimizer
     if is_dictionary or default is not None:
         inner = getattr(default, "inner_optimizer", None)
@@ -81,15 +82,10 @@ def _wrapped(optimizer, options):
         )
     embedding_aware(type(optimizer))  # raises if there is none
     rule_of(optimizer).check()
-    return _view(optimizer, *options)
+    return _view(optimizer, options)
 
 
-def _view(optimizer, lazy, average_dense_gradients, skip_nonfinite_gradients):
-    options = {
-        "lazy": lazy,
-        "average": average_dense_gradients,
-        "skip_nonfinite": skip_nonfinite_gradients,
-    }
+def _view(optimizer, options):
     # The wrappers of one optimizer share its attributes, so a second one would change the first.
     before = {name: vars(optimizer).get(f"_sok_{name}", value) for name, value in options.items()}
     if before != options:
@@ -135,7 +131,11 @@ def _per_table(optimizers, is_dictionary, default, options):
             "`sok.OptimizerWrapper({...}, default=LossScaleOptimizer(optimizer))`. "
             f"Received: {wrong}"
         )
-    aware = {key: own if knows_tables(own) else _view(own, *options) for key, own in stock.items()}
+    defaults = {"lazy": False, "average": True, "skip_nonfinite": False}
+    asked = {f"_sok_{name}": value for name, value in options.items() if value != defaults[name]}
+    for own in filter(knows_tables, stock.values()):
+        own.__dict__.update(asked)  # what else it has stays, such as that LazyAdam is lazy
+    aware = {key: own if knows_tables(own) else _view(own, options) for key, own in stock.items()}
     joint = aware.pop(None)
     # The default needs a rule for tables only if it meets one: it may clip by norms.
     for own in aware.values():

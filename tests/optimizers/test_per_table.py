@@ -177,6 +177,23 @@ def test_skipped_gradients_of_a_table_with_its_own_optimizer(sok):
     assert int(optimizer.skipped_gradients(table)) == 1
 
 
+def test_options_reach_optimizers_that_train_tables_by_themselves(sok):
+    """RowWiseAdagrad is given as it is; so the options of the wrapper are set there."""
+    own = sok.optimizers.RowWiseAdagrad(0.1)
+    default = sok.tf.keras.optimizers.Adam(0.1)
+    options = {"skip_nonfinite_gradients": True, "lazy": True, "average_dense_gradients": False}
+    optimizer = sok.OptimizerWrapper({"nan_rows": own}, default=default, **options)
+    table = sok.EmbeddingVariable(2, name="nan_rows", initializer="ones")
+    values = tf.constant([[np.nan, 1.0], [1.0, 1.0]])
+    optimizer.apply_gradients([(tf.IndexedSlices(values, tf.constant([1, 2], tf.int64)), table)])
+    rows = table.find([1, 2])[0].numpy()
+    # mean(g^2) = 1, so the step is 0.1 * 1 / sqrt(1).
+    np.testing.assert_allclose(rows, [[1, 1], [0.9, 0.9]], rtol=1e-6)
+    assert int(optimizer.skipped_gradients(table)) == 1
+    assert optimizer.embedding_rule.rule == "lazy_adam" and not optimizer._sok_average
+    assert sok.optimizers.LazyAdam()._sok_lazy
+
+
 def test_refused(sok):
     sgd = lambda: keras.SGD(0.1)  # noqa: E731
     for wrong in ({"itms": sgd()}, {"users": sgd(), "rows/users": sgd()}):
