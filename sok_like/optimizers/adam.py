@@ -33,11 +33,4 @@ class Adam(lazy_adam.Adam):
         name="Plugin_Adam",
         **kwargs,
     ):
-        super().__init__(
-            learning_rate=learning_rate,
-            beta_1=beta_1,
-            beta_2=beta_2,
-            epsilon=epsilon,
-            name=name,
-            **kwargs,
-        )
+        super().__init__(learning_rate, beta_1, beta_2, epsilon, name=name, **kwargs)

@@ -13,7 +13,7 @@ formulas in TensorFlow's ops.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -24,20 +24,19 @@ from sok_like.runtime.checks import require
 v1 = tf.compat.v1
 
 
-class _Rows:
+class _Rows(NamedTuple):
     """Reads and writes the rows of a variable that a gradient has, or all rows."""
 
-    def __init__(self, indices=None):
-        self._indices = indices
+    indices: Any = None
 
     def read(self, variable):
         value = tf.convert_to_tensor(variable)
-        return value if self._indices is None else tf.gather(value, self._indices)
+        return value if self.indices is None else tf.gather(value, self.indices)
 
     def write(self, variable, rows):
-        if self._indices is None:
+        if self.indices is None:
             return variable.assign(rows)
-        return v1.scatter_update(variable, self._indices, rows)
+        return v1.scatter_update(variable, self.indices, rows)
 
 
 class _RowOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
@@ -75,29 +74,19 @@ class _AdagradDecay(_RowOptimizer):
         name: str = "AdagradDecay",
     ):
         initial, rate = initial_accumulator_value, accumulator_decay_rate
-        steps = int(accumulator_decay_step)
-        is_whole = steps > 0 and steps == accumulator_decay_step  # as 1e5 is, and 1.5 is not
+        given, steps = accumulator_decay_step, int(accumulator_decay_step)
+        is_whole = steps > 0 and steps == given  # as 1e5 is, and 1.5 is not
         require(initial > 0, "initial_accumulator_value", "positive", initial)
-        require(
-            is_whole, "accumulator_decay_step", "a positive whole number", accumulator_decay_step
-        )
+        require(is_whole, "accumulator_decay_step", "a positive whole number", given)
         require(0 < rate < 1, "accumulator_decay_rate", "in (0, 1)", rate)
         super().__init__(use_locking, name)
-        self._learning_rate = learning_rate
-        self._global_step = global_step
-        self._initial_accumulator_value = initial_accumulator_value
-        self._accumulator_decay_step = steps
-        self._accumulator_decay_rate = accumulator_decay_rate
+        self._learning_rate, self._global_step = learning_rate, global_step
+        self._initial, self._decay_steps, self._decay_rate = float(initial), steps, float(rate)
 
     def own_rule(self):
-        return OptimizerRule(
-            "adagrad_decay",
-            (
-                ("initial_accumulator", float(self._initial_accumulator_value)),
-                ("decay_steps", self._accumulator_decay_step),
-                ("decay_rate", float(self._accumulator_decay_rate)),
-            ),
-        )
+        numbers = {"initial_accumulator": self._initial, "decay_steps": self._decay_steps}
+        numbers |= {"decay_rate": self._decay_rate}
+        return OptimizerRule("adagrad_decay", tuple(numbers.items()))
 
     def own_step(self):
         # Decay depends on the program's step, which may differ from the number of updates here.
@@ -105,8 +94,9 @@ class _AdagradDecay(_RowOptimizer):
 
     def _create_slots(self, var_list):
         for var in var_list:
-            initial = v1.constant_initializer(self._initial_accumulator_value, var.dtype.base_dtype)
-            args = (initial, var.shape, var.dtype.base_dtype, "accumulator", self._name)
+            dtype = var.dtype.base_dtype
+            initial = v1.constant_initializer(self._initial, dtype)
+            args = (initial, var.shape, dtype, "accumulator", self._name)
             self._get_or_make_slot_with_initializer(var, *args)
             self._zeros_slot(var, "accumulator_decay_power", self._name)
 
@@ -114,12 +104,8 @@ class _AdagradDecay(_RowOptimizer):
         accumulators = self.get_slot(variable, "accumulator")
         powers = self.get_slot(variable, "accumulator_decay_power")
         accumulator, power = rows.read(accumulators), rows.read(powers)
-        due = tf.cast(self.own_step() // self._accumulator_decay_step, power.dtype)
-        late = due > power
-        decayed = tf.maximum(
-            accumulator * tf.cast(self._accumulator_decay_rate, power.dtype),
-            tf.cast(self._initial_accumulator_value, power.dtype),
-        )
+        late = tf.cast(self.own_step() // self._decay_steps, power.dtype) > power
+        decayed = tf.maximum(accumulator * self._decay_rate, self._initial)
         accumulator = tf.where(late, decayed, accumulator) + gradient * gradient
         rate = tf.cast(self._call_if_callable(self._learning_rate), power.dtype)
         row = rows.read(variable) - rate * gradient / tf.sqrt(accumulator)
@@ -190,12 +176,11 @@ class _AdamAsync(_AdamRows):
         self._apply_sparse_rmsprop = apply_sparse_rmsprop
 
     def own_rule(self):
-        return OptimizerRule(
-            "rmsprop" if self._apply_sparse_rmsprop else "lazy_adam", self._numbers()
-        )
+        rule = "rmsprop" if self._apply_sparse_rmsprop else "lazy_adam"
+        return OptimizerRule(rule, self._numbers())
 
     def _update(self, gradient, variable, rows):
-        if not self._apply_sparse_rmsprop or rows._indices is None:
+        if not self._apply_sparse_rmsprop or rows.indices is None:
             return self._adam(gradient, variable, rows)
         dtype = gradient.dtype
         moments, velocities = self.get_slot(variable, "m"), self.get_slot(variable, "v")

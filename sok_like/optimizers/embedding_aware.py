@@ -58,14 +58,10 @@ class EmbeddingAware:
         variables: Any = getattr(self, "variables")  # noqa: B009 (of the stock class)
         variables = list(variables() if callable(variables) else variables)
         # tf_keras does not list these.
-        numbers = [getattr(self, "_learning_rate", None), *getattr(self, "_hyper", {}).values()]
-        variables += [number for number in numbers if isinstance(number, tf.Variable)]
-        values = [getattr(variable, "value", variable) for variable in variables]
-        values = [
-            value if isinstance(value, tf.Variable) else variable
-            for value, variable in zip(values, variables, strict=True)
-        ]
-        return tf.group(*[value.initializer for value in values if value.initializer is not None])
+        variables += [getattr(self, "_learning_rate", None), *getattr(self, "_hyper", {}).values()]
+        variables += [getattr(each, "value", None) for each in variables]  # inside those of Keras 3
+        ops = [each.initializer for each in variables if isinstance(each, tf.Variable)]
+        return tf.group(*[op for op in ops if op is not None])
 
     def get_config(self):
         config = super().get_config()
@@ -91,9 +87,6 @@ class EmbeddingAware:
         """The optimizer of a table, as in the dictionary of `sok.OptimizerWrapper`.
 
         Its `learning_rate` can be read and set.
-
-        Args:
-            table: The table's name.
         """
         key = per_table.key_of(self._sok_tables, table)
         return self if key is None else self._sok_tables[key]

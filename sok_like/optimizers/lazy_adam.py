@@ -70,13 +70,11 @@ class LazyAdamOptimizer(embedding_aware(tf.compat.v1.train.AdamOptimizer)):  # t
 
     def _lazy_update(self, grad, var, indices):
         """Adam's formula for rows `indices` of an ordinary variable; indices do not repeat."""
-        beta1_power, beta2_power = (
-            tf.cast(power, var.dtype.base_dtype) for power in self._get_beta_accumulators()
+        settings = self._lr_t, self._beta1_t, self._beta2_t, self._epsilon_t
+        beta1_power, beta2_power, rate, beta1, beta2, epsilon = (
+            tf.cast(number, var.dtype.base_dtype)
+            for number in (*self._get_beta_accumulators(), *settings)
         )
-        rate = tf.cast(self._lr_t, var.dtype.base_dtype)
-        beta1 = tf.cast(self._beta1_t, var.dtype.base_dtype)
-        beta2 = tf.cast(self._beta2_t, var.dtype.base_dtype)
-        epsilon = tf.cast(self._epsilon_t, var.dtype.base_dtype)
         alpha = rate * tf.sqrt(1 - beta2_power) / (1 - beta1_power)
         momentum, velocity = self.get_slot(var, "m"), self.get_slot(var, "v")
         m = beta1 * tf.gather(momentum, indices) + (1 - beta1) * grad

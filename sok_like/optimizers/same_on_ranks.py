@@ -19,11 +19,6 @@ from sok_like.lookup.same_weights import check, sums_of
 from sok_like.runtime.ranks import exchange_order
 from sok_like.runtime.ranks.comm import Communicator
 
-# Variables are compared at the second step: programs often broadcast them after the first one.
-COMPARED_AT = 2
-# Schedules change the learning rate at every step; it is compared every so many steps.
-COMPARED_EVERY = 16
-
 
 def statement(rate: Any, step: Any, variables: Sequence[Any], rank: int, world_size: int) -> Any:
     """Zeros with this rank's statement in its own row; the sum over ranks has all statements.
@@ -32,8 +27,9 @@ def statement(rate: Any, step: Any, variables: Sequence[Any], rank: int, world_s
     ones before the update, the same on all ranks.
     """
     step = tf.cast(step, tf.int64)
+    # At the second step: programs often broadcast variables after the first one.
     sums = _if(
-        tf.equal(step, COMPARED_AT),
+        tf.equal(step, 2),
         lambda: tf.concat([sums_of(variable) for variable in variables], 0),
         lambda: tf.zeros([2 * len(variables)]),
     )
@@ -70,7 +66,7 @@ def compare(rate: Any, step: Any, compared: Any, communicator: Communicator) -> 
             return tf.constant(True)
 
     if tf.executing_eagerly() or tf.inside_function():
-        due = tf.equal(step % COMPARED_EVERY, 1)
+        due = tf.equal(step % 16, 1)  # a schedule changes the learning rate at every step
         if compared is not None:
             due = tf.not_equal(compared, bits)
         return [_if(due, exchange, lambda: tf.constant(True))]

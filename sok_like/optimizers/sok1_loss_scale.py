@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok_like.optimizers import graph_step
 from sok_like.optimizers.embedding_aware import knows_tables
 from sok_like.optimizers.wrapper import OptimizerWrapper
-from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.checks import require
 from sok_like.runtime.framework.keras_version import is_keras_3
 
 
@@ -39,14 +39,10 @@ def LossScaleOptimizer(optimizer: Any, loss_scale: float | str = "dynamic") -> A
         # The program averages, as before. Optimizers without a rule train ordinary variables only.
         with contextlib.suppress(ValueError):
             optimizer = OptimizerWrapper(optimizer, average_dense_gradients=False)
-    if loss_scale == "dynamic":
-        scaling = tf.keras.mixed_precision.LossScaleOptimizer(optimizer)
-    elif isinstance(loss_scale, str) or not loss_scale >= 1:
-        raise wrong_argument("loss_scale", '"dynamic" or a number of at least 1', loss_scale)
-    else:
-        scaling = tf.keras.mixed_precision.LossScaleOptimizer(
-            optimizer, dynamic=False, initial_scale=float(loss_scale)
-        )
+    fits = loss_scale == "dynamic" or (not isinstance(loss_scale, str) and loss_scale >= 1)
+    require(fits, "loss_scale", '"dynamic" or a number of at least 1', loss_scale)
+    fixed = {} if loss_scale == "dynamic" else {"initial_scale": float(loss_scale)}
+    scaling = tf.keras.mixed_precision.LossScaleOptimizer(optimizer, not fixed, **fixed)
     cls = type(scaling)
     scaling.__class__ = type(cls.__name__, (_InGraphs, cls), {"__module__": __name__})
     return scaling

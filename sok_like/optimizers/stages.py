@@ -33,20 +33,15 @@ Pairs = list[tuple[Any, Any]]
 class Step:
     """What the stages of one step share.
 
-    Attributes:
-        average: Whether gradients are still to be averaged over ranks.
-        scale: The loss scale by which gradients are still multiplied, or None.
-        updates: In a graph, ops that have updated tables.
-        scopes: Closed when the stock class has taken its step.
-        rates_compared: Whether the ranks have told each other their learning rates.
+    Gradients are still to be averaged over ranks if `average`, and are still multiplied by `scale`.
     """
 
     def __init__(self, optimizer: Any, *, average: bool = True, scale: Any = None):
         self._optimizer = optimizer
         self.average, self.scale = average, scale
-        self.updates: list = []
-        self.scopes = contextlib.ExitStack()
-        self.rates_compared = False
+        self.updates: list = []  # in a graph, ops that have updated tables
+        self.scopes = contextlib.ExitStack()  # closed when the stock class has taken its step
+        self.rates_compared = False  # whether the ranks have told each other their learning rates
 
     @functools.cached_property
     def learning_rate(self) -> Any:
