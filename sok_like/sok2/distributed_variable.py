@@ -100,18 +100,18 @@ class ShardedVariable(ResourceVariable):
 
     def _rows_of(self, value, shape, initializer, dtype):
         """Sets the global shape, and returns the rows of this rank."""
-        received = f"Received: shape={shape}, initializer={initializer!r} ({self._of})"
+        if [shape is not None, initializer is not None] != [value is None] * 2:
+            required = "both be given if there is no initial value"
+            required = required if value is None else "be None if an initial value is given"
+            raise ValueError(
+                f"`shape` and `initializer` must {required}. Received: shape={shape}, "
+                f"initializer={initializer!r} ({self._of})"
+            )
         if value is not None:
-            if shape is not None or initializer is not None:
-                required = "`shape` and `initializer` must be None if an initial value is given"
-                raise ValueError(f"{required}. {received}")
             value = self._as_table(value)
             self._global_shape = tuple(value.shape.as_list())
             with tf.device(value.device if tf.executing_eagerly() else None):
                 return tf.gather(value, self._rows_here())
-        if shape is None or initializer is None:
-            required = "`shape` and `initializer` must both be given if there is no initial value"
-            raise ValueError(f"{required}. {received}")
         dims = tf.TensorShape(shape)
         is_legal = dims.rank == 2 and dims.is_fully_defined() and min(dims) >= 1
         require(is_legal, "shape", "[rows, dim]", shape, self._of)

@@ -31,7 +31,6 @@ from sok_like.table.variable import EmbeddingVariable, unwrap
 _count = itertools.count()
 
 _VAR_TYPES = ("hbm", "hybrid")
-_HYBRID_CAPACITY = 64 * 2**20
 # Number of evicted rows that a rank keeps for `sparse_read_and_evict`.
 _MOST_KEPT = 2**16
 _SCORES = {"kLru": "lru", "kLfu": "lfu", "kCustomized": "custom"}
@@ -333,7 +332,7 @@ def _bounds(of, var_type, max_capacity, evict_strategy):
     score = _SCORES.get(evict_strategy or "kLru")
     required = f"one of {tuple(_SCORES)}"
     require(score is not None, "evict_strategy", required, evict_strategy, of)
-    capacity = _HYBRID_CAPACITY if max_capacity is None else max_capacity
+    capacity = 2**26 if max_capacity is None else max_capacity
     buffer_size = min(as_integer(capacity) or 0, _MOST_KEPT)
     evict = ScoreEvict(score)
     option = EmbeddingVariableOption(evict_option=evict, evicted_buffer_size=buffer_size)

@@ -43,12 +43,8 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
     require(comm_tool in _COMM_TOOLS, "comm_tool", f"one of {_COMM_TOOLS}", comm_tool)
     check_replicas()
     ensure_initialized()
-    world_size = comm.current().world_size
-    if comm_tool == "single" and world_size > 1:
-        raise ValueError(
-            "`comm_tool` must be 'horovod' in a job of several processes. "
-            f"Received: comm_tool='single' with {world_size}"
-        )
+    fits = comm_tool != "single" or comm.current().world_size == 1
+    require(fits, "comm_tool", "'horovod' in a job of several processes", comm_tool)
     while _switched and not use_legacy_optimizer:
         _switched.pop().undo()
     if use_legacy_optimizer and not _switched and not is_keras_3():
@@ -65,9 +61,5 @@ def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:
     Args:
         vars: Variables of both kinds, including those inside a variable of Keras 3.
     """
-    sok_vars: list[Any] = []
-    other_vars: list[Any] = []
-    for variable in vars:
-        ours = is_embedding_variable(variable) or is_static(variable)
-        (sok_vars if ours else other_vars).append(variable)
-    return sok_vars, other_vars
+    variables = [(v, is_embedding_variable(v) or is_static(v)) for v in vars]
+    return [v for v, is_ours in variables if is_ours], [v for v, ours in variables if not ours]

@@ -23,6 +23,7 @@ from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.keras_call import check_listed, training_of_call
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.lookup.training_flag import by_training
+from sok_like.runtime.checks import require
 from sok_like.runtime.ranks import comm
 from sok_like.sok2.distributed_variable import is_static, plain
 from sok_like.table.keys import as_keys
@@ -69,17 +70,17 @@ def lookup_sparse(
     if sp_weights is not None:
         weights = arguments.one_each("sp_weights", _as_list(sp_weights), len(tables))
     combiners = arguments.combiners("mean" if combiners is None else combiners, len(tables))
-    _check_filter(use_low_frequency_filter, tables)
+    for table in tables if use_low_frequency_filter else ():
+        is_hybrid = getattr(table, "backend_type", None) == "hybrid"
+        required = "False except for DynamicVariables of var_type 'hybrid'"
+        of = f"table '{table.table_name}'"
+        require(is_hybrid, "use_low_frequency_filter", required, use_low_frequency_filter, of)
     name = unique_in_graph("sok2_lookup_sparse")
     for table, i in zip(tables, ids, strict=True):
         check_listed(table, getattr(i, "values", i))
 
     asked = list(map(_Asked, tables, ids, weights, combiners))
-
-    def look_up(training):
-        return _look_up(asked, name, training)
-
-    outputs = by_training(training_of_call(), look_up)
+    outputs = by_training(training_of_call(), lambda training: _look_up(asked, name, training))
     return outputs if is_list else outputs[0]
 
 
@@ -139,17 +140,6 @@ def _table(param):
     return table
 
 
-def _check_filter(use_filter, tables):
-    if not use_filter:
-        return
-    for table in tables:
-        if getattr(table, "backend_type", None) != "hybrid":
-            raise ValueError(
-                "`use_low_frequency_filter` must be False except for DynamicVariables of var_type "
-                f"'hybrid'. Received: True for table '{table.table_name}'"
-            )
-
-
 def _by_exchange(table):
     """Whether `exchange_lookup` finds a table's rows, instead of the lookup of its kind."""
     if comm.current().world_size == 1 or exporting.current() is not None:
@@ -198,14 +188,13 @@ def _look_up(asked, name, training):
 
 
 def _shard(table, ids, row_splits, combiner, weights):
-    world_size = comm.current().world_size
     static = is_static(table)
     return ShardFeature(
         ids=ids,
         row_splits=row_splits,
         combiner=combiner,
         table_name=table.table_name,
-        num_rows=table.global_shape[0] if static else most_ids(world_size),
+        num_rows=table.global_shape[0] if static else most_ids(comm.current().world_size),
         dim=table.dim,
         owner=table.owner if static else table.home,
         row_offset=0,

@@ -32,8 +32,6 @@ _SLOTS = {
     "lazy_adam": {"m": "momentum", "v": "velocity"},
     "ftrl": {"accumulator": "accumulator", "linear": "linear"},
 }
-# tf_keras' legacy optimizers for which there is a fused rule.
-_FUSED_LEGACY = ("SGD", "Adam")
 
 
 class OptimizerWrapper:
@@ -62,8 +60,7 @@ class OptimizerWrapper:
                 self._iterations = tf.Variable(
                     0, dtype=tf.int64, trainable=False, name="sok2_iterations"
                 )
-        legacy = legacy_name(optimizer)
-        if legacy is not None and legacy not in _FUSED_LEGACY:
+        if legacy_name(optimizer) not in (None, "SGD", "Adam"):  # there is no fused rule
             check_keras_settings(optimizer)
             self._rows = RowOptimizer(optimizer)
             return
