@@ -29,7 +29,6 @@ from sok_like.saving.parts.table_dumps import GrowingDump
 from sok_like.table import table_reader
 
 CALL, _DONE = "a dump in the background", "`done` of a dump in the background"
-_POLL = 0.05  # seconds between two looks for the file of another rank
 
 
 class BackgroundPart(HashTablePart):
@@ -69,7 +68,7 @@ class BackgroundPart(HashTablePart):
                     yield part
 
             shard.read = parts
-            with self._explaining():
+            with durable.explaining(self.name):
                 self._entry = shard_file.write_shard(self.folder, self._own_file, shard)
 
     def read_back(self) -> None:
@@ -79,7 +78,7 @@ class BackgroundPart(HashTablePart):
         path = durable.join(self.folder, self._other_file)
         while not durable.exists(path):
             self._check_stopped()
-            time.sleep(_POLL)
+            time.sleep(0.05)
         self._read_back = checksums.of_file(path)
 
     def write(self) -> dict[str, Any]:
@@ -125,10 +124,8 @@ class BackgroundTableDump(BackgroundPart, GrowingDump):
 class BackgroundDump:
     """A dump that is written while training goes on: what `sok.Saver().begin_dump` returns.
 
-    Args:
-        parts: The tables, in the same order on all ranks.
-        publish: Called by `finish`, on all ranks, when all files are written: makes them the dump.
-            Its result is that of `finish`.
+    `parts` are tables in the same order on all ranks. When all files are written, `finish` calls
+    `publish` on all ranks, which makes them the dump, and returns its result.
     """
 
     def __init__(self, parts: Sequence[BackgroundPart], publish: Callable[[], Any]):

@@ -15,13 +15,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.ranks.graph_collectives import Steps
 from sok_like.saving import background
-from sok_like.saving.history import History
+from sok_like.saving.history import History, chosen_dump
 from sok_like.saving.parts import dump_checks
 from sok_like.saving.parts.table_dumps import CompactedDump, GrowingDump
 from sok_like.saving.transaction import Saving
@@ -56,8 +55,10 @@ class DeltaSaver(History):
             NotImplementedError: in a graph or a `tf.function`.
         """
         variable = _checked("dump", embedding_variable, filepath)
-        dump = GrowingDump(variable, filepath, _since(since, variable.table_name))
-        _save("dump", dump)
+        required = 'None, "last", what `dump` has returned, or a step'
+        chosen = chosen_dump("since", required, since, variable.table_name)
+        dump = GrowingDump(variable, filepath, chosen)
+        Saving(Steps(f"dump of table '{dump.name}'", alone_alike=True), [dump]).run()
         return tf.constant(dump.dump_id())
 
     def begin_dump(
@@ -123,7 +124,8 @@ class DeltaSaver(History):
             NotImplementedError: in a graph or a `tf.function`.
         """
         variable = _checked("compact", embedding_variable, filepath)
-        _save("compact", CompactedDump(variable, filepath))
+        dump = CompactedDump(variable, filepath)
+        Saving(Steps(f"compact of table '{dump.name}'", alone_alike=True), [dump]).run()
         return tf.constant("OK")
 
 
@@ -133,26 +135,4 @@ def _checked(call, variable, filepath):
         raise NotImplementedError(
             f"`{call}` works eagerly; in a graph use `dump_to_file`. Received: a call in a graph"
         )
-    variable = dump_checks.checked(variable)
-    dump_checks.check_arguments(variable, filepath)
-    dump_checks.finish_running(variable)
-    return variable
-
-
-def _save(call, dump):
-    saving = Saving(Steps(f"{call} of table '{dump.name}'", alone_alike=True), [dump])
-    saving.agree()
-    saving.write()
-
-
-def _since(since, table):
-    """`since` as None, the name of a dump, or a step."""
-    value = since.numpy() if tf.is_tensor(since) else since
-    if isinstance(value, bytes):
-        return value.decode()
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        return int(value)
-    required = 'None, "last", what `dump` has returned, or a step'
-    raise wrong_argument("since", required, since, f"table '{table}'", TypeError)
+    return dump_checks.ready(variable, filepath)

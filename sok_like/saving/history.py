@@ -8,10 +8,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
 from sok_like.saving.format import durable, folders, manifest
@@ -81,17 +80,16 @@ class History:
         agreed(None if rank else lambda: _go_back(folder, until), communicator, "Saver.go_back")
 
 
-def chosen_dump(until: Any, table: str) -> str | int | None:
-    """The argument `until` of a restore: a name, a step, or None."""
-    value = until.numpy() if hasattr(until, "numpy") else until
-    if isinstance(value, bytes):
-        value = value.decode()
-    if value is None or (isinstance(value, str) and value):
-        return value
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        return int(value)
-    required = "None, a name that `dump` has returned, or a step"
-    raise wrong_argument("until", required, until, f"table '{table}'", TypeError)
+def chosen_dump(argument: str, required: str, value: Any, table: str) -> str | int | None:
+    """An argument that chooses a dump, by its name or step; or None."""
+    chosen = value.numpy() if hasattr(value, "numpy") else value
+    chosen = chosen.decode() if isinstance(chosen, bytes) else chosen
+    if chosen is None or (isinstance(chosen, str) and chosen):
+        return chosen
+    step = as_integer(chosen)
+    if step is None:
+        raise wrong_argument(argument, required, value, f"table '{table}'", TypeError)
+    return step
 
 
 def _saved(kind, table, name, step, files):
@@ -122,7 +120,7 @@ def _exports(folder) -> Iterator[Saved]:
     for path in [folder, *inside]:
         if durable.exists(durable.join(path, "saved_model.pb")):
             name = os.path.basename(os.path.normpath(path))
-            yield _saved("export", "", name, None, list(_all_files(path)))
+            yield _saved("export", "", name, None, list(durable.files_below(path)))
             deltas = f"{path.rstrip('/')}.deltas"
             for file in durable.names(deltas):
                 if file.endswith(".index"):
@@ -136,16 +134,7 @@ def _files_of(prefix):
     folder, name = os.path.split(prefix)
     known = re.compile(re.escape(name) + r"\.(index|data-\d+-of-\d+)")
     files = [durable.join(folder, each) for each in durable.names(folder) if known.fullmatch(each)]
-    return [*files, *_all_files(f"{prefix}.tables")]
-
-
-def _all_files(path) -> Iterator[str]:
-    for name in durable.names(path):
-        inner = durable.join(path, name)
-        if durable.is_folder(inner):
-            yield from _all_files(inner)
-        else:
-            yield inner
+    return [*files, *durable.files_below(f"{prefix}.tables")]
 
 
 def _go_back(folder, until):

@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_like.runtime.checks import require
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks.graph_collectives import GraphSteps, Steps, text_of
 from sok_like.saving import delta_saver
 from sok_like.saving.history import chosen_dump
 from sok_like.saving.parts import dump_checks, hash_tables
-from sok_like.saving.parts.dump_checks import check_arguments, checked, same_dump
-from sok_like.saving.parts.sok1_files import Sok1Files
-from sok_like.saving.parts.table_dumps import TableDump, remember
+from sok_like.saving.parts.dump_checks import checked, same_dump
+from sok_like.saving.parts.table_dumps import Sok1Files, TableDump, remember
 from sok_like.saving.parts.table_names import name_in_files
 from sok_like.saving.transaction import Saving
 from sok_like.table import table_reader
@@ -76,18 +76,15 @@ class Saver(delta_saver.DeltaSaver):
                 shared, or another table of the same name was dumped there. The earlier dump is
                 unchanged.
         """
-        variable = checked(embedding_variable)
-        check_arguments(variable, filepath, rows_only=rows_only, sok1_files=sok1_files)
-        dump_checks.finish_running(variable)
+        flags = {"rows_only": rows_only, "sok1_files": sok1_files}
+        variable = dump_checks.ready(embedding_variable, filepath, **flags)
         steps = _steps("dump_to_file", "dump", variable)
         dump = TableDump(variable, filepath, rows_only)
         saving = Saving(steps, [dump])
         saving.agree()
         saving.write([variable.register_for_read(not rows_only, evict=True)])
         if sok1_files:
-            saving = Saving(steps, [Sok1Files(dump)])
-            saving.agree()
-            saving.write()
+            Saving(steps, [Sok1Files(dump)]).run()
         return steps.end("OK")
 
     def restore(
@@ -109,10 +106,9 @@ class Saver(delta_saver.DeltaSaver):
                 The files stay. A dump that goes on from there is a full one, or a delta with
                 `since` the same dump, which replaces those after it.
         """
-        variable = checked(embedding_variable)
-        check_arguments(variable, filepath, rows_only=rows_only)
-        chosen = chosen_dump(until, variable.table_name)
-        dump_checks.finish_running(variable)
+        variable = dump_checks.ready(embedding_variable, filepath, rows_only=rows_only)
+        required = "None, a name that `dump` has returned, or a step"
+        chosen = chosen_dump("until", required, until, variable.table_name)
         return _restore(variable, filepath, rows_only, chosen)
 
     def restore_from_file(
@@ -161,11 +157,8 @@ class Saver(delta_saver.DeltaSaver):
         """
         variable = checked(embedding_variable)
         tensors = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
-        if not tensors:
-            raise ValueError(
-                "`tensors` must hold at least one tensor. "
-                f"Received: tensors=[] (table '{variable.table_name}')"
-            )
+        of = f"table '{variable.table_name}'"
+        require(bool(tensors), "tensors", "a tensor, or a list of at least one", tensors, of)
         parts = [as_rows(tensor, "tensors", variable.table_name) for tensor in tensors]
         rows = tf.concat(parts, axis=0)
         keys = tf.range(tf.shape(rows, tf.int64)[0], dtype=tf.int64)

@@ -45,6 +45,11 @@ class Saving:
         self._steps, self._parts = steps, list(parts)
         self._entries: list[Any] = []  # by part: what all ranks have written
 
+    def run(self) -> None:
+        """The whole save."""
+        self.agree()
+        self.write()
+
     def agree(self) -> None:
         """All ranks agree on what they will write; nothing is written yet."""
         self._steps.take(self._begin, verify=self._check)
@@ -101,13 +106,9 @@ class Saving:
 
 
 class SavingBeside(Saving):
-    """A save of parts into new folders beside a file.
+    """A save of parts into new folders beside a file."""
 
-    Attributes:
-        common: Called on every rank with the references of the parts. On rank 0 it puts the file in
-            its place.
-    """
-
+    # Called on every rank with the parts' references; on rank 0 it puts the file in its place.
     common: Callable[[Sequence[str]], None]
 
     def __init__(self, call: str, path: str, parts: Sequence[CheckpointPart]):
@@ -176,8 +177,7 @@ def save(
     """
     saving = SavingBeside(call, path, parts)
     saving.common = common
-    saving.agree()
-    saving.write()
+    saving.run()
 
 
 # ---- loading ----
@@ -203,14 +203,10 @@ def load(
 ) -> _T:
     """Reads a file and its parts; all ranks call it. Returns the result of `read`.
 
-    If a rank sees another file or fails, all ranks raise RuntimeError, and nothing has changed. A
-    single rank raises the error itself.
-
-    Args:
-        path: Path of the file; None: not known, so all its parts must be inside.
-        read: Finds parts in the file, and hands each to `prepare`. It is no collective.
-        compared: The file that must be the same on all ranks; None: the one at `path`.
-        collective: False if it is not known yet whether the file has parts.
+    `read` finds parts in the file, and hands each to `prepare`; it is no collective. If a rank sees
+    another file (`compared`, by default the one at `path`) or fails, all ranks raise RuntimeError,
+    and nothing has changed. A single rank raises the error itself. Without a path all parts must be
+    inside the file. `collective` is False if it is not known yet whether it has parts.
     """
     if _load.prepared is not None:  # part of another one
         with attributes(_load, {"path": path}):
@@ -229,7 +225,13 @@ def load(
         if not collective and not run():
             return results[0]
         agree_on_file(compared, communicator, call)
-        _check_same_parts(agreed(run, communicator, call))
+        identities = agreed(run, communicator, call)
+        for rank in range(len(identities)):
+            if identities[rank] != identities[0]:
+                raise RuntimeError(
+                    "All ranks must read the same dumps beside a file, on a file system that they "
+                    f"share, or equal copies. Received: others on rank {rank} than on rank 0"
+                )
         # What may fail takes its content while nothing else has.
         agreed(lambda: _commit(prepared, may_fail=True), communicator, call)
     except BaseException:
@@ -244,15 +246,6 @@ def _commit(prepared, may_fail):
     for each in prepared:
         if each.may_fail == may_fail:
             each.commit()
-
-
-def _check_same_parts(told):
-    for rank, identities in enumerate(told):
-        if identities != told[0]:
-            raise RuntimeError(
-                "All ranks must read the same dumps beside a file, on a file system that they "
-                f"share, or equal copies. Received: others on rank {rank} than on rank 0"
-            )
 
 
 def prepare(prepared: StagedContent) -> None:
@@ -306,19 +299,12 @@ def agree_on_file(path: str | None, communicator: Any, call: str) -> None:
 def _digest(path):
     """The SHA-256 of a file, or of all files of a folder."""
     digest = hashlib.sha256()
-    for file in _files_of(path):
+    for file in durable.files_below(path) if durable.is_folder(path) else [path]:
         digest.update(file.removeprefix(path).encode())
         with durable.open_to_read(file) as opened:
             while data := opened.read(2**22):
                 digest.update(data)
     return digest.hexdigest()
-
-
-def _files_of(path):
-    if not durable.is_folder(path):
-        return [path]
-    found = (_files_of(durable.join(path, name)) for name in durable.names(path))
-    return [file for files in found for file in files]
 
 
 # ---- which references a Keras file that is being written gets ----

@@ -40,9 +40,7 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
     """
     dumped = _dumped("dump", dump_vars, optimizer)
     steps = Steps(f"sok2.dump of {[table.stem for table in dumped]}")
-    saving = Saving(steps, [_Files(os.fspath(path), dumped)])
-    saving.agree()
-    saving.write()
+    Saving(steps, [_Files(os.fspath(path), dumped)]).run()
 
 
 class _Files(JoinedFiles):

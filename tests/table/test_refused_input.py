@@ -216,7 +216,7 @@ def test_filters_name_the_argument(sok, arguments, name):
 @pytest.mark.parametrize(
     "arguments, error, words",
     [
-        ({"filepath": ""}, ValueError, "`filepath` must name a folder.*'users'"),
+        ({"filepath": ""}, ValueError, "`filepath` must be a folder.*'users'"),
         ({"filepath": b"dump"}, TypeError, "`filepath` must be a folder.*b'dump'.*'users'"),
         ({"rows_only": "no"}, TypeError, "`rows_only` must be True or False.*'no'.*'users'"),
     ],

@@ -6,9 +6,8 @@ number of ranks. Dense tables of dist_model_parallel are stored by slice (`dense
 variables of single ranks (`de_local`, such as sok2's) need the same number of ranks. This module
 only finds these parts; `transaction.py` keeps the promises.
 
-TensorFlow has no hook where ranks could agree, so `install.py` wraps the one class through which
-`Checkpoint`, `CheckpointManager` and tf_keras' `save_weights` write and read. Checkpoints without
-tables and shards are unchanged.
+`install.py` wraps the one class through which `Checkpoint`, `CheckpointManager` and tf_keras'
+`save_weights` write and read.
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ from sok_like.saving import transaction
 from sok_like.saving.containers import keras_layers
 from sok_like.saving.format import hdf5_checksum
 from sok_like.saving.parts import dense_tables, optimizer_variables
-from sok_like.saving.parts.dense_tables import DenseTablesPart, Holder, SliceInFile, StoredTables
+from sok_like.saving.parts.dense_tables import Holder, SliceInFile, StoredTables
 from sok_like.table.slices import TableSlice
 
-_ID = "tables"  # the id of the only holder in a folder
+ID = "tables"  # the id of the only holder in a folder
 _PREFIX = "dense."  # of its arrays in a file; earlier versions had none
 _REFERENCE, _RANKS = "beside", "ranks"
 _LISTED = 1  # second number of `_RANKS`: the folder has a list of files; version 0.1 had none
@@ -43,16 +43,6 @@ def holders_of(model: Any) -> list[Any]:
     layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else ()
     found = [getattr(layer, "dense_in_files", None) for layer in layers]
     return list({id(each): each for each in found if each is not None}.values())
-
-
-def part_of(holder: Holder) -> DenseTablesPart:
-    """A holder as a part beside Keras' file."""
-    return DenseTablesPart(holder.table_name, [holder], [_ID])
-
-
-def is_hidden(layer: Any, name: str) -> bool:
-    """Whether Keras' files leave out an attribute of a layer, which writes it itself."""
-    return name in getattr(layer, "not_in_files", ())
 
 
 def optimizers_of(model: Any) -> list[Any]:
@@ -97,14 +87,14 @@ def load(holder: Holder, store: Any) -> Any:
         ranks, *listed = np.asarray(store[_RANKS]).tolist()
         folder = transaction.folder_read(reference)
         stored = StoredTables.of_folder(folder, ranks, listed == [_LISTED])
-        stored = stored.renumbered(_ID, _matched(holder, stored.tables(_ID)))
+        stored = stored.renumbered(ID, _matched(holder, stored.tables(ID)))
     else:
         hdf5_checksum.check(store, f"the tables of layer '{holder.name}'", required=bool(names))
         keys = [key for key in store.keys() if re.fullmatch(r"\d+|=[^.]+", key)]
         stored = StoredTables.of_slices(_slices_in(store, parts, _matched(holder, keys)))
-    stored.check_tables(holder, _ID, parts)
+    stored.check_tables(holder, ID, parts)
     if getattr(_state, "found", None) is None:
-        transaction.prepare(stored.prepare(_ID, parts))
+        transaction.prepare(stored.prepare(ID, parts))
     else:
         _state.found.append((holder, stored))
     return rest
@@ -127,7 +117,7 @@ def _slices_in(store, parts, keys):
         whole, table = np.asarray(store[key]), keys[table]
         place = places.get(table, nothing)
         value = np.array(whole[place.slices])
-        found[_ID, f"{table}{dot}{slot}"] = SliceInFile(
+        found[ID, f"{table}{dot}{slot}"] = SliceInFile(
             whole.shape, place, functools.partial(np.asarray, value)
         )
     return found
@@ -146,14 +136,14 @@ def loading(model: Any, discarded: Callable[[], bool]) -> Iterator[None]:
         return
     with optimizer_variables.of_root(optimizers_of(model)):
         for holder, stored in found:
-            transaction.prepare(stored.prepare(_ID, _parts_in(holder, stored)))
+            transaction.prepare(stored.prepare(ID, _parts_in(holder, stored)))
 
 
 def _parts_in(holder, stored):
     """The parts of a holder that are read; not slot variables of another optimizer."""
     parts = dense_tables.parts_of(holder)
     mine = {part.key.partition(".")[2] for part in parts if "." in part.key}
-    received = stored.slot_names(_ID)
+    received = stored.slot_names(ID)
     if mine and received and mine != received:  # Keras, too, keeps the optimizer's state then
         warnings.warn(
             f"The optimizer's state of layer '{holder.name}' is not loaded: the optimizer "
@@ -161,5 +151,5 @@ def _parts_in(holder, stored):
             stacklevel=2,
         )
         return [part for part in parts if "." not in part.key]
-    stored.check_slots(holder, _ID, parts)
+    stored.check_slots(holder, ID, parts)
     return parts

@@ -38,7 +38,7 @@ _CHECKPOINT = "tensorflow.python.checkpoint"
 
 @at_init
 def _install_entries():
-    EmbeddingVariable.element_in_graph = staticmethod(v1_saver.element_of)
+    EmbeddingVariable.element_in_graph = staticmethod(lambda v: v1_saver.in_graph(v).element)
     objects = _of(f"{_CHECKPOINT}.checkpoint", "TrackableSaver")
     wrap(objects, "save", checkpoints.save_objects, "finds the slot variables of tables")
     wrap(objects, "restore", checkpoints.restore_objects, "builds optimizers of dense tables")

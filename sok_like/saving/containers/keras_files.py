@@ -6,8 +6,7 @@ be read at any number of ranks. This module finds the parts in a model; `transac
 promises.
 
 A file is written under another name and renamed, so a killed process leaves the previous one
-intact. Keras has no hook where ranks could agree, so `install.py` wraps its functions that write
-and read files. For models without tables and shards they do what they did.
+intact.
 
 The older HDF5 files (`model.save("m.h5")`) hold what each layer has on one rank, so they are
 refused. So is a question to the user (`overwrite=False`) on ranks without a terminal.
@@ -39,6 +38,7 @@ from sok_like.saving.parts.checkpointable import (
     StagedContent,
     is_of_all_ranks,
 )
+from sok_like.saving.parts.dense_tables import DenseTablesPart
 from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table.variable import is_embedding_variable
 
@@ -114,11 +114,8 @@ def save_together(
 ) -> None:
     """Writes a file on rank 0, and tables beside it; all ranks call it with the same path.
 
-    Args:
-        write: Writes a file to the path that it is given.
-        kinds: The tables in the file, and the holders of dense tables; None: neither.
-        collective: Whether writing involves all ranks. Then the other ranks write, too, to a file
-            that is discarded.
+    `write` writes a file to the path that it is given. If that is `collective`, the other ranks
+    write, too, to a file that is discarded. `kinds` has the tables and holders in the file, if any.
     """
     communicator = comm.current()
     named = isinstance(filepath, (str, os.PathLike))
@@ -133,7 +130,8 @@ def save_together(
         return
     kinds = kinds or RankLocalVariables(())
     parts: list[CheckpointPart] = [HashTablePart(table) for table in kinds.tables]
-    parts += map(dense_in_keras.part_of, kinds.holders)
+    ids = [dense_in_keras.ID]
+    parts += [DenseTablesPart(each.table_name, [each], ids) for each in kinds.holders]
 
     def common(references):
         if not named:
@@ -157,19 +155,14 @@ def _replaced(path, write):
     aside = os.path.join(folder, f".writing-{name}")
     try:
         write(aside)
-        _mark(aside)
+        if zipfile.is_zipfile(aside):  # so that ranks load it together, whoever's layers it names
+            with zipfile.ZipFile(aside, "a") as archive:
+                archive.comment = _MARK
         with open(aside, "rb") as file:
             os.fsync(file.fileno())
         durable.rename(aside, local)
     finally:
         durable.remove(aside)
-
-
-def _mark(path):
-    """Lets `load_model` see that ranks must load the file together, whoever's layers it names."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path, "a") as archive:
-            archive.comment = _MARK
 
 
 # ---- reading ----
@@ -238,7 +231,7 @@ def load_state(own: Callable, *args: Any, **kwargs: Any) -> Any:
 def walk(own: Callable, *args: Any) -> Iterator[tuple[str, Any]]:
     """`saving_lib._walk_saveable`: leaves out what a layer writes itself."""
     for name, child in own(*args):
-        if not dense_in_keras.is_hidden(args[0], name):
+        if name not in getattr(args[0], "not_in_files", ()):
             yield name, child
 
 

@@ -43,8 +43,8 @@ class TableInGraph:
             name = f"{variable._shared_name}/dump"
             handle = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name, name=name)
             self.element = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
-            self._given = tf.compat.v1.placeholder(tf.string, [])
-            self._set = tf.raw_ops.AssignVariableOp(resource=handle, value=self._given)
+            self.reference = tf.compat.v1.placeholder(tf.string, [])
+            self.refer = tf.raw_ops.AssignVariableOp(resource=handle, value=self.reference)
             self.handed = {each: variable.register_for_read(evict=each) for each in (False, True)}
             self.staged_id = tf.compat.v1.placeholder(tf.int64, [])
             staged, self.problem = variable.stage(self.staged_id, **hash_tables.NOTHING)
@@ -55,10 +55,6 @@ class TableInGraph:
             self.forget = tf.raw_ops.DestroyResourceOp(resource=aside)
             content = tf.raw_ops.ReadVariableOp(resource=aside, dtype=tf.variant)
             self.take = variable.commit_staged(content)
-
-    def set_reference(self, session: Any, reference: str) -> None:
-        """Sets the reference that a Saver writes."""
-        session.run(self._set, {self._given: reference})
 
     @property
     def key(self) -> str:
@@ -86,11 +82,6 @@ class _SessionPart(HashTablePart):
 
     def drop_staged(self):
         self._session.run(self._ops.forget)
-
-
-def element_of(variable: Any) -> Any:
-    """The tensor that a Saver writes for a table."""
-    return in_graph(variable).element
 
 
 def in_graph(variable: Any) -> TableInGraph:
@@ -153,7 +144,8 @@ def save(
         if comm.current().rank != 0:
             return
         for table, reference in zip(tables, references, strict=True):
-            in_graph(table).set_reference(sess, reference)
+            ops = in_graph(table)
+            sess.run(ops.refer, {ops.reference: reference})
         own(self, sess, save_path, global_step, *args, **kwargs)
 
     parts = [_SessionPart(table, sess) for table in tables]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -41,11 +42,8 @@ _WHOLE: tuple[str, dict[str, Any], np.ndarray] = "whole", {}, np.zeros([0, 3])  
 class MergedDump:
     """The part of a dump and its deltas that `rank` of `world_size` owns, read piece by piece.
 
-    Args:
-        dumps: The base and each delta in order; of each, its shards by rank.
-
-    Attributes:
-        rest: What belongs to no key; its arrays by key are empty.
+    `dumps` are the base and each delta in order; of each, its shards by rank. `rest` is what
+    belongs to no key.
     """
 
     def __init__(
@@ -79,7 +77,7 @@ class MergedDump:
 
     def parts(self) -> Iterator[TableShard]:
         """Keys with their data; each key is in one part."""
-        yield from map(self._part, self._positions())
+        yield from map(self._part, itertools.chain.from_iterable(self._ranges()))
 
     def _part(self, position):
         number, source, _, begin, end, kept = position
@@ -113,7 +111,7 @@ class MergedDump:
     def _count(self):
         """Counts the keys, and finds out which slot variables and records they have."""
         count, first, has_records = 0, None, True
-        for _, source, rest, _, _, kept in self._positions():
+        for _, source, rest, _, _, kept in itertools.chain.from_iterable(self._ranges()):
             count += int(kept.sum())
             slots = source.slot_names, source.slot_widths
             first = first or slots
@@ -131,13 +129,11 @@ class MergedDump:
         rest.records = np.zeros([0, 3], np.int64) if has_records else None
         return count
 
-    def _positions(self):
-        """Parts of the sources, and which of their keys count; leaves out parts without any."""
-        for positions in self._ranges():
-            yield from positions
-
     def _ranges(self):
-        """The same by range; the keys of a range are greater than those of the one before."""
+        """By range: parts of the sources, and which of their keys count; without empty parts.
+
+        The keys of a range are greater than those of the one before.
+        """
         if len(self._dumps) == 1:  # every key counts
             yield self._all_positions()
             return

@@ -81,6 +81,16 @@ def names(folder: Path) -> list[str]:
     return sorted(name.rstrip("/") for name in found)  # object stores mark folders by "/"
 
 
+def files_below(folder: Path) -> Iterator[str]:
+    """The paths of all files in a folder and in those within it."""
+    for name in names(folder):
+        path = join(folder, name)
+        if is_folder(path):
+            yield from files_below(path)
+        else:
+            yield path
+
+
 def make_folder(path: Path) -> None:
     """Makes a folder, and those above it, unless it is there."""
     _by(path, lambda at: os.makedirs(at, exist_ok=True), lambda gfile, at: gfile.makedirs(at))
@@ -122,7 +132,8 @@ def rename(aside: Path, path: Path) -> None:
         lambda at: os.replace(local(aside) or aside, at),
         lambda gfile, at: gfile.rename(os.fspath(aside), at, overwrite=True),
     )
-    sync_folder(os.path.dirname(os.fspath(path)) or ".")
+    # So that the new name survives a power failure.
+    _by(os.path.dirname(os.fspath(path)) or ".", _sync, lambda gfile, at: None)
 
 
 def rename_all(pairs: Sequence[tuple[Path, Path]]) -> None:
@@ -141,11 +152,6 @@ def rename_all(pairs: Sequence[tuple[Path, Path]]) -> None:
             if exists(aside):
                 rename(aside, path)
         raise
-
-
-def sync_folder(path: Path) -> None:
-    """Makes renames and removals in a folder survive a power failure."""
-    _by(path, _sync, lambda gfile, at: None)
 
 
 def open_to_read(path: Path) -> Any:
@@ -182,17 +188,11 @@ def read(path: Path, at: int = 0, num_bytes: int | None = None) -> bytes:
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[Any]:
-    """A file to write, which replaces the one at `path` when the block ends.
+    """A local binary file without a buffer, which replaces the one at `path` when the block ends.
 
     Until then its name ends with `ASIDE`. It is flushed to the disk before it gets its name. If the
-    block or a later step raises, it is removed and the file before is untouched.
-
-    Yields:
-        A local binary file without a buffer, to write, read and seek in. For other file systems it
-        is temporary, and its bytes are copied when the block ends.
-
-    Raises:
-        OSError: the file could not be written; names the file.
+    block or a later step raises, it is removed and the file before is untouched. For other file
+    systems it is temporary, and its bytes are copied when the block ends.
     """
     there = os.fspath(path) + ASIDE
     place = local(there)
@@ -222,14 +222,9 @@ def begin_flush(file: Any, at: int, num_bytes: int) -> None:
         _sync_file_range(file.fileno(), at, num_bytes, 2)  # SYNC_FILE_RANGE_WRITE
 
 
-def _found_sync_file_range():
-    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if function is not None:
-        function.argtypes = ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
-    return function
-
-
-_sync_file_range = _found_sync_file_range()
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
 
 
 def write(path: Path, data: bytes) -> None:
@@ -240,9 +235,14 @@ def write(path: Path, data: bytes) -> None:
             left = left[file.write(left) :]
 
 
-def explained(error: OSError, table: str) -> OSError:
-    """The same error, with the name of the table whose dump has failed."""
-    return OSError(error.errno, f"{error.strerror} (dump of table '{table}')", error.filename)
+@contextlib.contextmanager
+def explaining(table: str, path: Path | None = None) -> Iterator[None]:
+    """A scope whose OSErrors name the table whose dump has failed."""
+    try:
+        yield
+    except OSError as error:
+        text = f"{error.strerror} (dump of table '{table}')"
+        raise OSError(error.errno, text, error.filename or path) from error
 
 
 def _opened(gfile, at):

@@ -66,9 +66,12 @@ def may_name(path: str, references: Iterable[str]) -> None:
 
 def remove_others(path: str, references: Iterable[str]) -> None:
     """Removes the folders of earlier saves; `references` are those of the last one."""
-    references = set(references)
-    kept = references | _kept_for_backup(path)
-    remove(path, _references_in(path) - kept)
+    references, present = set(references), _references_in(path)
+    kept = set(references)
+    # Keras' BackupAndRestore(double_checkpoint=True) has copied the file, which needs its folders.
+    if durable.exists(f"{path}.bkp"):
+        kept |= _latest.get(path, present)
+    remove(path, present - kept)
     _latest[path] = references
 
 
@@ -84,10 +87,3 @@ def _references_in(path):
 
 # References of the last save to a path, by this process.
 _latest: dict[str, set[str]] = {}
-
-
-def _kept_for_backup(path):
-    """What `path.bkp` needs: BackupAndRestore(double_checkpoint=True) of Keras copies the file."""
-    if not durable.exists(f"{path}.bkp"):
-        return set()
-    return _latest[path] if path in _latest else _references_in(path)

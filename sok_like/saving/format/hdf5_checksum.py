@@ -29,10 +29,7 @@ def write(store: Any, arrays: Iterable[tuple[str, np.ndarray]], prefix: str = ""
 def check(store: Any, what: str, required: bool) -> None:
     """Reads all arrays, and raises ValueError if they do not have their checksum.
 
-    Args:
-        store: By name, without a prefix.
-        what: Whose arrays they are, for the error.
-        required: Whether there must be a checksum. Else arrays without one are as they are.
+    Unless it is `required`, arrays without one are as they are.
     """
     if CHECKSUM not in store.keys():
         if required:

@@ -32,15 +32,8 @@ class Lock:
 def lock(folder: Any, argument: str) -> Lock | None:
     """Locks a folder for this process, which may lock it several times.
 
-    Args:
-        folder: Exists if it is on this file system.
-        argument: Names the folder in the error.
-
-    Returns:
-        The lock; None where folders cannot be locked.
-
-    Raises:
-        RuntimeError: another process has locked it.
+    None where folders cannot be locked. RuntimeError, which names the argument, if another process
+    has locked it.
     """
     path = durable.local(folder)
     if path is None:

@@ -8,11 +8,10 @@ A manifest may continue with deltas, each with its own shards (`deltas.py`): the
 base, or since the delta before. One manifest names all files in order, so a file that is lost,
 exchanged or taken from another dump is detected.
 
-`shard_file.py` describes the shards. Every file is written under another name,
-flushed to the disk and renamed. The manifest comes last and names the dump's own shard files, so a
-reader sees the old dump or the new one, never a mixture. Then leftovers of the table's other dumps
-are removed: the shards of the previous dump, shards that never had a manifest, and files that a
-killed process was writing.
+`shard_file.py` describes the shards. The manifest comes last and names the dump's own shard files,
+so a reader sees the old dump or the new one, never a mixture. Then leftovers of the table's other
+dumps are removed: the shards of the previous dump, shards that never had a manifest, and files that
+a killed process was writing.
 
 The manifest contains a SHA-256 of itself. Versions 1 to 3 of the format, of package version 0.1,
 can be read: 1 has no checksums, 2 is a dump that no delta can follow (version 4: `deltas` is null),
@@ -113,15 +112,9 @@ def write_manifest(
 ) -> None:
     """Makes a complete set of shards the table's dump, and removes the previous dump.
 
-    Args:
-        entries: What `write_shard` returned, by rank.
-        step: The optimizer's step of the base.
-        deltas: The deltas after the base, each with the fields `dump`, `since` (the dump before
-            it), `step` and `shards`; None if no delta can follow.
-
-    Raises:
-        OSError: the manifest could not be written, or the folder lacks a file that it lists. The
-            previous dump is still there, unless the manifest was in its place already.
+    `deltas` are those after the base, each with the fields `dump`, `since` (the dump before it),
+    `step` and `shards`; None if no delta can follow. After an OSError the previous dump is still
+    there, unless the manifest was in its place already.
     """
     manifest = {
         "format": FORMAT,
@@ -141,7 +134,11 @@ def write_manifest(
         # The dump is complete. Files that cannot be removed now are removed by the next dump.
         with contextlib.suppress(OSError):
             kept = {entry["file"] for shards in listed for entry in shards}
-            _remove_others(folder, head.table, kept)
+            stem = re.escape(file_stem(head.table))
+            ours = re.compile(stem + r"\.(\w+\.\d+-of-\d+\.npz(\.tmp)?|json\.tmp)")
+            for name in filter(ours.fullmatch, durable.names(folder)):
+                if name not in kept:
+                    durable.remove(durable.join(folder, name))
 
 
 def remove_unlisted(folder: str, table: str, file: str) -> None:
@@ -154,14 +151,6 @@ def remove_unlisted(folder: str, table: str, file: str) -> None:
 
 def _path_of(folder, table):
     return durable.join(folder, f"{file_stem(table)}.json")
-
-
-def _remove_others(folder, table, kept):
-    stem = re.escape(file_stem(table))
-    ours = re.compile(stem + r"\.(\w+\.\d+-of-\d+\.npz(\.tmp)?|json\.tmp)")
-    for name in durable.names(folder):
-        if ours.fullmatch(name) and name not in kept:
-            durable.remove(durable.join(folder, name))
 
 
 def _checksum(manifest):
@@ -217,11 +206,7 @@ def read_manifest(folder: str, table: str, dim: int | None) -> Dump:
 
 
 def chain_to(base: Dump, wanted: str | int, argument: str, table: str) -> list[Dump]:
-    """The base and its deltas up to a dump, by its name or step; of several of one step the last.
-
-    Raises:
-        ValueError: there is none; names the argument and those that there are.
-    """
+    """The base and its deltas up to the last dump with this name or step."""
     chain = [base, *base.deltas]
     step = -1 if isinstance(wanted, str) else wanted
     matching = [wanted in ("last", dump.name) or dump.step == step >= 0 for dump in chain]

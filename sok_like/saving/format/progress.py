@@ -16,10 +16,7 @@ class Progress:
     """Shows on stderr how far a call has come once it lasts over 5 s, on rank 0 only.
 
     A terminal has a bar, anything else a line every 5 s; both have one more line at the end.
-
-    Args:
-        what: The call; None: nothing is shown.
-        total: Bytes that this rank will write or read; None: not known.
+    Without a call, `what`, nothing is shown. `total` is in bytes, if it is known.
     """
 
     def __init__(self, what: str | None, total: int | None = None):
@@ -35,16 +32,14 @@ class Progress:
             return
         if comm.current().rank == 0:
             self._last = now
-            self._show(f"{self._done / 1e6:,.0f}" + self._of_total(), now)
+            of_total = "" if self._total is None else f" of {self._total / 1e6:,.0f}"
+            self._show(f"{self._done / 1e6:,.0f}{of_total} MB", now)
 
     def close(self) -> None:
         """Shows that the call has ended, if it has shown anything."""
         if self._last:
             now = time.monotonic()
             self._show(f"{self._done / 1e6:,.0f} MB in {now - self._begin:,.0f} s", now, ended=True)
-
-    def _of_total(self):
-        return " MB" if self._total is None else f" of {self._total / 1e6:,.0f} MB"
 
     def _show(self, amount, now, ended=False):
         begin, end = "", "\n"

@@ -91,31 +91,24 @@ class ShardInMemory(ShardSource):
     def __init__(self, shard: TableShard):
         self.name, self._shard, self.num_keys = "a shard", shard, len(shard.keys)
         self.slot_names, self.slot_widths = shard.slot_names, shard.slot_widths
-        arrays = (getattr(shard, name) for name in BY_KEY)
-        self.key_bytes = sum(a[:1].nbytes for a in arrays if a is not None)
+        self.key_bytes = sum(array[:1].nbytes for array in shard.by_key().values())
 
     def keys(self, begin, end):
         return np.asarray(self._shard.keys[begin:end])
 
     def part(self, begin, end):
-        found = {name: getattr(self._shard, name) for name in BY_KEY}
-        found = {name: a if a is None else np.array(a[begin:end]) for name, a in found.items()}
+        found = {name: np.array(a[begin:end]) for name, a in self._shard.by_key().items()}
         return TableShard(slot_names=self.slot_names, slot_widths=self.slot_widths, **found)
 
     def without_keys(self):
-        found = {name: getattr(self._shard, name) for name in BY_KEY}
-        return dataclasses.replace(
-            self._shard, **{name: a if a is None else a[:0] for name, a in found.items()}
-        )
+        nothing = {name: a[:0] for name, a in self._shard.by_key().items()}
+        return dataclasses.replace(self._shard, **nothing)
 
 
 class ShardFile(ShardSource):
     """A shard file whose checksums are right; arrays are read on demand.
 
-    Args:
-        entry: The manifest's entry for the file; None in version 1, which had none.
-        progress: Is told how many bytes were read.
-        owner: The rank that wrote it, and the number of ranks; None: not known.
+    Version 1 had no `entry` in the manifest. `owner` is the rank that wrote it, and their number.
     """
 
     def __init__(
@@ -131,7 +124,10 @@ class ShardFile(ShardSource):
         self.path = self.name = os.fspath(path)
         try:
             self._size = durable.size(path)
-            self._check_bytes(entry, progress)
+            if entry is not None and self._size != entry["bytes"]:
+                raise ValueError(f"{self._size} bytes where the manifest says {entry['bytes']}")
+            if entry is not None and checksums.of_entry(self.path, entry, progress) != entry:
+                raise ValueError("a checksum that differs from the manifest's")
             self._arrays = self._found(entry is not None)
             self._check_shapes(dim)
             if entry is not None and self.num_keys != entry["keys"]:
@@ -215,14 +211,6 @@ class ShardFile(ShardSource):
     def _pieces(self, at, size):
         for begin in range(at, at + size, CHUNK_BYTES):
             yield self._bytes(begin, min(CHUNK_BYTES, at + size - begin))
-
-    def _check_bytes(self, entry, progress):
-        if entry is None:
-            return
-        if self._size != entry["bytes"]:
-            raise ValueError(f"{self._size} bytes where the manifest says {entry['bytes']}")
-        if checksums.of_entry(self.path, entry, progress) != entry:
-            raise ValueError("a checksum that differs from the manifest's")
 
     def _found(self, is_checked):
         arrays: dict[str, _Stored] = {}

@@ -86,26 +86,19 @@ class CheckpointPart:
 
 
 class RankLocalVariables:
-    """The variables, out of some given ones, that are not the same on all ranks.
-
-    Attributes:
-        tables: EmbeddingVariables, each once.
-        sharded: Shards of a ModelParallel. The common part holds their whole values.
-        own: Other variables of single ranks, such as tables of `dist_model_parallel`.
-        holders: Holders of dense tables, as checkpoints find them (`dense_tables.py`).
-    """
+    """The variables, out of some given ones, that are not the same on all ranks."""
 
     def __init__(self, variables: Iterable[Any]):
         variables = list(variables)
         unwrapped = [unwrap(each) for each in variables if is_embedding_variable(each)]
         self.tables = list({id(table): table for table in unwrapped}.values())
         others = [each for each in variables if not is_embedding_variable(each)]
+        # Shards of a ModelParallel. The common part holds their whole values.
         self.sharded = [each for each in others if hasattr(each, "_sok_shard")]
-        self.own = [
-            each
-            for each in others
-            if getattr(each, "de_local", False) and not hasattr(each, "_sok_shard")
-        ]
+        # Other variables of single ranks, such as tables of `dist_model_parallel`.
+        local = [each for each in others if getattr(each, "de_local", False)]
+        self.own = [each for each in local if not hasattr(each, "_sok_shard")]
+        # Holders of dense tables, as checkpoints find them (`dense_tables.py`).
         self.holders = [each for each in others if hasattr(each, "dense_parts")]
 
     def __bool__(self):

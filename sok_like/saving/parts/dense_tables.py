@@ -137,11 +137,9 @@ class SliceInFile(NamedTuple):
 
 
 class StoredTables:
-    """The dense tables of one save.
+    """The dense tables of one save: by holder's id and part's key a shape, and its blocks.
 
-    Args:
-        found: By holder's id and part's key: the shape of the whole, and its blocks.
-        arrays: Yields, for blocks that it is given, each with its value.
+    `arrays` yields the blocks that it is given, each with its value.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.process import local_size
 from sok_like.saving.format import checksums, durable, in_use, manifest
@@ -34,20 +34,20 @@ def checked(variable: Any) -> Any:
     return variable
 
 
-def check_arguments(variable: Any, filepath: Any, **flags: Any) -> None:
-    """Checks the arguments of a Saver's methods: a folder, and flags by name."""
+def ready(variable: Any, filepath: Any, **flags: Any) -> Any:
+    """The table of a Saver's method, which writes nothing else now; checks its other arguments."""
+    variable = checked(variable)
     of = f"table '{variable.table_name}'"
     if not isinstance(filepath, (str, os.PathLike)) or isinstance(os.fspath(filepath), bytes):
         required = "a folder, as a str or an os.PathLike"
         raise wrong_argument("filepath", required, filepath, of, TypeError)
-    if filepath == "":
-        raise ValueError(
-            "`filepath` must name a folder; '.' is the working directory. "
-            f"Received: filepath='' ({of})"
-        )
+    required = "a folder; '.' is the working directory"
+    require(filepath != "", "filepath", required, filepath, of)
     for name, value in flags.items():
         if not isinstance(value, (bool, np.bool_)):
             raise wrong_argument(name, "True or False", value, of, TypeError)
+    finish_running(variable)
+    return variable
 
 
 def _place(folder, table):

@@ -6,7 +6,6 @@ model.keras.tables/user.3f2a9c0b/user.json                    the manifest
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -74,7 +73,7 @@ class HashTablePart(CheckpointPart):
 
     def _write_shard(self, shard):
         name, what = self.file(comm.current().rank), f"dump of table '{self.name}'"
-        with self._explaining():
+        with durable.explaining(self.name):
             return shard_file.write_shard(self.folder, name, shard, what)
 
     def finish(self, entries: Sequence[Any]) -> None:
@@ -83,15 +82,8 @@ class HashTablePart(CheckpointPart):
 
     def _write_manifest(self, dump_id, entries, step, following):
         head = manifest.Head(self.name, self.table.dim, self.table.key_dtype.name, dump_id)
-        with self._explaining():
+        with durable.explaining(self.name):
             manifest.write_manifest(self.folder, head, entries, step, following)
-
-    @contextlib.contextmanager
-    def _explaining(self):
-        try:
-            yield
-        except OSError as error:
-            raise durable.explained(error, self.name) from error
 
     def remove(self) -> None:
         """Removes this rank's file, unless it is part of a complete dump."""
@@ -159,11 +151,8 @@ def stage_dump(
 ) -> StagedDump:
     """Reads the dump in a folder, with its deltas, into content beside the present one.
 
-    Args:
-        registered: The result of its `register_for_read`.
-        name: Name of the table that was dumped.
-        rows_only: Leaves out slot rows and the optimizer's step.
-        until: The last delta to read, by name or step; None: all.
+    `registered` is the result of its `register_for_read`, and `name` that of the table that was
+    dumped. `rows_only` leaves out slot rows and the optimizer's step.
     """
 
     def checked(shard):

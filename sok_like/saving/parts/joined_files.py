@@ -74,7 +74,7 @@ class JoinedFiles(CheckpointPart):
 
     @contextlib.contextmanager
     def _opened(self, path, table):
-        try:
+        with durable.explaining(table, path):
             if not self._is_local:
                 with durable.written(f"{path}.{self._rank}") as file:
                     yield file
@@ -84,9 +84,6 @@ class JoinedFiles(CheckpointPart):
             with open(opened, "wb", buffering=0) as file:
                 yield file
                 os.fsync(file.fileno())
-        except OSError as error:
-            named = OSError(error.errno, error.strerror, error.filename or path)
-            raise durable.explained(named, table) from error
 
     def _written(self, path):
         """The files that ranks have written."""

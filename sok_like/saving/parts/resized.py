@@ -48,18 +48,11 @@ def resized_tables(choices: Mapping[str, str]) -> Iterator[None]:
 
 
 def choice(table: Any, width: int, where: str) -> str:
-    """What becomes of rows of a width in a file; "" if the table has the same.
-
-    Raises:
-        ValueError: nothing was chosen, or what cannot be.
-    """
+    """What becomes of rows of a width in a file; "" if the table has the same."""
     if width == table.dim:
         return ""
-    names = [
-        name
-        for name in vars(_state).get("choices", {})
-        if f"/{table.table_name}".endswith(f"/{name}")
-    ]
+    own, choices = f"/{table.table_name}", vars(_state).get("choices", {})
+    names = [name for name in choices if own.endswith(f"/{name}")]
     text = f"Table '{table.table_name}' has rows of {table.dim} floats. Received: {where} with rows"
     text = f"{text} of {width}"
     if not names:

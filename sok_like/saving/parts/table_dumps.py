@@ -7,11 +7,15 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from sok_like.runtime.ranks import comm
 from sok_like.saving.format import deltas, durable, manifest
 from sok_like.saving.format.shard_reader import ShardFile
+from sok_like.saving.format.sok1_files import KEYS, VALUES, stem
 from sok_like.saving.parts import dump_checks
 from sok_like.saving.parts.hash_tables import HashTablePart
+from sok_like.saving.parts.joined_files import JoinedFile, JoinedFiles
 from sok_like.table import table_reader
 
 _KEPT_NUMBERS = 256  # dumps that a table remembers; its log of changes is shorter
@@ -26,12 +30,7 @@ def remember(table: Any, name: str, number: int) -> None:
 
 
 class TableDump(HashTablePart):
-    """A whole dump in a folder.
-
-    Args:
-        filepath: The folder; it is asked for its path when the dump begins.
-        rows_only: Whether the optimizer's state is left out.
-    """
+    """A whole dump in a folder, which is asked for its path when the dump begins."""
 
     def __init__(self, table: Any, filepath: str | os.PathLike, rows_only: bool = False):
         super().__init__(table)
@@ -64,11 +63,7 @@ class TableDump(HashTablePart):
 
 
 class GrowingDump(TableDump):
-    """A dump that deltas may follow: a whole one, or a delta itself.
-
-    Args:
-        since: The dump that a delta follows, by its name, its step, or "last"; None: a whole dump.
-    """
+    """A dump that deltas may follow: a whole one, or a delta that follows the dump `since`."""
 
     following = ()
     instant = 0  # its number, once it is read
@@ -188,3 +183,28 @@ class CompactedDump(TableDump):
 
 def _this_rank():
     return comm.current().rank, comm.current().world_size
+
+
+class Sok1Files(JoinedFiles):
+    """The two files that SOK 1.x's Saver wrote of a table, from a dump that is complete."""
+
+    def __init__(self, dump: TableDump):
+        super().__init__(dump.name)
+        self._dump = dump
+
+    def begin(self) -> Any:
+        self.folder = self._dump.folder
+        return super().begin()
+
+    def files(self) -> list[JoinedFile]:
+        table, num_keys = self._dump.table, self._dump.num_keys
+        key_dtype = np.dtype(table.key_dtype.as_numpy_dtype)
+        path = durable.join(self.folder, self._dump.file(comm.current().rank))
+        shard, start = ShardFile(path, table.dim), stem(self.name)
+        keys = (part.astype(key_dtype) for part in shard.parts("keys"))
+        return [
+            JoinedFile(start + KEYS, self.name, b"", num_keys, key_dtype.itemsize, keys),
+            JoinedFile(
+                start + VALUES, self.name, b"", num_keys, 4 * table.dim, shard.parts("rows")
+            ),
+        ]
