@@ -79,7 +79,7 @@ def check_owner(folder: str, variable: Any) -> None:
     Also if nothing can be written there, because there is no file system for the folder's scheme.
     RuntimeError if another job dumps into the folder.
     """
-    if durable.exists(folder):
+    if durable.exists(folder) and durable.is_folder(folder):
         _lock(folder, variable)
     known = [ref() for ref in _known_by.get(_place(folder, variable.table_name), [])]
     alive = [table for table in known if table is not None]
