@@ -98,7 +98,12 @@ class _Room(NamedTuple):
 
 
 def _room(variable, headroom):
-    counts = agreed(lambda: int(variable.size()), comm.current(), _call(variable), ValueError)
+    def count():
+        if headroom is not None and variable.keeps_records:
+            variable.evict()  # the instant at which deltas begin would do it
+        return int(variable.size())
+
+    counts = agreed(count, comm.current(), _call(variable), ValueError)
     if variable.key_limit:
         return _Room(variable.key_limit, counts)
     total = sum(counts)

@@ -11,7 +11,7 @@ from sok_like.runtime.framework import hooks
 from sok_like.runtime.native import freed_memory, libraries
 from sok_like.runtime.ranks import comm, engines, exchange_order, stalls
 
-_arguments: dict | None = None
+_arguments: dict[int, dict] = {}  # of `Init`, by the line of ranks: threads have their own
 
 
 def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
@@ -43,7 +43,6 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
             `tf.distribute` strategy of several replicas, or in one process of several that
             TF_CONFIG names and no launcher has connected.
     """
-    global _arguments
     if kwargs:
         warnings.warn(
             "sok.Init knows `global_batch_size` and `seed`, and ignores other arguments. "
@@ -54,9 +53,10 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
         raise wrong_argument("global_batch_size", "an integer", global_batch_size, error=TypeError)
     seed = _checked_seed(seed)
     arguments = {"global_batch_size": as_integer(global_batch_size), "seed": seed}
-    if _arguments is not None and _arguments != arguments:
+    earlier = _arguments.get(comm.line())
+    if earlier not in (None, arguments):
         raise RuntimeError(
-            f"sok.Init has been called before, with {_format(_arguments)}; it can be repeated only "
+            f"sok.Init has been called before, with {_format(earlier)}; it can be repeated only "
             f"with the same arguments. Received: {_format(arguments)}"
         )
     check_replicas()
@@ -67,15 +67,15 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
             f"{communicator.world_size}. Received: global_batch_size={global_batch_size}"
         )
     _start(communicator)
-    again, _arguments = _arguments is not None, arguments
-    if again and tf.executing_eagerly():
+    _arguments[comm.line()] = arguments
+    if earlier is not None and tf.executing_eagerly():
         return tf.constant("OK")
     return _agree_on_seed(communicator, seed)
 
 
 def global_batch_size() -> int:
     """The argument of `sok.Init`; 0 before it."""
-    return _arguments["global_batch_size"] if _arguments else 0
+    return _arguments.get(comm.line(), {}).get("global_batch_size", 0)
 
 
 def check_replicas() -> None:
@@ -108,8 +108,7 @@ def _start(communicator):
 
 def reset() -> None:
     """Forgets `Init`, for tests. Tables that exist keep their seed."""
-    global _arguments
-    _arguments = None
+    _arguments.pop(comm.line(), None)
     comm.set_current(None)
 
 
