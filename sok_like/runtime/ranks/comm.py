@@ -280,11 +280,12 @@ def line() -> int:
 
 
 def set_current(communicator: Communicator | None) -> None:
-    """Replaces the communicator; None forgets it."""
+    """Replaces the communicator; None forgets it. A thread that is a rank keeps its own."""
     global _current, _process
     if communicator is not None and communicator.world_size > 1:
         hooks.open_door(hooks.RANKS)
-    _current, _process = communicator, os.getpid()
+    if not line():
+        _current, _process = communicator, os.getpid()
 
 
 def set_of_thread(communicator: Communicator) -> None:
