@@ -47,7 +47,7 @@ def find_key(key: int, *places: Any, table: str | None = None) -> list[KeyPlace]
         `pop_evicted`, a file that cannot be read.
 
     Raises:
-        TypeError: a place is something else, or `key` is no integer.
+        TypeError: there is no place, a place is something else, or `key` is no integer.
         ValueError: neither int64 nor uint64 can hold `key`.
         FileNotFoundError: there is no such file; on several ranks RuntimeError.
     """
@@ -55,6 +55,8 @@ def find_key(key: int, *places: Any, table: str | None = None) -> list[KeyPlace]
     if number is None or isinstance(key, bool):
         raise wrong_argument("key", "an integer", key, error=TypeError)
     require(-(2**63) <= number < 2**64, "key", "a number that int64 or uint64 can hold", key)
+    if not places:  # an empty list would say that the key is gone
+        raise wrong_argument("places", "tables, models, files or folders", places, error=TypeError)
     number -= 2**64 if number >= 2**63 else 0  # as tables and files store it
     communicator = comm.current_or_single()
 

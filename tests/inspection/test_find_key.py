@@ -191,6 +191,8 @@ def test_dumps_of_sok_2_and_large_keys(sok, tmp_path):
 
 
 def test_wrong_arguments(sok, model, tmp_path):
+    with pytest.raises(TypeError, match="`places` must be.*tables"):
+        sok.find_key(7)
     with pytest.raises(FileNotFoundError, match="no_such"):
         sok.find_key(1, tmp_path / "no_such")
     with pytest.raises(TypeError, match="`key` must be an integer"):
