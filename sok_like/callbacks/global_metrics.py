@@ -24,7 +24,7 @@ from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.keras_version import is_keras_3
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import agreed, send
+from sok_like.runtime.ranks.agreement import agreed, check_same, send
 
 _CALL = "sok.callbacks.GlobalMetrics"
 
@@ -126,12 +126,7 @@ def _summed(states, communicator) -> Iterator[None]:
         return [[c, s.dtype.name, *s.shape] for c, s in zip(classes, own, strict=True)]
 
     ranks = agreed(kinds, communicator, _CALL)
-    for rank, of_rank in enumerate(ranks):
-        if of_rank != ranks[0]:
-            raise ValueError(
-                "Metrics must have the same states on all ranks. "
-                f"Received: {of_rank} on rank {rank} and {ranks[0]} on rank 0"
-            )
+    check_same(ranks, "Metrics must have the same states on all ranks", ValueError)
     block = np.concatenate([np.zeros(0), *(state.ravel().astype(np.float64) for state in own)])
     # Added in rank order, so all ranks get the same bits.
     sums = np.sum(send(block, communicator, True).reshape(len(ranks), -1), axis=0)

@@ -11,6 +11,7 @@ from sok_like.inspection.key_in_files import (
     WAITS,
     About,
     KeyPlace,
+    absent,
     in_buckets,
     may_be,
     read_about,
@@ -48,7 +49,7 @@ def find_key(key: int, *places: Any, table: str | None = None) -> list[KeyPlace]
 
     Raises:
         TypeError: there is no place, a place is something else, or `key` is no integer.
-        ValueError: neither int64 nor uint64 can hold `key`.
+        ValueError: neither int64 nor uint64 can hold `key`, or no table has the name `table`.
         FileNotFoundError: there is no such file; on several ranks RuntimeError.
     """
     number = as_integer(key)
@@ -60,19 +61,24 @@ def find_key(key: int, *places: Any, table: str | None = None) -> list[KeyPlace]
     number -= 2**64 if number >= 2**63 else 0  # as tables and files store it
     communicator = comm.current_or_single()
 
-    def own():
-        found = []
+    def looked_at():
+        of_rank = []
         for place in places:
             if isinstance(place, (str, os.PathLike)):
-                found += search(number, os.fspath(place), table) if not communicator.rank else []
+                of_rank += search(number, os.fspath(place)) if not communicator.rank else []
             elif hasattr(place, "tensorflow_version"):  # that wrote a SavedModel
-                found += _in_server(number, place)
+                of_rank += _in_server(number, place)
             else:
-                found += [each for held in tables_of(place) for each in _in_table(number, held)]
-        return [each for each in found if may_be(each.table, table)]
+                of_rank += [each for held in tables_of(place) for each in _in_table(number, held)]
+        return list(dict.fromkeys(of_rank))
 
-    told = agreed(own, communicator, "sok.find_key")
-    return list(dict.fromkeys(KeyPlace(*place) for found in told for place in found))
+    of_ranks = agreed(looked_at, communicator, "sok.find_key")
+    everything = [KeyPlace(*place) for of_rank in of_ranks for place in of_rank]
+    named = [place for place in everything if may_be(place.table, table)]
+    if everything and not named:
+        tables = sorted({place.table for place in everything})
+        raise wrong_argument("table", f"the name of a table in `places`, one of {tables}", table)
+    return list(dict.fromkeys(place for place in named if place.what))
 
 
 def _in_table(key, table):
@@ -85,11 +91,11 @@ def _in_table(key, table):
             whats.append(COUNTED if isinstance(option.filter_option, CBFFilter) else WAITS)
         if table.statistics().buffered:
             whats.append("perhaps a row that waits for `pop_evicted`")
-    return [KeyPlace("table", where, name, what) for what in whats]
+    return [absent(name), *(KeyPlace("table", where, name, what) for what in whats)]
 
 
 def _in_server(key, model):
-    found = []
+    places = []
     if not hasattr(model, "tables"):
         required = "a SavedModel that sok.export_saved_model has written"
         raise wrong_argument("places", required, model, error=TypeError)
@@ -102,5 +108,6 @@ def _in_server(key, model):
         else:  # without an index: key k is row k
             num_rows = about.num_rows or served.rows.shape[0]
             whats = [ROW] if 0 <= key < num_rows else []
-        found += [KeyPlace("server", f"table {number}", about.table_name, what) for what in whats]
-    return found
+        name, where = about.table_name, f"table {number}"
+        places += [absent(name), *(KeyPlace("server", where, name, what) for what in whats)]
+    return places

@@ -46,8 +46,15 @@ class KeyPlace(NamedTuple):
         return f"{self.kind} {self.where}, table '{self.table}': {self.what}"
 
 
-def search(key: int, path: str, table: str | None) -> list[KeyPlace]:
+def absent(table: str) -> KeyPlace:
+    """What stands for a table that was looked at, whether it has the key or not."""
+    return KeyPlace("", "", table, "")
+
+
+def search(key: int, path: str) -> list[KeyPlace]:
     """The places of a key in a file or a folder, and in what belongs to it.
+
+    Tables without the key are listed as `absent`.
 
     Raises:
         FileNotFoundError: there is nothing at the path.
@@ -57,8 +64,7 @@ def search(key: int, path: str, table: str | None) -> list[KeyPlace]:
     roots = [each for each in beside if durable.exists(each)]
     if not roots:
         raise FileNotFoundError(f"`find_key` needs a file or a folder. Received: {path!r}")
-    found = [place for root in roots for file in _files(root) for place in _in_file(key, file)]
-    return [place for place in dict.fromkeys(found) if may_be(place.table, table)]
+    return [place for root in roots for file in _files(root) for place in _in_file(key, file)]
 
 
 def _files(path) -> Iterator[str]:
@@ -123,18 +129,18 @@ def _in_keys_of_sok1(key, path):
     if durable.exists(manifest):
         dtypes = [np.dtype(json.loads(durable.read(manifest))["key_dtype"]).newbyteorder("<")]
     whole = [np.frombuffer(data, dtype) for dtype in dtypes if len(data) % dtype.itemsize == 0]
-    if any(np.any(keys == key) for keys in whole):
-        name = urllib.parse.unquote(os.path.basename(path).removesuffix("_keys.file"))
-        yield KeyPlace("dump of SOK 1", path, name, ROW)
+    name = urllib.parse.unquote(os.path.basename(path).removesuffix("_keys.file"))
+    whats = [ROW] if any(np.any(keys == key) for keys in whole) else []
+    yield from _places("dump of SOK 1", path, name, whats)
 
 
 def _in_keys_of_sok2(key, path):
     data = durable.read(path)
     dtype = int.from_bytes(data[292:296], "big")
     keys = np.frombuffer(data[296:], ["<i4", "<i8", "<u4", "<u8"][dtype])
-    if np.any(keys.astype(np.int64) == key):
-        # It has the table's name with "_" in the place of punctuation, which matches no other.
-        yield KeyPlace("dump of SOK 2", path, "", ROW)
+    whats = [ROW] if np.any(keys.astype(np.int64) == key) else []
+    # It has the table's name with "_" in the place of punctuation, which matches no other.
+    yield from _places("dump of SOK 2", path, "", whats)
 
 
 def _in_checkpoint(key, path):
@@ -158,7 +164,8 @@ def _in_checkpoint(key, path):
 
 
 def _places(kind, path, table, whats):
-    return (KeyPlace(kind, path, table, what) for what in whats)
+    yield absent(table)
+    yield from (KeyPlace(kind, path, table, what) for what in whats)
 
 
 def _getter(reader, names, prefix):

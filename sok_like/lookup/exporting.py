@@ -85,9 +85,9 @@ class Exporting:
         checked = [dataclasses.replace(f, keys=_checked_keys(f)) for f in features]
         if tf.executing_eagerly() or tf.compat.v1.get_default_graph() is not self._graph:
             return self._rows(checked)
-        found = [_stand_in(table.dim) for table in tables]
-        self._waiting += map(_Waiting, checked, found)
-        return found
+        rows = [_stand_in(table.dim) for table in tables]
+        self._waiting += map(_Waiting, checked, rows)
+        return rows
 
     @contextlib.contextmanager
     def together(self) -> Iterator[list[Any]]:
@@ -163,13 +163,13 @@ def _stand_in(dim):
 
 def _ancestors(ops):
     """These ops and all that they depend on."""
-    found, left = set(), list(ops)
+    reached, left = set(), list(ops)
     while left:
         op = left.pop()
-        if op not in found:
-            found.add(op)
+        if op not in reached:
+            reached.add(op)
             left += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-    return found
+    return reached
 
 
 def _writes(graph):

@@ -122,10 +122,10 @@ class StockTables:
         """
         groups = grouped([(a.table.layout is not None, a.table.dim) for a in asked])
         in_groups = [[asked[i] for i in group] for group in groups]
-        found = [self._direct(group) for group in in_groups if group[0].table.layout is None]
-        if len(found) < len(groups):
-            found += self._indexed(in_groups[len(found) :])
-        return list(zip(groups, found, strict=True))
+        rows = [self._direct(group) for group in in_groups if group[0].table.layout is None]
+        if len(rows) < len(groups):
+            rows += self._indexed(in_groups[len(rows) :])
+        return list(zip(groups, rows, strict=True))
 
     def _direct(self, asked):
         """Rows of tables of one dim without an index."""
@@ -190,11 +190,8 @@ class StockTables:
     def _filled(self, asked, numbers, is_absent, keys):
         """Rows of tables of one dim, with those of missing keys."""
         numbers = tf.where(is_absent, tf.zeros_like(numbers), numbers)
-        rows, at, which = (
-            self._decoded(asked[0].table.dim, numbers),
-            tf.where(is_absent),
-            _which(asked),
-        )
+        rows, at = self._decoded(asked[0].table.dim, numbers), tf.where(is_absent)
+        which = _which(asked)
         which = None if which is None else tf.gather_nd(which, at)
         initial = self._initial([each.table for each in asked], tf.gather_nd(keys, at), which)
         return tf.tensor_scatter_nd_update(rows, at, initial)
@@ -212,10 +209,10 @@ class StockTables:
             place[kind] = np.arange(len(kind))
             which_of_kind = tf.gather(tf.constant(place), which)
             at = tf.where(which_of_kind >= 0)
-            found = self._initial(
+            of_kind = self._initial(
                 [tables[i] for i in kind], tf.gather_nd(keys, at), tf.gather_nd(which_of_kind, at)
             )
-            rows = tf.tensor_scatter_nd_update(rows, at, found)
+            rows = tf.tensor_scatter_nd_update(rows, at, of_kind)
         return rows
 
     def _decoded(self, dim, numbers):

@@ -100,8 +100,8 @@ class DeltaSaver(History):
 
         def publish():
             saving.write()
-            found = [tf.constant(dump.dump_id()) for dump in dumps]
-            return found if several else found[0]
+            ids = [tf.constant(dump.dump_id()) for dump in dumps]
+            return ids if several else ids[0]
 
         return background.BackgroundDump(dumps, publish)
 

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import agreed
+from sok_like.runtime.ranks.agreement import agreed, check_same
 from sok_like.runtime.ranks.graph_collectives import Steps
 from sok_like.saving.format import durable, folders
 from sok_like.saving.parts.checkpointable import CheckpointPart, StagedContent
@@ -72,12 +72,7 @@ class Saving:
 
     def _check(self, told):
         names = [[name for name, _ in begun] for begun in told]
-        for rank, of_rank in enumerate(names):
-            if of_rank != names[0]:
-                raise RuntimeError(
-                    f"All ranks must save the same tables ({self._steps.call}). Received: "
-                    f"{of_rank} on rank {rank} and {names[0]} on rank 0"
-                )
+        check_same(names, f"All ranks must save the same tables ({self._steps.call})")
         for part, begun in zip(self._parts, zip(*told, strict=True), strict=True):
             part.agree([message for _, message in begun])
 
@@ -131,15 +126,12 @@ class SavingBeside(Saving):
         return {"path": self._path, "references": references, "parts": super()._begin()}
 
     def _check(self, told):
-        first = told[0]["path"]
-        for rank, each in enumerate(told):
-            if each["path"] != first:
-                raise RuntimeError(
-                    "All ranks must save to the same path, on a file system that they share; if "
-                    "the path contains a metric, put `sok.callbacks.MetricAverage()` first in the "
-                    f"list of callbacks. Received: {each['path']!r} on rank {rank} and {first!r} "
-                    "on rank 0"
-                )
+        check_same(
+            [repr(each["path"]) for each in told],
+            "All ranks must save to the same path, on a file system that they share; if the path "
+            "contains a metric, put `sok.callbacks.GlobalMetrics()` or `MetricAverage()` first in "
+            "the list of callbacks",
+        )
         super()._check([each["parts"] for each in told])
         self._references = told[0]["references"]
 

@@ -113,18 +113,18 @@ def _room(variable, headroom):
 
 def _keys(variable, room, follows):
     """This rank's keys, and their instant."""
-    found = []
+    keys_and_instant: list[Any] = []
 
     def read():
         handed = int(variable.register_for_read(with_slots=False))
         with contextlib.closing(table_reader.TableReader(handed, 0 if follows else None)) as stream:
             keys = np.zeros([0], np.int64) if variable.key_limit else stream.keys()
-            found.extend((keys, stream.instant))
+            keys_and_instant.extend((keys, stream.instant))
         if not variable.key_limit and len(keys) != room.counts[comm.current().rank]:
             raise _has_changed(variable, "another number of keys")
 
     agreed(read, comm.current(), _call(variable), ValueError)
-    return found
+    return keys_and_instant
 
 
 def _has_changed(variable, what):

@@ -46,7 +46,10 @@ def test_tables_and_filters(sok, model):
     assert kinds(sok.find_key(TRAINED, model.table)) == [("table", ROW)]
     assert kinds(sok.find_key(WAITING, model)) == [("table", WAITS)]
     assert sok.find_key(ABSENT, model) == []
-    assert sok.find_key(TRAINED, model, table="items") == []
+    with pytest.raises(ValueError, match="`table` must be the name.*'users'.*Received.*'items'"):
+        sok.find_key(ABSENT, model, table="items")  # else [] would say that the key is gone
+    other = sok.EmbeddingVariable(2, name="items")
+    assert sok.find_key(TRAINED, model, other, table="items") == []
     assert int(model.table.erase([TRAINED, WAITING, ABSENT])) == 2
     assert model.table.statistics().waiting == 0 and model.table.statistics().erased == 1
     assert sok.find_key(TRAINED, model) == sok.find_key(WAITING, model) == []
@@ -97,7 +100,8 @@ def test_files(sok, model, tmp_path, kind):
     assert [place.what for place in found[WAITING]] == expected
     assert found[ABSENT] == []
     if kind != "checkpoint":  # which does not know the names of tables
-        assert sok.find_key(TRAINED, tmp_path, table="items") == []
+        with pytest.raises(ValueError, match="`table` must be the name of a table"):
+            sok.find_key(TRAINED, tmp_path, table="items")
 
 
 @pytest.mark.keras
@@ -112,7 +116,8 @@ def test_files_of_keras(sok, tmp_path):
         ("m.keras", "user"),
         ("m.weights.h5", "user"),
     ]
-    assert sok.find_key(TRAINED, tmp_path, table="item") == []
+    other = sok.EmbeddingVariable(2, name="item")
+    assert sok.find_key(TRAINED, tmp_path, other, table="item") == []
     assert sok.find_key(ABSENT, tmp_path) == []
     assert kinds(sok.find_key(TRAINED, model, table="user")) == [("table", ROW)]
 

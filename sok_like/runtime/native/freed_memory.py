@@ -30,9 +30,12 @@ _LIMITS = (
 
 def keep() -> None:
     """Raises the limits, unless the environment says otherwise. Only glibc has them."""
+    chosen = os.environ.get("SOK_KEEP_MEMORY", "1")
+    if chosen not in ("0", "1"):
+        raise ValueError(f"SOK_KEEP_MEMORY must be 0 or 1. Received: SOK_KEEP_MEMORY={chosen!r}")
     by_user = any(name.startswith("MALLOC_") for name in os.environ)
     by_user |= "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and os.environ.get("SOK_KEEP_MEMORY") != "0" and not by_user:
+    if mallopt is not None and chosen == "1" and not by_user:
         for parameter, values in _LIMITS:
             any(mallopt(parameter, value) for value in values)

@@ -83,6 +83,15 @@ def agreed(
     return [message["said"] for message in messages]
 
 
+def check_same(
+    values: Sequence[Any], required: str, raises: type[Exception] = RuntimeError
+) -> None:
+    """Raises unless the values, by rank, are equal; `required` says of what."""
+    for rank, value in enumerate(values):
+        if value != values[0]:
+            raise raises(f"{required}. Received: {value} on rank {rank} and {values[0]} on rank 0")
+
+
 def raised_on_all(error: BaseException, communicator: Communicator) -> bool:
     """Whether `agreed` raised it on all ranks, once all had said how far they have come."""
     agreed_errors = (RuntimeError, tf.errors.ResourceExhaustedError)
@@ -132,12 +141,7 @@ def raise_first(
                 raise MemoryError(text) from cause
             raise tf.errors.ResourceExhaustedError(None, None, text) from cause
     calls = [message["call"] or "another call" for message in messages]
-    for rank, call in enumerate(calls):
-        if call != calls[0]:
-            raise RuntimeError(
-                "All ranks must make the same calls in the same order. Received: "
-                f"{calls[0]} on rank 0 and {call} on rank {rank}"
-            )
+    check_same(calls, "All ranks must make the same calls in the same order")
 
 
 def encoded(message: Any) -> np.ndarray:

@@ -42,11 +42,11 @@ def lock(folder: Any, argument: str) -> Lock | None:
     try:
         about = os.fstat(descriptor)
         place = about.st_dev, about.st_ino
-        found = _locks.get(place)
-        if found is None:
+        held = _locks.get(place)
+        if held is None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found = _locks[place] = Lock(os.dup(descriptor))
-        return found
+            held = _locks[place] = Lock(os.dup(descriptor))
+        return held
     except BlockingIOError:
         raise RuntimeError(
             f"`{argument}` must be a folder into which no other job writes. Received: "
@@ -61,9 +61,9 @@ def lock(folder: Any, argument: str) -> Lock | None:
 def _holder(about):
     """The process that holds a folder's lock, in words."""
     try:
-        held = pathlib.Path("/proc/locks").read_text()
+        locks = pathlib.Path("/proc/locks").read_text()
         inode = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
-        pid = re.search(rf"FLOCK .* (\d+) {inode} ", held)[1]
+        pid = re.search(rf"FLOCK .* (\d+) {inode} ", locks)[1]
         line = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except (OSError, TypeError):
         return "a process outside this container or host"
@@ -72,9 +72,9 @@ def _holder(about):
 
 def _leave_to_parent():
     """A child of `fork` must not keep the lock when its parent has ended."""
-    for found in list(_locks.values()):
-        os.close(found.descriptor)
-        found.descriptor = os.open(os.devnull, os.O_RDONLY)  # for `__del__`
+    for held in list(_locks.values()):
+        os.close(held.descriptor)
+        held.descriptor = os.open(os.devnull, os.O_RDONLY)  # for `__del__`
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)

@@ -57,6 +57,14 @@ def test_users_choice_is_left_alone(environment):
     assert faults_of_process(**environment) > PAGES * 0.9
 
 
+def test_the_choice_must_be_0_or_1(monkeypatch):
+    from sok_like.runtime.native import freed_memory
+
+    monkeypatch.setenv("SOK_KEEP_MEMORY", "false")
+    with pytest.raises(ValueError, match="must be 0 or 1.*Received.*'false'"):
+        freed_memory.keep()
+
+
 def test_init_keeps_freed_memory(monkeypatch):
     from sok_like.runtime.native import freed_memory
 
