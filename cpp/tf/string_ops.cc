@@ -1,6 +1,6 @@
 // Strings to keys, on all threads.
-#include "cpp/core/fingerprint.h"
 #include "cpp/tf/common.h"
+#include "tensorflow/core/platform/fingerprint.h"
 
 namespace sok {
 namespace {
@@ -21,7 +21,7 @@ absl::Status Fingerprints(OpKernelContext* ctx) {
   int64_t* const to = keys->flat<int64_t>().data();
   TfExecutor(ctx).ParallelFor(strings.NumElements(), kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      to[i] = static_cast<int64_t>(Fingerprint(from[i].data(), from[i].size()));
+      to[i] = static_cast<int64_t>(tensorflow::Fingerprint64(from[i]));
     }
   });
   return absl::OkStatus();
