@@ -246,6 +246,23 @@ void WritingEvicts() {
   CHECK((Present(table) == Keys{21, 22, 23}));  // all are of one step; 20 is the lowest
 }
 
+// Content that is added may lower a key's score, of which the queue has an earlier entry.
+void AddedContentLowersScores() {
+  InlineExecutor ex;
+  PolicyOptions policy;
+  policy.score = ScoreKind::kLru;
+  CpuTable table(Options(policy, 3));
+  for (uint64_t key = 1; key <= 4; ++key) Observe(table, {key});
+  CHECK((Present(table) == Keys{2, 3, 4}));
+  TableSnapshot snapshot;
+  snapshot.keys = {4};
+  snapshot.rows.resize(2);
+  snapshot.policy.records = {1, 1, 0};  // last seen in step 1
+  table.Import(ex, snapshot, /*replace=*/false);
+  Observe(table, {5});
+  CHECK((Present(table) == Keys{2, 3, 5}));
+}
+
 // Lookups, updates of all kinds and readers at once; counts add up in the end.
 void SeveralThreadsAtOnce() {
   PolicyOptions policy;
@@ -335,6 +352,7 @@ int main() {
   sok::FillingUpInSmallCalls(false);
   sok::FillingUpInSmallCalls(true);
   sok::WritingEvicts();
+  sok::AddedContentLowersScores();
   sok::SeveralThreadsAtOnce();
   return 0;
 }
