@@ -82,7 +82,7 @@ def test_a_bloom_filter_cannot_forget(sok):
 
 
 FILES = {  # what writes them, and what they have of a key with a row, and of one that waits
-    "dump": lambda sok, model, at: sok.Saver().dump(model.table, at),
+    "dump": lambda sok, model, at: sok.Saver().dump_to_file(model.table, at, sok1_files=False),
     "dump of SOK 1": lambda sok, model, at: sok.Saver().dump_to_file(model.table, at),
     "checkpoint": lambda sok, model, at: tf.train.Checkpoint(model=model).save(f"{at}/ckpt"),
     "export": lambda sok, model, at: sok.export_saved_model(model, at),
@@ -169,7 +169,7 @@ def test_numbers_that_stand_in_free_slots(sok, tmp_path, refreshable):
 
 
 def test_what_cannot_be_read_is_listed(sok, model, tmp_path):
-    sok.Saver().dump(model.table, tmp_path)
+    sok.Saver().dump_to_file(model.table, tmp_path, sok1_files=False)
     (shard,) = tmp_path.glob("*.npz")
     shutil.copy(shard, f"{shard}.tmp")  # of a process that was killed
     shard.write_bytes(shard.read_bytes()[:300])

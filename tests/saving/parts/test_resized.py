@@ -35,7 +35,7 @@ def model(sok, dim):
 
 FILES = {
     "dump": (
-        lambda sok, model, table, at: sok.Saver().dump(table, at),
+        lambda sok, model, table, at: sok.Saver().dump_to_file(table, at),
         lambda sok, model, table, at: sok.Saver().restore(table, at),
     ),
     "checkpoint": (
@@ -131,7 +131,7 @@ def test_keys_that_an_int32_table_cannot_have(sok, tmp_path, kind):
 def test_policies_that_begin_to_count(sok, tmp_path, capfd):
     table = sok.EmbeddingVariable(2, name="user")
     sok.assign(table, KEYS, ROWS)
-    sok.Saver().dump(table, tmp_path)
+    sok.Saver().dump_to_file(table, tmp_path)
     option = sok.EmbeddingVariableOption(
         filter_option=sok.CounterFilter(2), evict_option=sok.GlobalStepEvict(5)
     )
