@@ -3,6 +3,7 @@
 From the checkout's root. PROBE_DEVICE=/CPU:0 rehearses a question without a GPU.
 """
 
+import ctypes
 import os
 import pathlib
 import re
@@ -120,70 +121,138 @@ def fit():
 
 
 def _cases():
-    """Names and steps: W1, W2, and tables of 8,192 and 65,536 keys each."""
+    """Names and steps: W1, W2, and 26 tables of 1,024, 8,192 and 65,536 keys each."""
     import sok_like as sok
-    from benchmarks import steps
+    from benchmarks import steps, workloads
 
     sok.Init(global_batch_size=8192)
-    for name, make in {"W1": steps.w1, "W2": steps.w2}.items():
-        for rule in ("SGD", "Adam") if name == "W1" else ("Adagrad",):
-            for which, contender in make(rule, REHEARSED)[0].items():
-                if which.startswith("ours"):
-                    yield f"{name} {rule}, {which}", contender.call
-    for num_keys in (1024,) if REHEARSED else (8192, 65536):
-        yield f"26 x {num_keys} keys, Adagrad", _many(num_keys)
+    w1, w2 = (make(REHEARSED, batches=8) for make in (workloads.w1, workloads.w2))
+    keys = [(tf.constant(batch),) for batch in w1.keys]
+    yield "W1 SGD, one layer", steps.w1_layer("SGD", w1, keys).call
+    yield "W1 Adam, one layer", steps.w1_layer("Adam", w1, keys).call
+    ragged = steps.w1_groups_of_ids("SGD", w1)[steps.RAGGED]
+    yield "W1 SGD, 26 ragged tables", ragged.call
+    every_key = workloads.mixed(np.arange(w2.num_rows))
+    ragged = steps._w2_groups_of_ids("Adagrad", w2, every_key)[steps.RAGGED]
+    yield "W2 Adagrad, 4 ragged tables", ragged.call
+    for num_keys in (1024,) if REHEARSED else (1024, 8192, 65536):
+        batches = _batches(num_keys)
+        yield f"26 x {num_keys} keys, Adagrad", _step_of_tensorflow(num_keys, batches)
+        if not REHEARSED:
+            yield f"26 x {num_keys} keys, Adagrad, the core's own", _step_of_core(batches)
 
 
-def _many(num_keys):
-    """A step of 26 tables; a quarter of the keys differ. Keys are on the device beforehand."""
+def _batches(num_keys):
+    """Keys `[8, 26, num_keys]`; a quarter of a table's keys differ."""
+    return np.random.default_rng(0).integers(0, num_keys // 4, (8, 26, num_keys))
+
+
+def _step_of_tensorflow(num_keys, batches):
+    """A step of 26 tables. Keys are on the device beforehand."""
     import sok_like as sok
 
     with tf.device(DEVICE):
         tables = [sok.EmbeddingVariable(16, name=f"t{i}_{num_keys}") for i in range(26)]
-        rng = np.random.default_rng(0)
-        keys = [tf.identity(rng.integers(0, num_keys // 4, num_keys)) for _ in tables]
+        keys = [[tf.identity(k) for k in batch] for batch in batches]
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.01))
     optimizer.build(tables)
 
     @tf.function
-    def step():
+    def step(keys):
         with tf.GradientTape() as tape:
-            found = sok.group_embedding_lookup(tables, keys)
-            loss = tf.add_n([tf.reduce_sum(rows) for rows in found])
-        optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+            rows = sok.group_embedding_lookup(tables, keys)
+        ones = [tf.ones([num_keys, 16])] * 26
+        grads = tape.gradient(rows, tables, output_gradients=ones)
+        optimizer.apply_gradients(zip(grads, tables, strict=True))
 
-    return lambda _: step()
+    return lambda i: step(keys[i % 8])
+
+
+def _step_of_core(batches):
+    """The same by the core alone, on a stream of its own."""
+    from sok_like import _core as core
+
+    tables = [core.CudaTable(f"core{i}", 16, initial_capacity=100_000) for i in range(26)]
+    keys = [[core.CudaArray(k) for k in batch] for batch in batches]
+    rows = [core.CudaArray(np.zeros((batches.shape[2], 16), np.float32)) for _ in tables]
+    ones = core.CudaArray(np.ones((batches.shape[2], 16), np.float32))
+
+    def step(i):
+        core.cuda_group_lookup(tables, keys[i % 8], rows)
+        core.cuda_group_apply_gradients(
+            tables, "adagrad", 0.01, i + 1, keys[i % 8], [ones] * len(tables)
+        )
+
+    return step
+
+
+def _synchronize():
+    if not REHEARSED:
+        from sok_like import _core as core
+
+        tf.test.experimental.sync_devices()
+        core.cuda_synchronize()
 
 
 def steps():
-    """Milliseconds of a step: until it is done, and until its call returns."""
-    sync = tf.test.experimental.sync_devices if not REHEARSED else lambda: None
+    """Milliseconds of a step: alone until it is done, and one after the other without waiting."""
     for name, call in _cases():
-        for i in range(20):
+        for i in range(80):  # Adam's replay must catch up rows with gaps
             call(i)
-        sync()
-        waited = []
+        _synchronize()
+        alone = []
         for i in range(30):
             begin = time.perf_counter()
             call(i)
-            sync()
-            waited.append(time.perf_counter() - begin)
-        begin = time.perf_counter()
-        for i in range(30):
-            call(i)
-        returned = (time.perf_counter() - begin) / 30
-        sync()
-        print(f"{name}: {1e3 * np.median(waited):.3f}, {1e3 * returned:.3f} ms", flush=True)
+            _synchronize()
+            alone.append(time.perf_counter() - begin)
+        rounds = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            for i in range(30):
+                call(i)
+            returned = (time.perf_counter() - begin) / 30
+            _synchronize()
+            rounds.append((time.perf_counter() - begin) / 30)
+        in_a_row = 1e3 * np.median(rounds)
+        print(f"{name}: alone {1e3 * np.median(alone):.3f}, in a row {in_a_row:.3f}, "
+              f"call returned after {1e3 * returned:.3f} ms", flush=True)  # fmt: skip
 
 
 def profile():
-    """A trace of 20 steps of each case: the share of TensorFlow, of copies and of our kernels."""
+    """What 20 steps of each case do on the device, by trace.cc."""
+    trace = ctypes.CDLL(os.environ["TRACE"])  # before the first call of CUDA
     for name, call in _cases():
+        for i in range(80):
+            call(i)
+        _synchronize()
+        trace.trace_begin()
+        begin = time.perf_counter()
         for i in range(20):
             call(i)
-        with tf.profiler.experimental.Profile(f"{os.environ['OUT']}/{re.sub(r'[ ,]+', '_', name)}"):
-            for i in range(20):
-                call(i)
+        _synchronize()
+        wall = (time.perf_counter() - begin) / 20
+        path = pathlib.Path(os.environ["OUT"]) / (re.sub(r"\W+", "_", name) + ".tsv")
+        trace.trace_write(str(path).encode())
+        print(f"{name}: {1e6 * wall:.0f} us a step while traced", flush=True)
+        _print_shares([line.split("\t") for line in path.read_text().splitlines()])
+
+
+def _print_shares(records, num_steps=20):
+    """Launches and microseconds per step, by who launched what."""
+    shares, kernels = {}, {}
+    for what, begin, end, size, name in records:
+        ours = "sok" in name and what == "kernel"
+        group = "our kernels" if ours else "other kernels" if what == "kernel" else f"{what} {name}"
+        name = re.sub(r"<.*|\(.*", "", name.replace("(anonymous namespace)::", ""))
+        for sums, key in ((shares, group), (kernels, f"{group}: {name.split('::')[-1]}")):
+            count, time_ns, num_bytes = sums.get(key, (0, 0, 0))
+            sums[key] = (count + 1, time_ns + int(end) - int(begin), num_bytes + int(size))
+    longest = sorted(kernels.items(), key=lambda item: -item[1][1])[:16]
+    for title, sums in (("", shares.items()), ("  ", longest)):
+        for key, (count, time_ns, num_bytes) in sums:
+            print(f"  {title}{key}: {count / num_steps:.1f} x, {time_ns / 1e3 / num_steps:.1f} us, "
+                  f"{num_bytes / num_steps / 1024:.0f} KiB")  # fmt: skip
 
 
 if __name__ == "__main__":
