@@ -11,9 +11,13 @@ mkdir -p "$2/site" "$2/cuda"
 dest=$(cd "$2" && pwd)
 python=${PYTHON:-python3}
 (cd "$parts" && sha256sum --check --quiet SHA256SUMS)
-cat "$parts"/part-* | "$python" -c "
+if command -v xz >/dev/null; then
+  cat "$parts"/part-* | xz --decompress --threads=0 | tar -x -C "$dest/site"
+else
+  cat "$parts"/part-* | "$python" -c "
 import sys, tarfile
 tarfile.open(fileobj=sys.stdin.buffer, mode='r|xz').extractall('$dest/site', filter='fully_trusted')"
+fi
 
 path=$dest/cuda
 ln -sf "$dest"/site/nvidia/cuda_runtime/lib/libcudart.so.12 "$path/"
