@@ -31,7 +31,7 @@ for name in libcublas.so.12 libcublasLt.so.12 libcufft.so.11 libcusolver.so.11 l
   there=
   [ -n "${EMPTY:-}" ] || there=$(newest "${name%%.so*}.so.*")
   if [ -n "$there" ]; then
-    ln -sf "$there" "$path/$name"
+    ln -sf "$there" "$dest/cuda/$name"
     path=$path:$(dirname "$there")
   else
     gcc -shared -x c /dev/null -Wl,-soname,"$name" -o "$dest/cuda/$name"

@@ -206,6 +206,28 @@ void WarmSteps() {
   AWarmStepHasFewLaunches(options, 4, 15);
 }
 
+// A batch of all keys that a table has, which began without room.
+void KnownKeysFindRoom() {
+  for (int num_keys : {30, 256, 400, 5000}) {
+    TableOptions options;
+    options.name = "t";
+    options.dim = 8;
+    cuda::CudaTable table(options);
+    std::vector<uint64_t> keys(num_keys);
+    for (int i = 0; i < num_keys; ++i) keys[i] = i * 31;
+    std::vector<float> rows(keys.size() * 8);
+    const auto look = [&] {
+      table.FindOrInsert(kStream, keys.data(), num_keys, rows.data(), nullptr);
+    };
+    for (int n = 0; n < 4; ++n) look();
+    const int64_t launches = emulator::num_launches, waits = emulator::num_host_waits;
+    for (int n = 0; n < 5; ++n) look();
+    CHECK_EQ(emulator::num_launches, launches + 5 * 3);
+    CHECK(emulator::num_host_waits <= waits + 5);  // for an earlier batch, which has ended
+    CHECK(table.Stats(kStream).num_buckets <= 4 * num_keys);
+  }
+}
+
 void AnotherOptimizerIsRefused() {
   TableOptions table_options;
   table_options.name = "t";
@@ -233,6 +255,7 @@ int main() {
   sok::AFullHistoryIsSweptAndForgotten(0.999f);
   sok::AFullHistoryIsSweptAndForgotten(0.5f);
   sok::WarmSteps();
+  sok::KnownKeysFindRoom();
   sok::AnotherOptimizerIsRefused();
   CHECK_EQ(emulator::bytes_allocated, 0);
 }

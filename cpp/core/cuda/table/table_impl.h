@@ -87,8 +87,9 @@ struct CudaTable::Impl {
   InsertBatch MakeInsert(const uint64_t* keys, int64_t num_keys, uint32_t* row_numbers,
                          uint8_t* inserted, const uint32_t* num_actual, int64_t num_missing = -1,
                          uint64_t round = StreamPoint::NextRound());
-  void GrowFor(int64_t num_keys) { GrowFor(num_keys, most()); }
-  void GrowFor(int64_t num_keys, int64_t most_rows);
+  // Makes room for so many new keys, and for at least `ahead` that may follow them.
+  void GrowFor(int64_t num_keys, int64_t ahead = 0) { GrowFor(num_keys, ahead, most()); }
+  void GrowFor(int64_t num_keys, int64_t ahead, int64_t most_rows);
   void ResizeIndex(int64_t new_num_buckets);
   void ReserveFreeRows();  // for every row number that was given out; async
 

@@ -131,7 +131,7 @@ CudaTable::Impl::Leaving CudaTable::Impl::MakeRoomFor(const KeyBatch& batch, boo
     } else {
       CheckBatchFits(num_new, batch.counts.present, options.max_capacity, options.name);
     }
-    GrowFor(num_new, std::max(most(), size.known() + num_new - excess));
+    GrowFor(num_new, 0, std::max(most(), size.known() + num_new - excess));
     CountBatch(num_new);
   } else {
     MakeRoom(batch.classified.admitted, num_new, nullptr);

@@ -137,7 +137,8 @@ void CudaTable::Impl::MakeRoom(const uint64_t* keys, int64_t num_keys, const uin
             std::to_string(size.known()) + " (table '" + options.name + "')");
       }
     }
-    GrowFor(num_keys);
+    // Present keys come again. A batch of them must find room, or each would wait and count here.
+    GrowFor(num_keys, std::min(actual_keys - num_keys, size.known()));
   }
   CountBatch(num_keys);
 }
@@ -156,10 +157,10 @@ int64_t CudaTable::Impl::CountNew(const uint64_t* keys, int64_t num_keys) {
   return host_count;
 }
 
-void CudaTable::Impl::GrowFor(int64_t num_keys, int64_t most_rows) {
+void CudaTable::Impl::GrowFor(int64_t num_keys, int64_t ahead, int64_t most_rows) {
   // Room for a second batch of this size, if that is little: otherwise a table that is nearly full
   // would have to learn its size before every batch.
-  const int64_t ahead = std::min(num_keys, size.known() / 8);
+  ahead = std::max(ahead, std::min(num_keys, size.known() / 8));
   const int64_t wanted = size.known() + num_keys + ahead;
   if (used.known() + num_keys + ahead > MaxUsed(num_buckets)) {
     int64_t new_num_buckets = num_buckets;
