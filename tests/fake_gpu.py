@@ -3,6 +3,9 @@
 Tables are in the memory of TensorFlow's device "GPU", which the host cannot touch, and their
 kernels are emulated. All else is put on the CPU, since TensorFlow's own kernels are not there: a
 test during which one is launched fails, whatever it says.
+
+`SOK_TEST_OPS=gpu` does the same on a real device, where kernels are not emulated: what a test
+compares with is then still computed on the CPU.
 """
 
 import ctypes
@@ -76,11 +79,17 @@ ABSENT = {
 
 def asked_for() -> bool:
     """Whether this process is to run over the fake GPU."""
-    return os.environ.get("SOK_TEST_OPS") == "fake_gpu"
+    return os.environ.get("SOK_TEST_OPS") in ("fake_gpu", "gpu")
+
+
+def is_real() -> bool:
+    return os.environ.get("SOK_TEST_OPS") == "gpu"
 
 
 def launched() -> list[str]:
     """TensorFlow's kernels that were launched since the last call, and did nothing."""
+    if is_real():
+        return []
     function = ctypes.CDLL("libcuda.so.1").sok_fake_gpu_launched
     function.restype = ctypes.c_char_p
     return sorted({name for name in function().decode().split("\n") if name})
@@ -97,8 +106,9 @@ class Plugin:
         assert tf.config.list_physical_devices("GPU"), (
             "TF_CPP_MIN_LOG_LEVEL=0 says why there is none"
         )
-        emulated.install()
-        devices._runtime_problem = lambda: ""
+        if not is_real():
+            emulated.install()
+            devices._runtime_problem = lambda: ""
         devices.table_scope = lambda: tf.device("/GPU:0")
         # A scope does not reach into other threads, nor into graphs of sessions, where TensorFlow
         # places our ops by itself.

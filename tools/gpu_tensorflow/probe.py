@@ -132,6 +132,7 @@ def _cases():
     yield "W1 Adam, one layer", steps.w1_layer("Adam", w1, keys).call
     ragged = steps.w1_groups_of_ids("SGD", w1)[steps.RAGGED]
     yield "W1 SGD, 26 ragged tables", ragged.call
+    yield "W1 SGD, 26 tables, ids in one tensor", _packed_w1(steps, w1)
     every_key = workloads.mixed(np.arange(w2.num_rows))
     ragged = steps._w2_groups_of_ids("Adagrad", w2, every_key)[steps.RAGGED]
     yield "W2 Adagrad, 4 ragged tables", ragged.call
@@ -140,6 +141,19 @@ def _cases():
         yield f"26 x {num_keys} keys, Adagrad", _step_of_tensorflow(num_keys, batches)
         if not REHEARSED:
             yield f"26 x {num_keys} keys, Adagrad, the core's own", _step_of_core(batches)
+
+
+def _packed_w1(steps, w1):
+    """As the ragged group, but with one RaggedTensor `[26, batch, None]` from Python."""
+    tables = steps._w1_tables(w1)
+    call = steps._group_call("SGD", tables)
+    num_batches, batch, features = w1.keys.shape
+    splits = [np.arange(features + 1) * batch, np.arange(features * batch + 1)]
+    packed = [
+        tf.RaggedTensor.from_nested_row_splits(keys.T.reshape(-1), splits, validate=False)
+        for keys in w1.keys
+    ]
+    return lambda i: call(packed[i % num_batches])
 
 
 def _batches(num_keys):
