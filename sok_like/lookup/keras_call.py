@@ -12,6 +12,7 @@ from typing import Any
 
 from sok_like.runtime.framework import hooks, trainer_phase
 from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.ranks import comm
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _NOT_LISTED = (
@@ -123,13 +124,15 @@ def _tf_keras_call():
 
 
 def _supports_jit(own, model):
-    return own(model) and not any(hasattr(_inside(v), "table_name") for v in model.variables)
+    if comm.current_or_single().world_size > 1 or not own(model):
+        return False
+    return not any(hasattr(_inside(v), "table_name") for v in model.variables)
 
 
 @hooks.behind(hooks.MODELS)
 def _install():
     if is_keras_3():
-        why = "XLA cannot compile the ops of tables that a model holds"
+        why = "XLA cannot compile the ops of tables that a model holds, nor averages over ranks"
         hooks.wrap("keras.src.trainers.trainer", "model_supports_jit", _supports_jit, why)
     else:
         why = "finds the layers around the one that looks a table up"

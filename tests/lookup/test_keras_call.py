@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import thread_ranks
+
 pytestmark = pytest.mark.keras
 
 KERAS_3 = not hasattr(tf.keras, "__internal__")
@@ -240,3 +242,19 @@ def test_keras_compiles_a_model_without_tables_as_before(sok, with_gpu):
     model.compile("sgd", "mse")
     model.fit(np.ones((4, 2), "f"), TARGETS, verbose=0)
     assert model.jit_compile is True
+
+
+@pytest.mark.skipif(not KERAS_3, reason="tf_keras compiles by XLA only if a program asks for it")
+def test_keras_compiles_by_xla_what_has_neither_tables_nor_ranks(sok):
+    from keras.src.trainers.trainer import model_supports_jit
+
+    def supports(layer):
+        model = tf.keras.Sequential([tf.keras.Input([2], dtype="int64"), layer])
+        return model_supports_jit(model)
+
+    def dense():
+        return supports(tf.keras.layers.Dense(1))
+
+    assert dense()
+    assert not supports(sok.All2AllDenseEmbedding(100, 4, slot_num=2, nnz_per_slot=1))
+    assert thread_ranks.run(2, dense) == [False, False]
