@@ -77,6 +77,7 @@ ABSENT = {
     ],
     "tf_keras compiles by XLA, in the oracle, too": [
         "tests/optimizers/test_scope.py::test_in_a_v1_graph_with_ordinary_variables[keras",
+        "tests/optimizers/test_scope.py::test_a_stock_optimizer_moves_rows",
     ],
     "TensorFlow sums the gradient of a sequence's rows beside them": [
         "tests/group_embedding/test_lookup_sparse.py::test_sequences",
