@@ -1,6 +1,6 @@
 """Predicted and measured steps: constants from 1 and 2 ranks, then other steps of 1, 2 and 4 ranks.
 
-    python -m benchmarks.predict.compare --machine out/machine.json   5 minutes
+    python -m benchmarks.predict.compare --machine out/machine.json   80 s
 
 No step that is predicted has been used for the constants: batch sizes differ, and 4 ranks take no
 part in the calibration. See docs/scaling.md.
