@@ -16,11 +16,7 @@ import pytest
 
 from tests import emulated
 
-SIGNATURES = "test_a_signature_computes_what_the_model_does"
-KINDS = ["dense", "scalar", "ragged", "int32_splits", "ragged_twice", "stacked", "sparse"]
-KINDS += ["sparse_of_any_rank", "structure", "tuple", "bfloat16"]
-
-# Tests that cannot pass, by reason: names, or their beginnings. First what device tables lack.
+# Tests that cannot pass, by reason: names, or their beginnings.
 ABSENT = {
     "rows of 16 bits are of tables in host memory": [
         "tests/table/test_row_dtype.py",
@@ -46,7 +42,7 @@ ABSENT = {
         "tests/saving/test_other_optimizer.py::test_files_of_models[deltas]",
         "tests/saving/format/test_in_use.py::test_dumps_into_the_folder_of_a_living_job",
         "tests/saving/format/test_progress.py::test_calls_that_show_it",
-        *(f"tests/serving/test_signatures.py::{SIGNATURES}[{kind}-True]" for kind in KINDS),
+        "tests/serving/test_signatures.py::test_a_signature_computes_what_the_model_does[True",
         "tests/saving/parts/test_table_names.py::test_a_dump_is_restored_under_another_name",
         "tests/inspection/test_find_key.py::test_deltas_until_they_are_merged",
         "tests/inspection/test_find_key.py::test_exports_with_their_deltas_and_servers",
@@ -58,7 +54,11 @@ ABSENT = {
     "a call on device tables that raises has changed none of them": [
         "tests/group_embedding/test_many_tables.py::test_full_table_in_the_middle",
     ],
-    # What the fake lacks.
+    "TensorFlow finds keys, and reads no dense table, where ids lie elsewhere": [
+        "tests/lookup/test_by_key.py::test_dense_reads_raise_and_name_the_way[ragged ids without",
+    ],
+}
+ABSENT_ON_THE_FAKE = {
     "the process's memory has the device's in it": [
         "tests/saving/test_memory.py::test_restores_that_were_cancelled",
     ],
@@ -72,20 +72,13 @@ ABSENT = {
         "tests/sok2/test_optimizer.py::test_sgd",
         "tests/sok2/test_variables.py::test_dynamic_variable_under_its_names",
     ],
-    "TensorFlow finds keys, and reads no dense table, where ids lie elsewhere": [
-        "tests/lookup/test_by_key.py::test_dense_reads_raise_and_name_the_way[ragged ids without",
-    ],
-    "tf_keras compiles by XLA, in the oracle, too": [
-        "tests/optimizers/test_scope.py::test_in_a_v1_graph_with_ordinary_variables[keras",
-        "tests/optimizers/test_scope.py::test_a_stock_optimizer_moves_rows",
-    ],
     "TensorFlow sums the gradient of a sequence's rows beside them": [
         "tests/group_embedding/test_lookup_sparse.py::test_sequences",
         "tests/group_embedding/test_packed.py::test_is_the_list[sequence",
         "tests/group_embedding/test_ranks.py::test_gradient_scales",
     ],
     "TensorFlow gathers what a server looks up beside them": [
-        f"tests/serving/test_signatures.py::{SIGNATURES}[sparse-False]",
+        "tests/serving/test_signatures.py::test_a_signature_computes_what_the_model_does[False-sparse]",
     ],
     "TensorFlow takes norms of gradients beside them": [
         "tests/lookup/test_norms.py",
@@ -94,14 +87,21 @@ ABSENT = {
         "tests/lookup/test_masks.py::test_as_stock_models_with_a_mask[hash-lstm",
     ],
 }
+ABSENT_ON_A_DEVICE = {
+    "tf_keras compiles by XLA, in the oracle, too": [
+        "tests/optimizers/test_scope.py::test_in_a_v1_graph_with_ordinary_variables[keras",
+        "tests/optimizers/test_scope.py::test_a_stock_optimizer_moves_rows",
+    ],
+}
 
 
 def asked_for() -> bool:
-    """Whether this process is to run over the fake GPU."""
+    """Whether this process is to have its tables, and nothing else, on a GPU."""
     return os.environ.get("SOK_TEST_OPS") in ("fake_gpu", "gpu")
 
 
 def is_real() -> bool:
+    """Whether that GPU is no fake."""
     return os.environ.get("SOK_TEST_OPS") == "gpu"
 
 
@@ -164,7 +164,8 @@ class Plugin:
 
     def pytest_collection_modifyitems(self, items):
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # programs that tests start run on the CPU
+        absent = ABSENT | (ABSENT_ON_A_DEVICE if is_real() else ABSENT_ON_THE_FAKE)
         for item in items:
-            for reason, names in ABSENT.items():
+            for reason, names in absent.items():
                 if item.nodeid.startswith(tuple(names)):
                     item.add_marker(pytest.mark.skip(reason=reason))

@@ -116,8 +116,8 @@ def named(names, values):
     return dict(zip(names.split(), flat, strict=True))
 
 
-@pytest.mark.parametrize("refreshable", [False, True])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("refreshable", [False, True])
 def test_a_signature_computes_what_the_model_does(sok, tmp_path, case, refreshable):
     compute, specs, arguments, inputs, outputs = CASES[case]
     model = scores(sok, compute, specs)
