@@ -22,8 +22,8 @@ from sok_like.runtime.framework.keras_names import announce
 _IN_FILES = {
     "sok_like>Adam": "sok_like.optimizers.lazy_adam",
     "sok_like>All2AllDenseEmbedding": "sok_like.embeddings.all2all_dense_embedding",
-    "sok_like>ConcatInitializer": "sok_like.dist_model_parallel.concat_initializer",
-    "sok_like>ConcatOneHotEmbedding": "sok_like.dist_model_parallel.concat_one_hot",
+    "sok_like>ConcatInitializer": "sok_like.dist_model_parallel.local_layers",
+    "sok_like>ConcatOneHotEmbedding": "sok_like.dist_model_parallel.embedding",
     "sok_like>DenseFeatures": "sok_like.feature_column.layers",
     "sok_like>DistributedEmbedding": "sok_like.embeddings.distributed_embedding",
     "sok_like>Embedding": "sok_like.dist_model_parallel.embedding",
@@ -31,14 +31,14 @@ _IN_FILES = {
     "sok_like>EmbeddingAwareLossScaleOptimizer": "sok_like.optimizers.wrapper",
     "sok_like>FusedLookups": "sok_like.embeddings.fused_lookups",
     "sok_like>GroupEmbedding": "sok_like.group_embedding.layer",
-    "sok_like>HashEmbedding": "sok_like.dist_model_parallel.hash_embedding",
+    "sok_like>HashEmbedding": "sok_like.dist_model_parallel.embedding",
     "sok_like>LazyAdam": "sok_like.optimizers.lazy_adam",
     "sok_like>PaddingMask": "sok_like.lookup.padding",
     "sok_like>RowWiseAdagrad": "sok_like.optimizers.rowwise_adagrad",
     "sok_like>SequenceFeatures": "sok_like.feature_column.layers",
     "sok_like>TFDistributedEmbedding": "sok_like.embeddings.tf_distributed_embedding",
     "sok_like.dist_model_parallel>DistributedEmbedding": "sok_like.dist_model_parallel.layer",
-    "sok_like.dist_model_parallel>DistributedOptimizer": "sok_like.dist_model_parallel.gradients",
+    "sok_like.dist_model_parallel>DistributedOptimizer": "sok_like.dist_model_parallel.training",
     **{
         f"sok_like>EmbeddingAware{name}": "sok_like.optimizers.embedding_aware"
         for name in ("SGD", "Adagrad", "Adam", "AdamW", "Ftrl")

@@ -14,23 +14,23 @@ from sok_like import tf as tf
 from sok_like import tf_distributed_embedding as tf_distributed_embedding
 from sok_like.core.initialize import Init as Init
 from sok_like.dist_model_parallel.embedding import Embedding as Embedding
-from sok_like.dist_model_parallel.hash_embedding import HashEmbedding as HashEmbedding
+from sok_like.dist_model_parallel.embedding import HashEmbedding as HashEmbedding
 from sok_like.embeddings.all2all_dense_embedding import (
     All2AllDenseEmbedding as All2AllDenseEmbedding,
 )
 from sok_like.embeddings.distributed_embedding import DistributedEmbedding as DistributedEmbedding
 from sok_like.embeddings.fused_lookups import fuse_lookups as fuse_lookups
 from sok_like.embeddings.get_embedding_op import get_embedding as get_embedding
-from sok_like.group_embedding.get_embedding_variable import (
-    get_embedding_variable as get_embedding_variable,
-)
 from sok_like.group_embedding.layer import GroupEmbedding as GroupEmbedding
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup as group_embedding_lookup
 from sok_like.group_embedding.lookup_sparse import (
     group_embedding_lookup_sparse as group_embedding_lookup_sparse,
 )
-from sok_like.group_embedding.strategy import (
+from sok_like.group_embedding.variables import (
     enable_distributed_strategy as enable_distributed_strategy,
+)
+from sok_like.group_embedding.variables import (
+    get_embedding_variable as get_embedding_variable,
 )
 from sok_like.inspection.estimate import estimate_memory as estimate_memory
 from sok_like.inspection.find_key import find_key as find_key

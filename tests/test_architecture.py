@@ -68,8 +68,7 @@ STANDARD_LIBRARY_ONLY = (
 MAX_ARGUMENTS = 5
 MANY_ARGUMENTS = {
     **dict.fromkeys(("dist_model_parallel/embedding", "dist_model_parallel/layer"), "__init__"),
-    **dict.fromkeys(("dist_model_parallel/hash_embedding", "planner/strategy"), "__init__"),
-    **dict.fromkeys(("embeddings/base", "embeddings/all2all_dense_embedding"), "__init__"),
+    **dict.fromkeys(("embeddings/all2all_dense_embedding", "planner/strategy"), "__init__"),
     **dict.fromkeys(("embeddings/distributed_embedding", "group_embedding/layer"), "__init__"),
     **dict.fromkeys(("optimizers/deeprec", "optimizers/lazy_adam"), "__init__"),
     "sok2/dynamic_variable": "__init__",
@@ -79,12 +78,10 @@ MANY_ARGUMENTS = {
     "lookup/stock_table": "__init__",  # what a table of a SavedModel is made of
     "feature_column/categorical": "sparse_column_with_embedding",
     "feature_column/columns": "embedding_column shared_embedding_columns",
-    "feature_column/input_layer": "input_layer sequence_input_layer",
+    "feature_column/graph_layers": "input_layer sequence_input_layer linear_model",
     "feature_column/layers": "create_variable",
-    "feature_column/linear_model": "linear_model",
-    "group_embedding/get_embedding_variable": "get_embedding_variable",
+    "group_embedding/variables": "get_embedding_variable get_multihash_variable",
     "group_embedding/lookup_sparse": "group_embedding_lookup_sparse group_embedding_lookup",
-    "group_embedding/multihash": "get_multihash_variable",
     "inspection/estimate": "estimate_memory",
     "serving/export": "export_saved_model",
 }

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from sok_like.deeprec import names
-from sok_like.group_embedding.strategy import enable_distributed_strategy
+from sok_like.group_embedding.variables import enable_distributed_strategy
 from sok_like.lookup import replicas
 from sok_like.optimizers.embedding_aware import knows_tables
 from sok_like.optimizers.wrapper import OptimizerWrapper

@@ -21,15 +21,16 @@ from tensorflow.python.feature_column import feature_column as old
 
 from sok_like import feature_column
 from sok_like.feature_column.categorical import table_column
-from sok_like.feature_column.columns import GroupEmbeddingColumn
-from sok_like.feature_column.scope import current_group
-from sok_like.group_embedding.get_embedding_variable import get_embedding_variable
+from sok_like.feature_column.columns import GroupEmbeddingColumn, current_group
 from sok_like.group_embedding.lookup_sparse import (
     group_embedding_lookup,
     group_embedding_lookup_sparse,
 )
-from sok_like.group_embedding.multihash import get_multihash_variable
-from sok_like.group_embedding.strategy import enable_distributed_strategy
+from sok_like.group_embedding.variables import (
+    enable_distributed_strategy,
+    get_embedding_variable,
+    get_multihash_variable,
+)
 from sok_like.optimizers import deeprec as optimizers
 from sok_like.optimizers.scope import train_tables
 from sok_like.runtime.framework import hooks

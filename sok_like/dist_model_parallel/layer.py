@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.dist_model_parallel import exported, mp_input
-from sok_like.dist_model_parallel.checkpointed import DenseTables
+from sok_like.dist_model_parallel import dense_tables, mp_input
+from sok_like.dist_model_parallel.dense_tables import DenseTables
 from sok_like.dist_model_parallel.local_layers import build_layer, check_descriptions, layer_table
 from sok_like.dist_model_parallel.whole_tables import WholeTables
 from sok_like.lookup import exchange, exporting
@@ -303,9 +303,9 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         tables = {place: layer_table(layer) for place, layer in self._layers_here().items()}
         export = exporting.current()
         if export is not None and self.world_size > 1:
-            outputs = exported.outputs(self, inputs, export.of_holder(self), tables)
+            outputs = dense_tables.outputs(self, inputs, export.of_holder(self), tables)
         elif not self.dp_input and self.world_size > 1:
-            exported.refuse_shards(self)
+            dense_tables.refuse_shards(self)
             outputs = mp_input.mp_input_lookup(self, inputs, tables, training)
         else:
             outputs = self._lookup(self._in_input_order(inputs), tables, training)
@@ -347,7 +347,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
                 (here if kinds[-1] else travelling).append(feature)
         travelled, checks = [], []
         if self.world_size > 1:
-            exported.refuse_shards(self)  # now Keras has made all variables
+            dense_tables.refuse_shards(self)  # now Keras has made all variables
             # A wrong id of a replicated table must raise on all ranks, not on this one only.
             here, problems = exchange.in_range(here)
             name = unique_in_graph(self.name)

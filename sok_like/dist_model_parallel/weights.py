@@ -1,28 +1,32 @@
-"""Reads whole tables from their shards, and writes them to shards, some rows at a time.
+"""Whole tables out of their shards, and shards out of whole tables, some rows at a time.
 
-    get    each rank reads the chunk's rows of its shards =floats=> rank 0 (or all) puts them
-           into an array [input_dim, output_dim]
-    set    each rank copies its part of the chunk out of the whole: nothing is sent
+    get    dense   each rank reads the chunk's rows of its shards =floats=> rank 0 (or all) puts
+                   them into an array [input_dim, output_dim]
+           hash    each rank's keys and rows, in chunks =keys, floats=> rank 0 (or all) sorts them
+    set            each rank takes its part out of the whole: nothing is sent
 
-Files are memory-mapped, so a rank reads only its own shards.
+Files are memory-mapped, so a rank reads only its own shards. A hash table is a pair of keys and
+rows, sorted by key, so it does not depend on the number of ranks.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from sok_like.dist_model_parallel import hash_weights
-from sok_like.dist_model_parallel.hash_weights import CHUNK_BYTES
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.planner.tables import DATA_PARALLEL, HASHED, Plan, Shard, TableConfig
 from sok_like.runtime.checks import check_integer
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.runtime.ranks.agreement import all_or_none, one_rank_at_a_time, send
+from sok_like.saving.format import durable
+from sok_like.table.keys import in_key_dtype, owned
 from sok_like.table.slices import HeldSlice, TableSlice
+from sok_like.table.variable import EmbeddingVariable
 from sok_like.table.weights import replace_rows
 
 
@@ -57,7 +61,7 @@ def get_table(held: Held, table_id: int, all_ranks: bool) -> Any:
         variable = here[table_id][0]
         snapshot = variable.snapshot(with_slots=False)
         content = snapshot.keys.numpy(), snapshot.rows.numpy()
-        return hash_weights.gather_by_key(variable, *content, all_ranks)
+        return gather_by_key(variable, *content, all_ranks)
     communicator = comm.current()
     receive = all_ranks or communicator.rank == 0
     table = plan.tables[table_id]
@@ -129,8 +133,8 @@ def _open(held, weights):
     for table, weight in zip(plan.tables, weights, strict=True):
         what = f"weights[{table.table_id}]"
         if table.hashed:
-            keys, rows = hash_weights.open_pair(what, weight, table.output_dim)
-            hash_weights.check_capacity(what, here[table.table_id][0], keys)
+            keys, rows = open_pair(what, weight, table.output_dim)
+            check_capacity(what, here[table.table_id][0], keys)
             arrays.append((keys, rows))
         else:
             arrays.append(open_whole(what, weight, table))
@@ -139,11 +143,91 @@ def _open(held, weights):
 
 def open_whole(what: str, array: Any, table: TableConfig) -> np.ndarray:
     """An array or `.npy` file of a dense table's shape; ValueError if it has another."""
-    array = hash_weights.as_array(what, array)
+    array = as_array(what, array)
     if array.shape != (table.input_dim, table.output_dim):
         raise ValueError(
             f"`{what}` must have the shape ({table.input_dim}, {table.output_dim}). "
             f"Received: shape {array.shape}"
         )
-    hash_weights.check_real(what, array)
+    check_real(what, array)
     return array
+
+
+# Bytes of a table that a rank sends at once.
+CHUNK_BYTES = 64 * 2**20
+
+
+def gather_by_key(variable, keys, rows, all_ranks):
+    """Gathers keys and rows of all ranks, sorted by key, on rank 0 or all ranks; None elsewhere."""
+    communicator = comm.current()
+
+    def check():
+        in_key_dtype(tf.constant(keys), variable)
+
+    if variable.key_dtype.size < 8:  # raises on all ranks if a key does not fit
+        all_or_none(check, communicator)
+    if communicator.world_size > 1:
+        longest = int(send(np.array([len(keys)], np.int64), communicator, True).max())
+        step = max(1, CHUNK_BYTES // (8 + rows.itemsize * rows.shape[1]))
+        parts = []
+        for start in range(0, longest, step):
+            of_keys = send(keys[start : start + step], communicator, all_ranks)
+            of_rows = send(rows[start : start + step].reshape(-1), communicator, all_ranks)
+            parts.append((of_keys, of_rows.reshape(-1, rows.shape[1])))
+        if not all_ranks and communicator.rank != 0:
+            return None
+        keys = np.concatenate([keys[:0], *(part for part, _ in parts)])
+        rows = np.concatenate([rows[:0], *(part for _, part in parts)])
+    keys = in_key_dtype(tf.constant(keys), variable).numpy()
+    order = np.argsort(keys, kind="stable")
+    return keys[order], rows[order]
+
+
+def open_pair(what: str, pair: Any, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Checks and opens keys, int64 `[num_keys]`, and rows, which may stay on disk."""
+    rule = f"`{what}` of a hash table must be a pair (keys [n], rows [n, {width}])"
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ValueError(f"{rule}. Received: {type(pair).__name__}")
+    keys, rows = (as_array(what, item) for item in pair)
+    if keys.ndim != 1 or not (np.issubdtype(keys.dtype, np.integer) or keys.size == 0):
+        raise ValueError(f"{rule}. Received: keys of shape {keys.shape} and dtype {keys.dtype}")
+    if rows.shape != (len(keys), width):
+        raise ValueError(f"{rule}. Received: {len(keys)} keys and rows of shape {rows.shape}")
+    check_real(what, rows)
+    keys = keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64)
+    if len(np.unique(keys)) != len(keys):
+        raise ValueError(f"{rule}, each key once. Received: duplicate keys")
+    return keys, rows
+
+
+def as_array(what: str, value: Any) -> np.ndarray:
+    """An array, or an `.npy` file, mapped into memory if it is local; ValueError if unreadable."""
+    if not isinstance(value, (str, os.PathLike)):
+        return value if isinstance(value, np.ndarray) else np.asarray(value)
+    try:
+        place = durable.local(value)
+        if place is not None:
+            return np.load(place, mmap_mode="r", allow_pickle=False)
+        with durable.open_to_read(value) as file:
+            return np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(
+            f"`{what}` must be an array or the path of an .npy file. "
+            f"Received: {os.fspath(value)!r} ({error})"
+        ) from error
+
+
+def check_real(what: str, array: np.ndarray) -> None:
+    """Raises ValueError unless `array` holds real numbers."""
+    if array.dtype.kind not in "fiub" and array.dtype != tf.bfloat16.as_numpy_dtype:
+        raise ValueError(f"`{what}` must hold real numbers. Received: {array.dtype}")
+
+
+def check_capacity(what: str, variable: EmbeddingVariable, keys: np.ndarray) -> None:
+    """Raises ValueError if this rank cannot hold its keys."""
+    capacity, num_keys = variable.get_config()["capacity"], len(owned(keys))
+    if capacity is not None and num_keys > capacity:
+        raise ValueError(
+            f"`{what}` must hold at most capacity={capacity} keys per rank (table "
+            f"'{variable.table_name}'). Received: {num_keys}"
+        )

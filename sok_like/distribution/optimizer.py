@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.dist_model_parallel.gradients import slot_reference
+from sok_like.dist_model_parallel.training import slot_reference
 from sok_like.distribution.sharded_gradient import (
     clip_by_global_norm,
     completed,

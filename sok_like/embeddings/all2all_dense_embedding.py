@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.embeddings.base import EmbeddingLayer
+from sok_like.embeddings.distributed_embedding import EmbeddingLayer
 from sok_like.lookup.hash_lookup import HashFeature
 from sok_like.lookup.padding import mask_of
 from sok_like.runtime.checks import check_integer

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.embeddings.base import EmbeddingLayer
+from sok_like.embeddings.distributed_embedding import EmbeddingLayer
 from sok_like.lookup.float_ids import inputs_of, layer_of, nodes_of
 from sok_like.lookup.hash_lookup import lookup
 from sok_like.lookup.training_flag import by_training

@@ -11,11 +11,13 @@ from sok_like.feature_column.categorical import (
     sparse_column_with_embedding,
     weighted_categorical_column,
 )
-from sok_like.feature_column.columns import embedding_column, shared_embedding_columns
-from sok_like.feature_column.input_layer import input_layer, sequence_input_layer
+from sok_like.feature_column.columns import (
+    embedding_column,
+    group_embedding_column_scope,
+    shared_embedding_columns,
+)
+from sok_like.feature_column.graph_layers import input_layer, linear_model, sequence_input_layer
 from sok_like.feature_column.layers import DenseFeatures, SequenceFeatures
-from sok_like.feature_column.linear_model import linear_model
-from sok_like.feature_column.scope import group_embedding_column_scope
 
 __all__ = [
     "DenseFeatures",

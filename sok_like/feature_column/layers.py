@@ -13,9 +13,8 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc
 from tensorflow.python.feature_column import serialization
 
-from sok_like.feature_column.categorical import EmbeddingCategoricalColumn
-from sok_like.feature_column.columns import GroupEmbeddingColumn, is_fused
-from sok_like.feature_column.feature_checks import check_features
+from sok_like.feature_column.categorical import EmbeddingCategoricalColumn, check_features
+from sok_like.feature_column.columns import WEIGHTS, GroupEmbeddingColumn, is_fused, table_options
 from sok_like.feature_column.lookup import (
     Call,
     LayerInputs,
@@ -24,7 +23,6 @@ from sok_like.feature_column.lookup import (
     flat,
     sequences,
 )
-from sok_like.feature_column.tables import WEIGHTS, table_options
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.table_layer import freeze_tables, keras_arguments
 from sok_like.lookup.training_flag import by_training

@@ -9,17 +9,27 @@ table has its earlier files or its new ones.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from sok_like.optimizers.rules import legacy_name
+from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.graph_collectives import Steps
 from sok_like.saving import transaction
+from sok_like.saving.format import durable
 from sok_like.saving.parts.checkpointable import StagedContent
 from sok_like.saving.parts.joined_files import JoinedFile, JoinedFiles
 from sok_like.saving.transaction import Saving
-from sok_like.sok2.dumped import dumped_of, optimizer_name
+from sok_like.sok2 import dump_files as files
+from sok_like.sok2.distributed_variable import is_static, plain
+from sok_like.sok2.dynamic_variable import assign, export
+from sok_like.sok2.training import SGD, OptimizerWrapper, static_slot
+from sok_like.table.keys import held_here
+from sok_like.table.policies import ScoreEvict
+from sok_like.table.variable import is_embedding_variable, unwrap
 
 
 def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None:
@@ -120,3 +130,232 @@ def _dumped(call, variables, optimizer):
     if len(set(names)) < len(names):
         raise ValueError(f"Variables must have different names. Received: {names}")
     return dumped
+
+
+# Optimizers of tf.compat.v1.train, by Keras' name of the same formula.
+_V1 = {"GradientDescent": "SGD", "Momentum": "SGD"}
+
+
+class Sok2Content(NamedTuple):
+    """The result of `Dumped.read` for this rank."""
+
+    keys: np.ndarray  # int64 [num_keys]
+    rows: np.ndarray  # [num_keys, dim]
+    slots: dict[str, np.ndarray]
+    iterations: int | None
+
+
+def dumped_of(variable: Any, optimizer: Any) -> Dumped:
+    """A variable, and the optimizer or None, for `dump` and `load`; TypeError for other kinds."""
+    variable = plain(variable)
+    if is_static(variable):
+        return _Static(variable, optimizer)
+    if not is_embedding_variable(variable):
+        raise TypeError(
+            "A variable to dump or load must be a sok2.Variable or a sok2.DynamicVariable. "
+            f"Received: {variable!r}"
+        )
+    if optimizer is not None and not isinstance(optimizer, (OptimizerWrapper, SGD)):
+        required = "a sok2.OptimizerWrapper if a DynamicVariable is dumped or loaded"
+        raise wrong_argument("optimizer", required, optimizer, error=TypeError)
+    return _Dynamic(variable, optimizer)
+
+
+class Dumped:
+    """A variable and the optimizer whose slots are dumped with it."""
+
+    def __init__(self, variable: Any, optimizer: Any):
+        self._variable, self._optimizer = variable, optimizer
+        self._has_slots = optimizer is not None and not isinstance(optimizer, SGD)
+        self.stem = files.stem(variable.name)
+
+    # Methods of the two kinds. `take` writes what `read` returned, with slots and iterations.
+    take: Any
+    _content: Any  # this rank's keys and rows
+    _slot_rows: Any  # the values of a slot, in the order of these keys
+    _positions: Any  # of this rank's keys among those of a file, ascending
+
+    def parts(self) -> list[tuple[str, bytes, np.ndarray]]:
+        """This rank's part of each file: (name, head, items); all ranks have the same files."""
+        keys, rows = self._content()
+        parts = [self._part(files.KEY, "", keys), self._part(files.WEIGHT, "", rows)]
+        for name in self._slot_names():
+            parts.append(self._part(files.SLOT, name, self._slot_rows(name, keys)))
+        iterations = self._iterations()
+        if iterations is not None:
+            count = np.array([iterations] if comm.current().rank == 0 else [], np.int64)
+            parts.append(self._part(files.SLOT, files.ITERATIONS, count))
+        return parts
+
+    def _part(self, kind, slot, items):
+        name = self._file(kind, slot)
+        return name, files.head(self.stem, kind, slot, items.dtype), items
+
+    def _file(self, kind, slot=""):
+        optimizer = optimizer_name(self._optimizer) if kind == files.SLOT else ""
+        return files.file_name(self.stem, kind, optimizer, slot)
+
+    def _slot_names(self):
+        return list(self._optimizer.get_slot_names()) if self._has_slots else []
+
+    def _iterations(self):
+        count = self._optimizer.iterations if self._has_slots else None
+        return None if count is None else int(count)
+
+    def check_room(self, keys: np.ndarray) -> None:
+        """Raises ResourceExhaustedError if the tables cannot hold all of these keys."""
+
+    def read(self, folder: str) -> Sok2Content:
+        """This rank's part of the files in a folder; raises if one is missing or does not fit."""
+        keys = files.read(durable.join(folder, self._file(files.KEY)), files.KEY)
+        here = self._positions(keys)
+
+        def rows_of(path, kind):
+            rows = files.read(path, kind, self._variable.dim)
+            if len(rows) != len(keys):
+                raise ValueError(
+                    f"{path} must hold {len(keys)} rows of {self._variable.dim} numbers, one for "
+                    f"each key. Received: {len(rows)} rows of that width (table '{self.stem}')"
+                )
+            return rows[here]
+
+        rows = rows_of(durable.join(folder, self._file(files.WEIGHT)), files.WEIGHT)
+        slots = {}
+        for name in self._slot_names():
+            path = durable.join(folder, self._file(files.SLOT, name))
+            if not durable.exists(path) and optimizer_name(self._optimizer) == "Adamax":
+                # The name that SOK 2.x gives to Adamax' files.
+                path = durable.join(folder, files.file_name(self.stem, files.SLOT, "Adam", name))
+            slots[name] = rows_of(path, files.SLOT)
+        iterations = self._iterations()
+        if iterations is not None:
+            path = durable.join(folder, self._file(files.SLOT, files.ITERATIONS))
+            iterations = int(files.read(path, files.SLOT)[0]) if durable.exists(path) else None
+        keys = keys[here]
+        keys = keys.view(np.uint64).view(np.int64) if keys.itemsize == 8 else keys.astype(np.int64)
+        return Sok2Content(keys, rows, slots, iterations)
+
+    def _take_iterations(self, iterations):
+        if iterations is not None:
+            self._optimizer.iterations.assign(iterations)
+
+
+class _Static(Dumped):
+    """A `Variable`; its optimizer is stock, or a wrapper of one."""
+
+    def _content(self):
+        return self._variable._rows_here(), self._variable.numpy()
+
+    def _slot_names(self):
+        if self._has_slots and not isinstance(self._optimizer, OptimizerWrapper):
+            with tf.init_scope():
+                self._optimizer._create_all_weights([self._variable])
+        return super()._slot_names()
+
+    def _slot(self, name):
+        if isinstance(self._optimizer, OptimizerWrapper):
+            return self._optimizer.get_slot(self._variable, name)
+        return static_slot(self._optimizer, self._variable, name)
+
+    def _slot_rows(self, name, keys):
+        return self._slot(name).numpy()
+
+    def _positions(self, keys):
+        rows, numbers = self._variable.global_shape[0], keys.astype(np.int64)
+        if not np.array_equal(np.sort(numbers), np.arange(rows)):
+            raise ValueError(
+                f"A dump of variable '{self.stem}' must hold its rows 0 to {rows - 1}. "
+                f"Received: {len(keys)} keys"
+            )
+        return np.flatnonzero(np.isin(numbers, self._variable._rows_here()))
+
+    def take(self, content: Sok2Content) -> None:
+        order = np.argsort(content.keys)
+        self._variable.assign(content.rows[order])
+        for name, values in content.slots.items():
+            self._slot(name).assign(values[order])
+        self._take_iterations(content.iterations)
+
+
+class _Dynamic(Dumped):
+    """A `DynamicVariable`; slots are in its rows, or in tables of their own (`RowOptimizer`)."""
+
+    def __init__(self, variable: Any, optimizer: Any):
+        super().__init__(variable, optimizer)
+        self._has_slot_tables = getattr(optimizer, "_rows", None) is not None
+
+    def _content(self):
+        return tuple(tensor.numpy() for tensor in export(self._variable))
+
+    def _slot(self, name):
+        return self._optimizer.get_slot(self._variable, name)
+
+    def _slot_rows(self, name, keys):
+        slot = self._slot(name)
+        if self._has_slot_tables:  # a row without an update has no slots yet
+            return slot.find(keys.view(np.int64) if keys.dtype == np.uint64 else keys)[0].numpy()
+        return export(slot)[1].numpy()
+
+    def _iterations(self):
+        if not self._has_slots or self._has_slot_tables:
+            return super()._iterations()
+        return max(int(self._variable.snapshot().optimizer_step), 0)
+
+    def _positions(self, keys):
+        dtype = np.dtype(self._variable.key_dtype.as_numpy_dtype)
+        if not np.array_equal(keys.astype(dtype).astype(keys.dtype), keys):
+            raise ValueError(
+                f"Table '{self.stem}' has keys of {dtype}. "
+                "Received: a dump with keys outside that dtype"
+            )
+        signed = np.array(keys, np.uint64 if keys.dtype == np.uint64 else np.int64).view(np.int64)
+        return np.flatnonzero(held_here(self._variable, tf.constant(signed)).numpy())
+
+    def take(self, content: Sok2Content) -> None:
+        if content.slots and not self._has_slot_tables:
+            names = [self._optimizer.core_slots[name] for name in content.slots]
+            self._variable.load_snapshot(
+                keys=content.keys,
+                rows=content.rows.astype(np.float32),
+                slot_rows=np.concatenate(list(content.slots.values()), 1).astype(np.float32),
+                slot_names=np.array([name.encode() for name in names], object),
+                slot_widths=np.full(len(names), self._variable.dim, np.int64),
+                optimizer_step=-1 if content.iterations is None else content.iterations,
+                replace=False,
+            )
+            return
+        assign(self._variable, content.keys, content.rows)
+        for name, values in content.slots.items():
+            assign(self._slot(name), content.keys, values)
+        if self._has_slot_tables:
+            self._take_iterations(content.iterations)
+
+    def check_room(self, keys: np.ndarray) -> None:
+        slots = [self._slot(name) for name in self._slot_names()] if self._has_slot_tables else []
+        for table in (unwrap(self._variable), *slots):
+            stats, option = table.stats(), table.options["ev_option"]
+            evicts = any(isinstance(e, ScoreEvict) for e in option.evictions) if option else False
+            if not stats.max_capacity or evicts:
+                continue
+            parts = np.array_split(keys, -(-len(keys) // 2**20) or 1)
+            present = sum(int(np.count_nonzero(table.find(part)[1])) for part in parts)
+            needed = len(keys) + stats.size - present
+            if needed > stats.max_capacity:
+                raise tf.errors.ResourceExhaustedError(
+                    None,
+                    None,
+                    f"Table '{table.table_name}' holds at most {stats.max_capacity} keys on this "
+                    f"rank. Received: a dump after which it would hold {needed}",
+                )
+
+
+def optimizer_name(optimizer: Any) -> str:
+    """The optimizer's name in files."""
+    if isinstance(optimizer, SGD):
+        return "SGD"
+    stock = optimizer.optimizer if isinstance(optimizer, OptimizerWrapper) else optimizer
+    if stock is optimizer and legacy_name(optimizer) is None:
+        required = "a sok2.OptimizerWrapper, sok2.SGD or one of tf_keras.optimizers.legacy"
+        raise wrong_argument("optimizer", required, optimizer, error=TypeError)
+    name = type(stock).__name__.removesuffix("Optimizer")
+    return _V1.get(name, name)

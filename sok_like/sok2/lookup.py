@@ -1,4 +1,4 @@
-"""`lookup_sparse` and `all2all_dense_embedding` of SOK 2.x.
+"""`lookup_sparse`, `all2all_dense_embedding` and `sparse_read_and_evict` of SOK 2.x.
 
                      one rank                    several ranks
     spread tables    group lookup                group lookup: two collectives, and one back
@@ -23,11 +23,13 @@ from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.keras_call import check_listed, training_of_call
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.lookup.training_flag import by_training
-from sok_like.runtime.checks import require
+from sok_like.runtime.checks import require, wrong_argument
+from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
 from sok_like.sok2.distributed_variable import is_static, plain
 from sok_like.table.keys import as_keys
-from sok_like.table.variable import is_embedding_variable
+from sok_like.table.policy_methods import PolicyCounts
+from sok_like.table.variable import is_embedding_variable, unwrap
 
 
 def lookup_sparse(
@@ -208,3 +210,64 @@ def _exchange(features, name, training):
     return [
         tf.cast(rows, feature.variable.dtype) for rows, feature in zip(found, features, strict=True)
     ]
+
+
+_DROPPED = PolicyCounts._fields.index("dropped")
+
+
+def sparse_read_and_evict(
+    var: Any, indices: Any, name: str | None = None
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Rows of keys, and the rows evicted from a full table for them; every rank must call it.
+
+    Args:
+        var: DynamicVariable of var_type "hybrid".
+        indices: Keys, integers of any shape. Missing keys are inserted.
+        name: Name scope of the ops.
+
+    Returns:
+        Rows, float32, the shape of the keys plus a last axis `dimension`, with a gradient. Evicted
+        keys `[num_evicted]` int64 and rows `[num_evicted, dimension]` of this rank, since the last
+        call, by this or other lookups, oldest first.
+
+    Raises:
+        TypeError: `var` is not such a table.
+        tf.errors.InvalidArgumentError: this call evicted more rows than a rank keeps (65,536 or
+            `max_capacity` if that is less); the oldest are lost.
+    """
+    table = unwrap(var)
+    if getattr(table, "backend_type", None) != "hybrid":
+        raise wrong_argument("var", "a DynamicVariable of var_type 'hybrid'", var, error=TypeError)
+    with tf.name_scope(name or "sparse_read_and_evict"):
+        before = _dropped(table)
+        with tf.control_dependencies([before]):
+            rows = all2all_dense_embedding(table, indices)
+        with tf.control_dependencies([rows]):
+            popped, after = table.pop_evicted(), _dropped(table)
+        check = tf.debugging.Assert(
+            tf.equal(before, after),
+            ["Rows evicted from table", table.table_name, "were lost: pass fewer keys at a time"],
+        )
+        with tf.control_dependencies([] if check is None else [check]):
+            return tf.identity(rows), tf.identity(popped.keys), tf.identity(popped.rows)
+
+
+def _dropped(table):
+    return libraries.ops().sok_table_statistics(handle=table.handle)[_DROPPED]
+
+
+def incremental_model_dump(sok_vars: Any, time_threshold: Any, sess: Any = None) -> Any:
+    """Raises, and names another way: a table knows the step of a key's last lookup, not its time.
+
+    Args:
+        sok_vars, time_threshold, sess: As in SOK 2.x; unused.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError(
+        "incremental_model_dump selects keys by time, but tables record steps. After `rows = "
+        "variable.export()` of a DynamicVariable of var_type 'hybrid', the rows that training has "
+        "looked up since step s are those with `rows.versions >= s`. "
+        f"Received: time_threshold={time_threshold!r}"
+    )

@@ -120,7 +120,7 @@ def on_top(rows, kernel, name):
 
 def slots(optimizer, variable):
     """Adam's, of a variable that is whole on this rank."""
-    from sok_like.dist_model_parallel.optimizer_state import slots_of
+    from sok_like.dist_model_parallel.dense_tables import slots_of
 
     return {name: np.array(slot) for name, slot in sorted(slots_of(optimizer, variable).items())}
 

@@ -10,7 +10,7 @@ IDS = [0, 1, 2, 4, 6, 7, 7]
 
 @pytest.fixture
 def multihash(sok):
-    from sok_like.group_embedding.multihash import get_multihash_variable
+    from sok_like.group_embedding.variables import get_multihash_variable
 
     return get_multihash_variable
 

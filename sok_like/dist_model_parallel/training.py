@@ -1,4 +1,4 @@
-"""Gradients of a hybrid model: all are averaged over ranks, except those of local variables.
+"""Training a hybrid model: replicated variables start equal, and their gradients are averaged.
 
 The variable of each gradient says whether it is local. Nothing is registered beforehand, and
 Horovod's own wrappers and state stay unchanged.
@@ -7,18 +7,67 @@ Horovod's own wrappers and state stay unchanged.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
+from sok_like.lookup import replicas
 from sok_like.lookup.local_marks import mark_local
 from sok_like.lookup.local_variables import is_local, unique_in_graph
 from sok_like.optimizers import families, stages
+from sok_like.runtime.checks import require
 from sok_like.runtime.framework.keras_version import optimizer_family
 from sok_like.runtime.framework.scoped_attributes import view
 from sok_like.runtime.ranks import comm, exchange_order, horovod
 from sok_like.runtime.ranks.finite_gradients import all_finite
 from sok_like.runtime.ranks.initialize import ensure_initialized
+
+
+def broadcast_variables(model_vars: Iterable[Any], root_rank: int = 0) -> None:
+    """Copies the values of variables from one rank to all ranks.
+
+    Args:
+        model_vars: Variables of TensorFlow or Keras, in the same order on all ranks. Variables that
+            are local to a rank (`de_local`) are skipped, and so are their slot variables in a
+            `DistributedOptimizer`.
+        root_rank: The rank whose values are copied.
+
+    Raises:
+        ValueError: `root_rank` does not exist.
+    """
+    with tf.init_scope():
+        ensure_initialized()
+    ranks = comm.current().world_size
+    require(0 <= root_rank < ranks, "root_rank", f"in [0, {ranks})", root_rank)
+    replicas.broadcast(model_vars, root_rank, "dmp_broadcast")
+
+
+class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
+    """A callback that makes replicated variables equal after the first batch of `fit`.
+
+    It also copies the optimizer's variables, so the optimizer must be a `DistributedOptimizer`,
+    which marks those of local variables.
+
+    Args:
+        root_rank: The rank whose values are copied.
+        device: Ignored.
+
+    Raises:
+        ValueError: `root_rank` does not exist; raised after the first batch.
+    """
+
+    def __init__(self, root_rank: int = 0, device: str = ""):
+        super().__init__()
+        self.root_rank, self.broadcast_done = root_rank, False
+
+    def on_train_batch_end(self, batch, logs=None):
+        # Not earlier: only now do all variables exist.
+        if self.broadcast_done:
+            return
+        variables = replicas.with_optimizer(self.model.variables, self.model.optimizer)
+        broadcast_variables(variables, self.root_rank)
+        self.broadcast_done = True
 
 
 def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str) -> list:

@@ -1,27 +1,32 @@
-"""`input_layer` and `sequence_input_layer`: TF1's functions, with one fused lookup per group.
+"""TF1's functions `input_layer`, `sequence_input_layer` and `linear_model`, with fused lookups.
 
-Names of scopes and variables are those of `tf.compat.v1.feature_column.input_layer`, so checkpoints
-of its ordinary variables can be restored. Outside of a graph nothing would own the tables between
-calls; use the layer `DenseFeatures` there.
+Names of scopes and variables are those of `tf.compat.v1.feature_column`, so checkpoints of its
+ordinary variables can be restored. Outside of a graph nothing would own the tables between calls;
+use the layer `DenseFeatures` there.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.feature_column import feature_column as old
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
-from sok_like.feature_column.columns import is_fused
+from sok_like.feature_column.categorical import table_column
+from sok_like.feature_column.columns import graph_weights, is_fused
 from sok_like.feature_column.lookup import (
     Call,
     GraphInputs,
     check_columns,
     embeddings,
     flat,
+    ids_and_weights,
     sequences,
 )
-from sok_like.feature_column.tables import graph_weights
+from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
+from sok_like.group_embedding.variables import get_embedding_variable
 
 v1 = tf.compat.v1
 
@@ -135,4 +140,88 @@ def _require_graph(function, layer):
             f"sok.feature_column.{function} must be called in a tf.compat.v1 graph; eagerly and in "
             f"tf.functions make a layer once, sok.feature_column.{layer}(columns), and call it. "
             "Received: a call outside of a graph"
+        )
+
+
+v1 = tf.compat.v1
+_stock = v1.feature_column.linear_model
+
+
+def linear_model(
+    features: dict,
+    feature_columns: Any,
+    units: int = 1,
+    sparse_combiner: str = "sum",
+    weight_collections: Any = None,
+    trainable: bool = True,
+    cols_to_vars: dict | None = None,
+    *,
+    training: bool = True,
+    gradient_scale: str = "auto",
+) -> tf.Tensor:
+    """`tf.compat.v1.feature_column.linear_model`, also over columns with keys.
+
+    All columns with keys are looked up as one group. Their weights start from 0, or from the
+    initializer of the column's `ev_option`.
+
+    Args:
+        features, feature_columns, units, weight_collections, trainable, cols_to_vars: As in
+            TensorFlow.
+        sparse_combiner: "sum", "mean" or "sqrtn".
+        training, gradient_scale: As in `sok.feature_column.input_layer`.
+
+    Returns:
+        float32 `[batch, units]`.
+
+    Raises:
+        RuntimeError: called eagerly or in a tf.function.
+        ValueError: no columns, or the variable scope forbids a variable.
+    """
+    columns = sorted(old._normalize_feature_columns(feature_columns), key=lambda c: c.name)
+    keyed = [column for column in columns if table_column(column) is not None]
+    others = [column for column in columns if table_column(column) is None]
+    if not keyed:
+        return _stock(
+            *(features, others, units, sparse_combiner, weight_collections, trainable, cols_to_vars)
+        )
+    _require_graph("linear_model", "DenseFeatures")
+    bias_variables: dict[Any, Any] = {} if cols_to_vars is None else cols_to_vars
+    with v1.variable_scope(None, "linear_model", list(features.values())):
+        parts = []
+        if others:  # with the bias
+            stock = (units, sparse_combiner, weight_collections, trainable, bias_variables)
+            parts.append(_stock(features, others, *stock))
+        else:
+            collections = _collections(weight_collections)
+            options = {"trainable": trainable, "collections": collections}
+            zeros = v1.zeros_initializer()
+            bias = v1.get_variable("bias_weights", [units], initializer=zeros, **options)
+            bias_variables["bias"] = [bias]
+        tables = [_weights(column, units, trainable) for column in keyed]
+        bias_variables.update({c: [t] for c, t in zip(keyed, tables, strict=True)})
+        inputs = GraphInputs(features)
+        pairs = [ids_and_weights(column, inputs) for column in keyed]
+        parts += group_embedding_lookup_sparse(
+            tables,
+            [ids for ids, _ in pairs],
+            [sparse_combiner] * len(keyed),
+            sp_weights=[weights for _, weights in pairs],
+            name=re.sub(r"[^a-zA-Z0-9.]", "_", v1.get_variable_scope().name),
+            training=training,
+            gradient_scale=gradient_scale,
+        )
+        total = tf.add_n(parts)
+        return total if others else total + bias
+
+
+def _weights(column, units, trainable):
+    keys = table_column(column)
+    with v1.variable_scope(None, column.name), v1.name_scope(None):
+        return get_embedding_variable(
+            "weights",
+            units,
+            key_dtype=keys.key_dtype,
+            initializer=v1.zeros_initializer(),
+            trainable=trainable,
+            ev_option=keys.ev_option,
         )

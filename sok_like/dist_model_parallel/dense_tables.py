@@ -1,0 +1,251 @@
+"""The dense tables of a distributed layer, for files and for exports.
+
+checkpoints, Keras' files    `DenseTables`: this rank's slices, with the optimizer's slots
+SavedModels                  `spread_tables`: whole tables, looked up by TensorFlow's own ops
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import secrets
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_like.dist_model_parallel.weights import slice_of
+from sok_like.lookup import exchange
+from sok_like.lookup.dense_lookup import as_tf_table, require_in_range
+from sok_like.lookup.exporting import Spread, combined, refuse_saved_model
+from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.lookup.local_variables import is_local
+from sok_like.planner.tables import DATA_PARALLEL, HASHED
+from sok_like.runtime.framework import hooks
+from sok_like.saving.parts import optimizer_variables, table_names
+from sok_like.saving.parts.dense_tables import DenseSlice
+from sok_like.table.slices import HeldSlice
+
+hooks.open_door(hooks.DENSE_TABLES)
+
+
+class DenseTables(tf.__internal__.tracking.Trackable):
+    """All dense tables of a layer, see `sok_like/saving/parts/dense_tables.py`."""
+
+    def __init__(self, layer: Any):
+        self._layer = weakref.ref(layer)
+        self.name, self.id = layer.name, secrets.token_hex(8)
+        self.table_name = f"dense_{layer.name}"  # names the folder beside a file
+        optimizer_variables.register(self)
+
+    def _serialize_to_tensors(self):
+        return {"id": tf.constant(self.id)}
+
+    def _restore_from_tensors(self, restored_tensors):
+        # Eagerly, `sok_like.saving.containers.checkpoints` reads the tables that the id stands for.
+        raise NotImplementedError(
+            "tf.train.Checkpoint restores dense tables of dist_model_parallel eagerly only. "
+            f"Received: a restore in a graph of layer '{self.name}'"
+        )
+
+    def dense_parts(self, optimizers: Sequence[Any]) -> list[DenseSlice]:
+        """The parts of this rank, with their slot variables in these optimizers."""
+        layer: Any = self._layer()
+        layer.build()
+        parts = []
+        plan, here = layer._held()
+        keys = {table.table_id: key for key, table in self.tables().items()}
+        for table_id, (weight, first_row) in here.items():
+            if plan.kinds[table_id] == HASHED:
+                continue
+            table, shard = plan.tables[table_id], plan.shard(table_id, layer.rank)
+            shape = table.input_dim, table.output_dim
+            # All ranks have the whole of a replicated table.
+            written = layer.rank == 0 or plan.kinds[table_id] != DATA_PARALLEL
+            found = {keys[table_id]: as_tf_table(weight)}
+            slots = _slots(weight, optimizers)
+            found |= {f"{keys[table_id]}.{name}": slot for name, slot in slots.items()}
+            for key, variable in found.items():
+                held = HeldSlice(slice_of(shard), variable, first_row)
+                parts.append(DenseSlice(key, shape, held, written))
+        return parts
+
+    def tables(self) -> dict[str, Any]:
+        """The dense tables of the plan, by key."""
+        layer: Any = self._layer()
+        plan = layer.strategy.plan
+        found = [table for table in plan.tables if plan.kinds[table.table_id] != HASHED]
+        names = table_names.within(layer.name, [_name(table.config) for table in found])
+        named = zip(names, found, strict=True)
+        return {table_names.key_of(name, table.table_id): table for name, table in named}
+
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """The shapes of the dense tables, by key."""
+        return {key: (table.input_dim, table.output_dim) for key, table in self.tables().items()}
+
+    def own_variables(self) -> list[Any]:
+        """This rank's variables that are not hash tables, as optimizers know them."""
+        layer = self._layer()
+        if layer is None:
+            return []
+        layers = (*layer.dp_layers, *layer.local_embedding_layers, *layer.row_layers)
+        anchors = [] if layer._anchor is None else [layer._anchor]
+        return [each.weights[0] for each in layers if each.weights] + anchors
+
+    def variables_in(self, optimizer: Any) -> list[Any]:
+        """The layer's variables that an optimizer knows, and their slot variables."""
+        found = []
+        for variable in self.own_variables():
+            slots = slot_objects(optimizer, variable)
+            if slots is not None:
+                found += [variable, *slots.values()]
+        return found
+
+
+def _name(config):
+    """The name of an embedding; that of a table without one if Keras has made it."""
+    name, layer_type = config.get("name"), config["layer_type"]
+    made = re.sub(r"(?<!^)(?=[A-Z])", "_", getattr(layer_type, "__name__", "")).lower()
+    return "embedding" if not name or re.fullmatch(rf"{made}(_\d+)?", name) else name
+
+
+def _slots(variable, optimizers):
+    """Slot variables by name, from the only optimizer that has any."""
+    found: dict[int, dict[str, Any]] = {}
+    for optimizer in optimizers:
+        inner = getattr(optimizer, "inner_optimizer", None) or optimizer
+        if hasattr(inner, "get_slot_names"):
+            slots = {}
+            for name in inner.get_slot_names():
+                with contextlib.suppress(KeyError):  # it has no such slot for this variable
+                    slots[name] = inner.get_slot(as_tf_table(variable), name)
+            slots = {name: slot for name, slot in slots.items() if slot is not None}
+        else:
+            slots = slot_objects(inner, variable) or {}
+            slots = {name: as_tf_table(slot) for name, slot in slots.items()}
+        if slots:
+            found[id(inner)] = slots
+    if len(found) > 1:
+        raise NotImplementedError(
+            "A checkpoint must have one optimizer with slot variables of a dense table. "
+            f"Received: {len(found)} for '{variable.name}'"
+        )
+    return next(iter(found.values()), {})
+
+
+_SHARD = (
+    "This rank's shard of layer '{name}' cannot be part of a SavedModel, which would hold no whole "
+    "table. `sok.export_saved_model(model, path)`, called by all ranks, writes one with whole "
+    "tables. Received: an export to a SavedModel (model.export, tf.saved_model.save)"
+)
+
+
+def refuse_shards(layer: Any) -> None:
+    """Makes TensorFlow's and Keras' own exports of this rank's shards raise."""
+    for held in (*layer.local_embedding_layers, *layer.row_layers):
+        for weight in held.weights:
+            refuse_saved_model(weight, _SHARD.format(name=layer.name))
+
+
+def spread_tables(layer: Any) -> dict[str, Spread]:
+    """The sharded dense tables, as `table_<id>`."""
+    dense, kinds = layer.dense_in_files, layer.strategy.plan.kinds
+    ids = {key: table.table_id for key, table in dense.tables().items()}
+    ids = {key: table_id for key, table_id in ids.items() if kinds[table_id] != DATA_PARALLEL}
+    found = {_key(table_id): Spread(dense.shapes()[key]) for key, table_id in ids.items()}
+    for part in dense.dense_parts(()):
+        if part.key in ids:
+            held, place = part.held, part.held.place
+            read = functools.partial(_read, held)
+            dtype = held.variable.dtype.base_dtype
+            found[_key(ids[part.key])] = Spread(
+                part.shape, dtype, place.begin, place.shape[0], read
+            )
+    return found
+
+
+def _read(held, start, stop):
+    first = held.place.begin[0]
+    return held.read(held.place.rows(first + start, first + stop))
+
+
+def outputs(layer: Any, inputs: list[Any], whole: dict[str, Any], tables: Any) -> list[Any]:
+    """The layer's outputs for data-parallel inputs, without an exchange.
+
+    `whole` has the variables that stand for `spread_tables`, and `tables` those of this rank.
+    """
+    if not layer.dp_input:
+        raise ValueError(
+            f"Layer '{layer.name}' has dp_input=False on {layer.world_size} ranks: each rank takes "
+            "its own inputs, so no single process can take them all and it cannot be exported. Put "
+            "its weights (`get_weights`, `set_weights`) into a layer with dp_input=True."
+        )
+    plan, found = layer.strategy.plan, []
+    for i, ids in enumerate(inputs):
+        table_id = plan.input_table_map[i]
+        samples = layer.flatten(i, ids)
+        if _key(table_id) in whole:
+            table = whole[_key(table_id)]
+            checked = require_in_range(samples.ids, table.shape[0], layer._names[table_id])
+            rows = tf.cast(tf.gather(table, checked), tf.float32)
+            rows = combined(rows, samples.combiner, samples.row_splits)
+        else:
+            shard = layer.shard_of(table_id, exchange.ALL_RANKS)
+            feature = layer.feature(table_id, shard, samples, tables)
+            if plan.kinds[table_id] == DATA_PARALLEL:
+                (rows,) = exchange.lookup_here([feature], training=False)
+            else:
+                of_samples = samples.ids, samples.combiner, samples.row_splits
+                (rows,) = lookup([HashFeature(feature.variable, *of_samples)], training=False)
+        found.append(samples.restore(rows))
+    return found
+
+
+def _key(table_id):
+    return f"table_{table_id}"
+
+
+def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
+    """The slot variables of one variable of an optimizer that have its shape, by name."""
+    found = slot_objects(optimizer, variable)
+    if found is None:
+        raise ValueError(
+            f"`optimizer` must know the layer's variables: call its build(model."
+            f"trainable_variables), or train a step. Received: {optimizer.name} without "
+            f"'{variable.name}'"
+        )
+    return {name: as_tf_table(item) for name, item in found.items()}
+
+
+def slot_objects(optimizer: Any, variable: Any) -> dict[str, Any] | None:
+    """As `slots_of`, but the optimizer's own objects; None if it does not know the variable.
+
+    Slot variables of another shape stay with the optimizer if all ranks have the same.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
+    places = getattr(optimizer, "_index_dict", None)  # tf_keras; Keras 3 has the attribute below
+    if places is None:
+        places = getattr(optimizer, "_trainable_variables_indices", None)
+    key = optimizer._var_key(variable) if places else None
+    if not places or key not in places:
+        return None
+    found = {}
+    for attribute, items in vars(optimizer).items():
+        if attribute == "_variables" or not isinstance(items, (list, tuple)):
+            continue
+        if len(items) != len(places) or attribute.startswith("_sok"):
+            continue
+        item = items[places[key]]
+        if item is variable or not hasattr(item, "shape"):
+            continue
+        if tuple(item.shape) == tuple(variable.shape):
+            found[attribute.strip("_")] = item
+        elif is_local(variable):
+            raise NotImplementedError(
+                "Slot variables of the sharded tables of dist_model_parallel must have the tables' "
+                f"shapes. Received: {type(optimizer).__name__}, whose {attribute} of "
+                f"'{variable.name}' has the shape {tuple(item.shape)}"
+            )
+    return found
