@@ -21,8 +21,8 @@ from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.lookup.padding import mask_of
 from sok_like.lookup.training_flag import by_training
 from sok_like.planner import DistEmbeddingStrategy
+from sok_like.planner.placement import check_threshold
 from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, HASHED, ROW_WISE, list_embeddings
-from sok_like.planner.thresholds import check_threshold
 from sok_like.runtime.checks import OPTIONAL_COMBINERS, check_combiner, require
 from sok_like.runtime.ranks import comm, communication_dtype
 from sok_like.runtime.ranks.agreement import raise_on_all

@@ -37,7 +37,7 @@ from sok_like.distribution.rules import install, sums_repeated_ids
 from sok_like.distribution.sharded_gradient import put_under
 from sok_like.distribution.sharded_variable import cut_existing, path_of, shard_of
 from sok_like.lookup import exporting
-from sok_like.planner import readers
+from sok_like.planner.tables import ADDITIVE
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.keras_version import is_keras_3
 from sok_like.runtime.framework.scoped_attributes import attributes
@@ -127,7 +127,7 @@ def binding(distribution: Any) -> contextlib.ExitStack:
     why = "models are bound to the distribution"
     wrapped = [(compiles, "compile", compile, why), (cls, "__call__", call, why)]
     why = "penalties of sharded variables are sums over ranks"
-    penalties = (getattr(tf.keras.regularizers, name) for name in readers.ADDITIVE)
+    penalties = (getattr(tf.keras.regularizers, name) for name in ADDITIVE)
     wrapped += [(regularizer, "__call__", penalty, why) for regularizer in penalties]
     stack = contextlib.ExitStack()
     for owner, name, wrapper, why in wrapped:

@@ -25,7 +25,7 @@ from sok_like.distribution.sharded_variable import (
 from sok_like.optimizers import stages
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.loss_scale import LossScaling
-from sok_like.planner import readers
+from sok_like.planner.tables import whole_axes
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.keras_version import is_keras_3, keras_optimizers
 from sok_like.runtime.framework.scoped_attributes import view
@@ -148,7 +148,7 @@ def check_variables(optimizer: Any, variables: Any) -> None:
         )
     for variable in shards:
         constraint = getattr(variable, "constraint", None)
-        if readers.whole_axes(constraint):
+        if whole_axes(constraint):
             raise ValueError(
                 "A constraint other than NonNeg needs the whole variable, which no rank has. "
                 f"Received: {type(constraint).__name__} on the sharded '{path_of(variable)}'"

@@ -1,4 +1,17 @@
-"""Decides which rank gets which slice.
+"""From the sizes of tables to the layers of each rank: kinds, slices, ranks, joined tables.
+
+Sizes are numbers of elements, `input_dim * output_dim`, not bytes:
+
+    size <= data_parallel_threshold    replicated on every rank      (checked first)
+    size >= row_slice_threshold        row-wise over all ranks
+    otherwise                          column-wise
+
+If the two thresholds overlap, a table within both is replicated. On one rank all tables are
+column-wise, and whole.
+
+The number of slices of a column-wise table is the smallest power of two for which a slice,
+`size / slices`, is no larger than `column_slice_threshold`, but at most the number of ranks and of
+columns. The first `output_dim % slices` slices are one column wider. Slices go to ranks:
 
     basic              slice i to rank i % world_size: equal numbers of slices
     memory_balanced    largest first, ranks in order and then in reverse: equal numbers of slices
@@ -6,15 +19,116 @@
     memory_optimized   largest first, each to the rank with the fewest elements so far: best
                        balance, but ranks may have different numbers of slices
 
-All are pure functions of the slices, without sets, hashes or clocks, so every rank computes the
-same result. Slices of equal size are ordered by table, the later table first.
+Slices of equal size are ordered by table, the later table first. All are pure functions, without
+sets, hashes or clocks, so every rank computes the same result.
+
+Tables of a rank with the same class and settings are joined along their rows, so that one gather
+serves several. A table with a constraint, or a regularizer that is no sum over elements, is not:
+
+    table a [3, 8]   rows 0..2 of the joined table      row offset 0
+    table b [5, 8]   rows 3..7                          row offset 3     key of b + 3
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sok_like.planner.tables import TableConfig, whole_axes
+from sok_like.runtime.checks import as_integer, wrong_argument
 
 STRATEGIES = ("basic", "memory_balanced", "memory_optimized")
+# Settings in which joined tables may differ.
+_OWN = ("input_dim", "name", "embeddings_initializer", "input_length", "batch_input_shape")
+
+
+def check_threshold(argument: str, value: Any, minimum: int) -> int | None:
+    """The threshold as an int, or None; ValueError unless None or an integer >= `minimum`."""
+    if value is None:
+        return None
+    integer = as_integer(value)
+    if integer is None or integer < minimum:
+        required = f"None or a number of elements, an integer >= {minimum}"
+        raise wrong_argument(argument, required, value)
+    return integer
+
+
+def num_slices(table: TableConfig, threshold: int | None, world_size: int) -> int:
+    """Number of slices of a table; 1 if `threshold` is None."""
+    if threshold is None or table.size <= threshold:
+        return 1
+    # ceil(size / threshold), rounded up to a power of two, without a loop that might not end.
+    needed = -(-table.size // threshold)
+    return min(1 << (needed - 1).bit_length(), table.most_slices(world_size))
+
+
+def even_part(length: int, index: int, number: int) -> tuple[int, int]:
+    """Start and stop of part `index` of `number`; the first `length % number` have one more."""
+    size, longer = divmod(length, number)
+    start = index * size + min(index, longer)
+    return start, start + size + (index < longer)
+
+
+def slice_widths(output_dim: int, slices: int) -> list[int]:
+    """Number of columns of each slice."""
+    bounds = (even_part(output_dim, index, slices) for index in range(slices))
+    return [stop - start for start, stop in bounds]
+
+
+def automatic_threshold(tables: Sequence[TableConfig], world_size: int) -> int | None:
+    """The threshold that gives every rank a slice, as far as the tables' columns allow, or None.
+
+    With at least as many tables as ranks no table is sliced. Otherwise the largest slice is halved
+    until there are as many slices as ranks; the threshold is one less than the last slice that was
+    halved. That ignores the number of columns. So while ranks have no slice, the table with the
+    largest slice that can still be halved is halved again. If no table can be, ranks stay idle.
+    """
+    if not tables or len(tables) >= world_size:
+        return None
+    threshold: int | None = None
+    sizes = [table.size for table in tables]
+    while len(sizes) < world_size and (largest := max(sizes)) > 1:
+        threshold = largest - 1
+        sizes.remove(largest)
+        sizes += [largest // 2, largest // 2]
+    while True:
+        counts = [num_slices(table, threshold, world_size) for table in tables]
+        if sum(counts) >= world_size:
+            return threshold
+        # A count below its limit is a power of two, and the next threshold doubles it. The
+        # threshold falls in each iteration and stays >= 1: a table has more elements than slices.
+        smaller = [
+            (table.size - 1) // count
+            for table, count in zip(tables, counts, strict=True)
+            if count < table.most_slices(world_size)
+        ]
+        if not smaller:
+            return threshold
+        threshold = max(smaller)
+
+
+def check_input_table_map(input_table_map: Any, num_tables: int) -> list[int]:
+    """The table of each input; None maps input i to table i.
+
+    A table without inputs is legal: it has weights and no output.
+    """
+    if input_table_map is None:
+        return list(range(num_tables))
+    if not isinstance(input_table_map, Iterable):
+        required = "None or a list of integers, one table per input"
+        raise wrong_argument("input_table_map", required, input_table_map, error=TypeError)
+    tables = []
+    for i, value in enumerate(input_table_map):
+        table = as_integer(value)
+        if table is None or not 0 <= table < num_tables:
+            raise ValueError(
+                "Wrong input initializing input/map groups: `input_table_map` must hold integers "
+                f"in [0, {num_tables}), the number of tables. "
+                f"Received: input_table_map[{i}]={value!r}"
+            )
+        tables.append(table)
+    return tables
 
 
 def check_strategy(strategy: object) -> str:
@@ -46,3 +160,42 @@ def place(
         loads[least] += sizes[i]
         ranks[least].append(i)
     return ranks
+
+
+def join_tables(
+    configs: Sequence[Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], list[list[int]], list[list[int]]]:
+    """Joins a rank's tables where their settings agree.
+
+    Returns:
+        Configurations of the layers, in the order of their first tables; the positions of each
+        layer's tables; their first rows in the layer, then the layer's number of rows.
+    """
+    groups: list[list[int]] = []
+    group_settings: list[dict[str, Any] | None] = []
+    for i, config in enumerate(configs):
+        # A constraint may read whole columns, as MaxNorm does by default.
+        is_whole = config.get("embeddings_constraint") is not None
+        if is_whole or whole_axes(config.get("embeddings_regularizer")):
+            settings = None
+        else:
+            settings = {k: v for k, v in config.items() if k not in _OWN and v is not None}
+        if settings is not None and settings in group_settings:
+            groups[group_settings.index(settings)].append(i)
+        else:
+            groups.append([i])
+            group_settings.append(settings)
+    members = [[configs[i] for i in group] for group in groups]
+    offsets = [[0, *itertools.accumulate(t["input_dim"] for t in tables)] for tables in members]
+    return [_join(tables) for tables in members], groups, offsets
+
+
+def _join(configs):
+    """The configuration of one layer. Each of several tables keeps its own initializer."""
+    joined = dict(configs[0])
+    joined["input_dim"] = sum(config["input_dim"] for config in configs)
+    if len(configs) > 1:
+        joined["embeddings_initializer"] = [c.get("embeddings_initializer") for c in configs]
+        if "name" in joined:
+            joined["name"] = f"{joined['name']}_and_{len(configs) - 1}_more"
+    return joined

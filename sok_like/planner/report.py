@@ -91,26 +91,18 @@ def format_report(plan: Plan, step: Step) -> str:
         shards = plan.shards_on(rank)
         for shard in shards:
             table = plan.tables[shard.table_id]
+            name = table.config.get("name") or f"table {table.table_id}"
             num_rows, rows = shard.num_rows, f"{shard.row_start}:{shard.row_stop}"
             if shard.kind == HASHED:
                 num_rows = table.config.get("capacity") or 0
                 rows = f"{rank} mod {plan.world_size}"
+            columns = f"{shard.column_start}:{shard.column_stop}"
             num_bytes = num_rows * shard.num_columns * (1 + step.slots_per_row) * step.element_bytes
+            size = "grows" if shard.kind == HASHED and not num_rows else num_bytes
             traffic = shard_traffic(plan, shard, step)
             total_bytes, total = total_bytes + num_bytes, total + traffic
-            name = table.config.get("name") or f"table {table.table_id}"
-            lines.append(
-                (
-                    rank,
-                    name,
-                    KINDS[shard.kind],
-                    rows,
-                    f"{shard.column_start}:{shard.column_stop}",
-                    "grows" if shard.kind == HASHED and not num_rows else num_bytes,
-                    traffic.num_keys,
-                    traffic.num_bytes,
-                )
-            )
+            of_step = traffic.num_keys, traffic.num_bytes
+            lines.append((rank, name, KINDS[shard.kind], rows, columns, size, *of_step))
         summary = "all" if shards else "idle"
         lines.append((rank, summary, "", "", "", total_bytes, total.num_keys, total.num_bytes))
         totals.append(total_bytes)

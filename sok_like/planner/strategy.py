@@ -7,7 +7,8 @@ The result is the same on every rank: one object holds the plan of all ranks.
 
 Its attributes have the names that DMP's users know. Lists over column-wise or row-wise tables or
 inputs hold positions within that group: `table_groups[1][k]` is the id of the k-th column-wise
-table, `input_groups[1][k]` the k-th input of such a table.
+table, `input_groups[1][k]` the k-th input of such a table. Some of these lists only programs of
+DMP's users read, as they follow from the others; this package reads `Plan` instead.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sok_like.planner import concat, placement, readers, thresholds
-from sok_like.planner.compatibility import CompatibilityLists, out_ranges
+from sok_like.planner import placement
 from sok_like.planner.report import Step, format_report
 from sok_like.planner.tables import (
     COLUMN_WISE,
+    COLUMNS,
     DATA_PARALLEL,
     HASHED,
     ROW_WISE,
+    ROWS,
     Plan,
     Shard,
-    TableConfig,
     is_hashed,
     read_tables,
 )
@@ -34,7 +35,7 @@ from sok_like.runtime.checks import check_integer
 Config = dict[str, Any]
 
 
-class DistEmbeddingStrategy(CompatibilityLists):
+class DistEmbeddingStrategy:
     """Places embedding tables on ranks.
 
     Args:
@@ -46,7 +47,7 @@ class DistEmbeddingStrategy(CompatibilityLists):
         input_table_map: The table of each input; None: input i belongs to table i. A table may
             have several inputs, or none.
         column_slice_threshold: Column-wise tables with more elements are sliced by columns; see
-            `thresholds`. None slices only if there are fewer column-wise tables than ranks,
+            `placement`. None slices only if there are fewer column-wise tables than ranks,
             and only as much as needed.
         row_slice_threshold: Tables with at least as many elements are row-wise over all ranks.
         data_parallel_threshold: Tables with at most as many elements are replicated, even those
@@ -74,13 +75,19 @@ class DistEmbeddingStrategy(CompatibilityLists):
             number of rows.
         row_sliced_configs: Per rank, configurations of the row-wise shards; `input_dim` is 0 for
             an empty shard of a table with fewer rows than ranks.
-
-    `CompatibilityLists` has further attributes.
+        local_maps: Per rank, the layer of each of its inputs.
+        local_input_offsets: Per rank, what to add to the keys of each of its inputs.
+        widths_list_flat: Columns of the output of each input of each rank, in rank order: the
+            widths of what an exchange receives.
+        rev_tp_ids: Positions that bring those outputs into input order, slices in column order.
+        sliced_out_ranges: In that order, `[i, i + n]` if input i has n slices and all inputs before
+            it are already concatenated.
+        row_inputs_offsets: Per rank, first row of the shard that each row-wise input looks up.
 
     Raises:
         ValueError: an argument is out of range, `column_slice_threshold` leaves a rank without a
             table although a smaller one would not, or a threshold cuts a table whose regularizer or
-            constraint needs all of it (see `readers`).
+            constraint needs all of it (see `tables`).
     """
 
     def __init__(
@@ -95,7 +102,7 @@ class DistEmbeddingStrategy(CompatibilityLists):
     ):
         placement.check_strategy(strategy)
         ranks = check_integer("world_size", world_size)
-        check = thresholds.check_threshold
+        check = placement.check_threshold
         self.world_size = ranks
         self.strategy = "basic" if ranks == 1 else strategy
         self.column_slice_threshold = check("column_slice_threshold", column_slice_threshold, 1)
@@ -103,7 +110,7 @@ class DistEmbeddingStrategy(CompatibilityLists):
         self.data_parallel_threshold = check("data_parallel_threshold", data_parallel_threshold, 0)
         self._tables = read_tables(embeddings)
         self.global_configs = [dict(table.config) for table in self._tables]
-        self.input_table_map = thresholds.check_input_table_map(input_table_map, len(self._tables))
+        self.input_table_map = placement.check_input_table_map(input_table_map, len(self._tables))
         self.table_groups = self.init_table_groups(
             self.global_configs, self.row_slice_threshold, self.data_parallel_threshold
         )
@@ -114,13 +121,11 @@ class DistEmbeddingStrategy(CompatibilityLists):
         self.dp_configs = [dict(self.global_configs[i]) for i in self.table_groups[DATA_PARALLEL]]
         self.hash_configs = [dict(table.config) for table in self._tables if table.hashed]
         self._place_columns()
-        self._fill_compatibility_lists()
+        self._list_inputs_of_ranks()
         self.row_sliced_configs, self.row_inputs_offsets = self.create_row_sliced_configs(
             [self.global_configs[i] for i in self.table_groups[ROW_WISE]], ranks
         )
         self.plan = self._make_plan()
-
-    # Groups of tables and inputs.
 
     def init_table_groups(
         self,
@@ -138,7 +143,10 @@ class DistEmbeddingStrategy(CompatibilityLists):
                 kind = HASHED
             elif self.world_size > 1:
                 size = config["input_dim"] * config["output_dim"]
-                kind = thresholds.kind_of(size, row_slice_threshold, data_parallel_threshold)
+                if data_parallel_threshold is not None and size <= data_parallel_threshold:
+                    kind = DATA_PARALLEL
+                elif row_slice_threshold is not None and size >= row_slice_threshold:
+                    kind = ROW_WISE
             groups[kind].append(table_id)
         return groups
 
@@ -167,29 +175,26 @@ class DistEmbeddingStrategy(CompatibilityLists):
             group, position = place[table]
             input_groups[group].append(i)
             map_groups[group].append(position)
-        order = thresholds.inverse([i for group in input_groups for i in group])
-        return input_groups, map_groups, order
+        return input_groups, map_groups, _inverse([i for group in input_groups for i in group])
 
     def _check_cuts(self) -> None:
         """Refuses thresholds that cut what must be whole; without one, it is not cut."""
         for table_id in self.table_groups[ROW_WISE]:
             instead = "`row_slice_threshold` above its {} elements, or `data_parallel_threshold`"
-            self._tables[table_id].check_cut(readers.ROWS, instead + " not below")
+            self._tables[table_id].check_cut(ROWS, instead + " not below")
         threshold = self.column_slice_threshold
         for table in (self._tables[i] for i in self.table_groups[COLUMN_WISE]):
             is_larger = threshold is not None and table.size > threshold
             if is_larger and min(self.world_size, table.output_dim) > 1:
-                table.check_cut(readers.COLUMNS, "`column_slice_threshold` not below its {}")
-
-    # Column-wise tables.
+                table.check_cut(COLUMNS, "`column_slice_threshold` not below its {}")
 
     def maybe_slice_table_column(
         self, orig_config: Mapping[str, Any], column_slice_threshold: int | None, world_size: int
     ) -> list[Config]:
         """Configurations of a table's slices, in column order; one if it is not sliced."""
         (table,) = read_tables([orig_config])
-        slices = thresholds.num_slices(table, column_slice_threshold, world_size)
-        widths = thresholds.slice_widths(table.output_dim, slices)
+        slices = placement.num_slices(table, column_slice_threshold, world_size)
+        widths = placement.slice_widths(table.output_dim, slices)
         return [{**orig_config, "output_dim": width} for width in widths]
 
     def create_col_sliced_configs(
@@ -201,24 +206,22 @@ class DistEmbeddingStrategy(CompatibilityLists):
     ) -> tuple[list[list[Config]], list[list[int]]]:
         """Slices of each column-wise table, and the `sliced_out_ranges` if none were merged."""
         if column_slice_threshold is None and global_col_configs:
-            column_slice_threshold = thresholds.automatic_threshold(
+            column_slice_threshold = placement.automatic_threshold(
                 read_tables(global_col_configs), world_size
             )
         sliced = [
             self.maybe_slice_table_column(config, column_slice_threshold, world_size)
             for config in global_col_configs
         ]
-        return sliced, out_ranges([len(slices) for slices in sliced], input_table_map)
+        return sliced, _out_ranges([len(slices) for slices in sliced], input_table_map)
 
     def apply_strategy(
         self, strategy: str, world_size: int, sliced_configs: Sequence[Sequence[Config]]
     ) -> list[list[tuple[int, int]]]:
         """The slices of each rank, as `(table, slice)`, before those of one table are merged."""
         slices = [(t, s) for t, configs in enumerate(sliced_configs) for s in range(len(configs))]
-        sizes = [
-            sliced_configs[t][s]["input_dim"] * sliced_configs[t][s]["output_dim"]
-            for t, s in slices
-        ]
+        of_slices = (sliced_configs[t][s] for t, s in slices)
+        sizes = [config["input_dim"] * config["output_dim"] for config in of_slices]
         ranks = placement.place(strategy, world_size, [t for t, _ in slices], sizes)
         return [[slices[i] for i in rank] for rank in ranks]
 
@@ -253,20 +256,40 @@ class DistEmbeddingStrategy(CompatibilityLists):
                     merged[table]["output_dim"] += config["output_dim"]
                 else:
                     merged[table] = dict(config)
-            column_ranges = {}
+            self._column_ranges.append({})
             for table, config in merged.items():
                 start = assigned[table]
                 stop = assigned[table] = start + config["output_dim"]
-                column_ranges[table] = (start, stop)
+                self._column_ranges[-1][table] = (start, stop)
                 if config["output_dim"] < configs[table]["output_dim"] and "name" in config:
                     config["name"] = f"{config['name']}_columns_{start}_{stop}"
-            layers, groups, offsets = concat.join_tables(list(merged.values()))
-            self._column_ranges.append(column_ranges)
+            layers, groups, offsets = placement.join_tables(list(merged.values()))
             self.table_ids.append(list(merged))
             self.input_ids_list.append([i for table in merged for i in inputs_of[table]])
             self.local_configs.append(layers)
             self.local_group_list.append(groups)
             self.local_weight_offsets.append(offsets)
+
+    def _list_inputs_of_ranks(self) -> None:
+        input_map = self.map_groups[COLUMN_WISE]
+        self.local_maps: list[list[int]] = []
+        self.local_input_offsets: list[list[int]] = []
+        self.widths_list_flat: list[int] = []
+        for rank, tables in enumerate(self.table_ids):
+            layers, offsets = self.local_configs[rank], self.local_weight_offsets[rank]
+            places = {
+                tables[position]: (layer, first_row)
+                for layer, group in enumerate(self.local_group_list[rank])
+                for position, first_row in zip(group, offsets[layer], strict=False)
+            }
+            inputs = [places[input_map[i]] for i in self.input_ids_list[rank]]
+            self.local_maps.append([layer for layer, _ in inputs])
+            self.local_input_offsets.append([offset for _, offset in inputs])
+            self.widths_list_flat += [layers[layer]["output_dim"] for layer, _ in inputs]
+        self.rev_tp_ids = _inverse([i for ids in self.input_ids_list for i in ids])
+        held = [table for tables in self.table_ids for table in tables]
+        num_slices = [held.count(table) for table in range(len(set(held)))]
+        self.sliced_out_ranges = _out_ranges(num_slices, input_map)
 
     def _check_no_rank_is_idle(self, ranks, sliced, configs) -> None:
         # Replicated and row-wise tables give every rank work. Without a threshold of the user,
@@ -283,8 +306,6 @@ class DistEmbeddingStrategy(CompatibilityLists):
                 f"world_size={self.world_size}, which leaves ranks {idle} without a table"
             )
 
-    # Hash tables.
-
     def deal_hash_inputs(self) -> None:
         """Assigns each input of a hash table to a rank, for model-parallel inputs.
 
@@ -299,15 +320,14 @@ class DistEmbeddingStrategy(CompatibilityLists):
         for i in self.input_groups[HASHED]:
             min(self.input_ids_list, key=len).append(i)
 
-    # Row-wise tables.
-
     def create_row_sliced_configs(
         self, global_row_configs: Sequence[Mapping[str, Any]], world_size: int
     ) -> tuple[list[list[Config]], list[list[int]]]:
         """Per rank: configurations of the row-wise shards, and first rows, one per row input."""
         configs, offsets = [], []
         for rank in range(world_size):
-            ranges = [row_range(c["input_dim"], rank, world_size) for c in global_row_configs]
+            sizes = [config["input_dim"] for config in global_row_configs]
+            ranges = [placement.even_part(size, rank, world_size) for size in sizes]
             shards = []
             for config, (start, stop) in zip(global_row_configs, ranges, strict=True):
                 shards.append({**config, "input_dim": stop - start})
@@ -316,8 +336,6 @@ class DistEmbeddingStrategy(CompatibilityLists):
             configs.append(shards)
             offsets.append([ranges[table][0] for table in self.map_groups[ROW_WISE]])
         return configs, offsets
-
-    # The plan and its report.
 
     def _make_plan(self) -> Plan:
         kinds = {i: kind for kind, group in enumerate(self.table_groups) for i in group}
@@ -328,7 +346,7 @@ class DistEmbeddingStrategy(CompatibilityLists):
                 rows = (0, table.input_dim)
                 columns: tuple[int, int] | None = (0, table.output_dim)
                 if kinds[table_id] == ROW_WISE:
-                    rows = row_range(table.input_dim, rank, self.world_size)
+                    rows = placement.even_part(table.input_dim, rank, self.world_size)
                 elif kinds[table_id] == COLUMN_WISE:
                     columns = self._column_ranges[rank].get(positions[table_id])
                 if columns is not None:
@@ -367,11 +385,11 @@ class DistEmbeddingStrategy(CompatibilityLists):
         return format_report(self.plan, step)
 
 
-def row_range(num_rows: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Rows `[start, stop)` of a row-wise table on a rank; the first ranks have one row more."""
-    rows, longer = divmod(num_rows, world_size)
-    start = rank * rows + min(rank, longer)
-    return start, start + rows + (rank < longer)
+def _inverse(order: Sequence[int]) -> list[int]:
+    """Positions that put `order` in ascending order; equal entries keep their order."""
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
-__all__ = ["DistEmbeddingStrategy", "TableConfig", "row_range"]
+def _out_ranges(num_slices: Sequence[int], input_map: Sequence[int]) -> list[list[int]]:
+    """`[i, i + n]` of each input i whose table has n > 1 slices."""
+    return [[i, i + num_slices[t]] for i, t in enumerate(input_map) if num_slices[t] > 1]

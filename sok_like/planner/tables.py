@@ -10,6 +10,13 @@
 Invariant: every rank holds all of a replicated table; the shards of any other table cover each
 element exactly once. A hash table has no rows yet: each rank's shard is for the keys with
 `key % world_size == rank`.
+
+Along which axes a table may be cut depends on what its regularizer and its constraint read together
+(only Keras' own classes are known: a subclass may read more):
+
+    L1, L2, L1L2; NonNeg             one element                rows and columns
+    MaxNorm, MinMaxNorm, UnitNorm    a line along their `axis`  the other axis
+    all others, also functions       everything                 neither
 """
 
 from __future__ import annotations
@@ -18,12 +25,51 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sok_like.planner import readers
 from sok_like.runtime.checks import as_integer, wrong_argument
 
 # How a table may be sharded, in the order of the groups.
 DATA_PARALLEL, COLUMN_WISE, ROW_WISE, HASHED = range(4)
 KINDS = ("data-parallel", "column-wise", "row-wise", "hash table")
+ADDITIVE = ("L1", "L2", "L1L2")  # regularizers that are sums over elements
+READERS = ("embeddings_regularizer", "embeddings_constraint")
+ROWS, COLUMNS = 0, 1  # axes
+
+
+def stock_name(reader: Any) -> str | None:
+    """The class of a regularizer or constraint (object, name or configuration), if Keras has it."""
+    if isinstance(reader, str):
+        return reader.title().replace("_", "")
+    if isinstance(reader, Mapping):
+        module, name = reader.get("module", "keras"), reader.get("class_name")
+    else:
+        module, name = type(reader).__module__, type(reader).__name__
+    return name if str(module).partition(".")[0] in ("keras", "tf_keras") else None
+
+
+def whole_axes(reader: Any) -> set[int]:
+    """The axes along which a regularizer or constraint needs a whole table; none for None."""
+    name = stock_name(reader)
+    if reader is None or name in (*ADDITIVE, "NonNeg"):
+        return set()
+    config = reader.get("config", {}) if isinstance(reader, Mapping) else {}
+    axis = config.get("axis", getattr(reader, "axis", 0))
+    if axis is None or name not in ("MaxNorm", "MinMaxNorm", "UnitNorm"):
+        return {ROWS, COLUMNS}
+    return {each % 2 for each in (axis if isinstance(axis, (list, tuple)) else [axis])}
+
+
+def check_cut(readers: Mapping[str, Any], axis: int, table_name: str, instead: str) -> None:
+    """Raises ValueError if a table that is cut along `axis` must be whole along it.
+
+    `readers` are its regularizer and constraint, by argument; `instead` leaves the table whole.
+    """
+    for argument, reader in readers.items():
+        if axis in whole_axes(reader):
+            raise ValueError(
+                f"`{argument}` of a table whose {('rows', 'columns')[axis]} are on several ranks "
+                f"must not need all of them. To leave the table whole, give {instead}. Received: "
+                f"{argument}={stock_name(reader) or reader!r} (table '{table_name}')"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,16 +99,16 @@ class TableConfig:
         return str(self.config.get("name") or f"table_{self.table_id}")
 
     def _readers(self) -> dict[str, Any]:
-        return {argument: self.config.get(argument) for argument in readers.ARGUMENTS}
+        return {argument: self.config.get(argument) for argument in READERS}
 
     def most_slices(self, world_size: int) -> int:
         """The largest number of slices of columns that it can have."""
-        axes = set().union(*map(readers.whole_axes, self._readers().values()))
-        return 1 if readers.COLUMNS in axes else min(world_size, self.output_dim)
+        axes = set().union(*map(whole_axes, self._readers().values()))
+        return 1 if COLUMNS in axes else min(world_size, self.output_dim)
 
     def check_cut(self, axis: int, instead: str) -> None:
-        """See `readers.check_cut`; `instead` has a place for the number of elements."""
-        readers.check_cut(self._readers(), axis, self.name, instead.format(self.size))
+        """See the function `check_cut`; `instead` has a place for the number of elements."""
+        check_cut(self._readers(), axis, self.name, instead.format(self.size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,10 +182,10 @@ def read_tables(embeddings: Sequence[Any]) -> list[TableConfig]:
             config = {"layer_type": None, **embedding}
         elif callable(getattr(embedding, "get_config", None)):
             config = {**embedding.get_config(), "layer_type": type(embedding)}
-            for argument in {*readers.ARGUMENTS} & {*config}:
+            for argument in {*READERS} & {*config}:
                 reader = getattr(embedding, argument, None)
                 # Keras makes no object again of a function, or of a class that it does not know.
-                if reader is not None and readers.stock_name(reader) is None:
+                if reader is not None and stock_name(reader) is None:
                     config[argument] = reader
         else:
             raise TypeError(

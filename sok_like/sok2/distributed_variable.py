@@ -21,7 +21,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from sok_like.lookup.exchange import BY_KEY
 from sok_like.lookup.local_marks import mark_local, marked_part
-from sok_like.planner import readers
+from sok_like.planner import tables
 from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.framework.keras_version import is_keras_3
 from sok_like.runtime.ranks import comm
@@ -84,7 +84,7 @@ class ShardedVariable(ResourceVariable):
         self._table_name = name = arguments["name"]
         if self._world_size > 1 and self._home is None:
             constraint = {"constraint": arguments.get("constraint")}
-            readers.check_cut(constraint, readers.ROWS, name, "mode='localized:#'")
+            tables.check_cut(constraint, tables.ROWS, name, "mode='localized:#'")
         for argument in ("variable_def", "import_scope"):
             if arguments.get(argument) is not None:
                 required = "None: a variable is made from its rows"

@@ -3,8 +3,7 @@
 import pytest
 
 from sok_like.planner import DistEmbeddingStrategy, TableConfig
-from sok_like.planner.placement import place
-from sok_like.planner.thresholds import automatic_threshold, num_slices, slice_widths
+from sok_like.planner.placement import automatic_threshold, num_slices, place, slice_widths
 
 
 def tables(*shapes):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok_like.dist_model_parallel as dmp
-from sok_like.planner import DistEmbeddingStrategy, readers
+from sok_like.planner import DistEmbeddingStrategy, tables
 
 pytestmark = pytest.mark.keras
 
@@ -68,39 +68,39 @@ def same_in_halves(reader, axis):
 @pytest.mark.parametrize("name", ALL)
 def test_what_must_be_whole(name):
     reader = ALL[name]
-    needed = {axis for axis in (readers.ROWS, readers.COLUMNS) if not same_in_halves(reader, axis)}
-    assert readers.whole_axes(reader) == needed
+    needed = {axis for axis in (tables.ROWS, tables.COLUMNS) if not same_in_halves(reader, axis)}
+    assert tables.whole_axes(reader) == needed
     layer = _layer(name)
     (config,) = DistEmbeddingStrategy([layer], 2).global_configs
-    told = [config[argument] for argument in readers.ARGUMENTS]
-    assert [readers.whole_axes(each) for each in told if each is not None] == [needed]
+    told = [config[argument] for argument in tables.READERS]
+    assert [tables.whole_axes(each) for each in told if each is not None] == [needed]
     if name.startswith(("r l", "c non_neg", "c max_norm")) and "of" not in name:
-        assert readers.whole_axes(name[2:]) == needed
+        assert tables.whole_axes(name[2:]) == needed
 
 
 def _layer(name):
-    argument = readers.ARGUMENTS[name.startswith("c ")]
+    argument = tables.READERS[name.startswith("c ")]
     return tf.keras.layers.Embedding(*TABLE.shape, name="table", **{argument: ALL[name]})
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_threshold_cuts_it_or_raises(name):
-    needed, size = readers.whole_axes(ALL[name]), TABLE.size
+    needed, size = tables.whole_axes(ALL[name]), TABLE.size
     cuts = {0: {"row_slice_threshold": size}, 1: {"column_slice_threshold": size - 1}}
     for axis, threshold in cuts.items():
         if axis in needed:
             with pytest.raises(ValueError) as error:
                 DistEmbeddingStrategy([_layer(name)], 2, **threshold)
-            for part in (*threshold, str(size), "'table'", readers.ARGUMENTS[name[0] == "c"]):
+            for part in (*threshold, str(size), "'table'", tables.READERS[name[0] == "c"]):
                 assert part in str(error.value)
         else:
             plan = DistEmbeddingStrategy([_layer(name)], 2, **threshold).plan
             assert len(plan.shards) == 2
     shards = DistEmbeddingStrategy([_layer(name)], 2).plan.shards
-    assert len(shards) == (1 if readers.COLUMNS in needed else 2)
+    assert len(shards) == (1 if tables.COLUMNS in needed else 2)
     # As the errors say, these leave it whole.
     whole = {"row_slice_threshold": size + 1, "column_slice_threshold": size}
-    if readers.COLUMNS in needed:
+    if tables.COLUMNS in needed:
         assert len(DistEmbeddingStrategy([_layer(name)], 2, **whole).plan.shards) == 1
     replicated = {"row_slice_threshold": size, "data_parallel_threshold": size}
     DistEmbeddingStrategy([_layer(name)], 2, **replicated)
