@@ -16,7 +16,6 @@ import warnings
 from typing import Any
 
 from sok_like.runtime.framework import hooks, lazy_modules
-from sok_like.runtime.framework.keras_names import announce
 
 # Modules of the classes, by their names in Keras' files.
 _IN_FILES = {
@@ -56,13 +55,11 @@ def _class_in_file(name: str) -> Any:
 
 # Modules that change TensorFlow or Keras, and that no lower package imports.
 hooks.load_at_init(
-    "sok_like.runtime.framework.autograph",
     "sok_like.runtime.framework.private_names",
-    "sok_like.runtime.framework.v1_graphs",
     "sok_like.runtime.ranks.training_statistics",
     "sok_like.saving.containers.install",
 )
-announce({name: functools.partial(_class_in_file, name) for name in _IN_FILES})
+lazy_modules.announce({name: functools.partial(_class_in_file, name) for name in _IN_FILES})
 
 __all__, _load, __dir__ = lazy_modules.names(__name__)
 __version__ = "0.1.0"

@@ -38,23 +38,21 @@ from sok_like.inspection.report import report as report
 from sok_like.lookup.by_key import EmbeddingVariable as EmbeddingVariable
 from sok_like.lookup.dense_lookup import embedding_lookup as embedding_lookup
 from sok_like.lookup.gather_batch import gather_batch as gather_batch
-from sok_like.optimizers.scope import OptimizerScope as OptimizerScope
 from sok_like.optimizers.utils import filter_variables as filter_variables
 from sok_like.optimizers.utils import (
     split_embedding_variable_from_others as split_embedding_variable_from_others,
 )
+from sok_like.optimizers.wrapper import OptimizerScope as OptimizerScope
 from sok_like.optimizers.wrapper import OptimizerWrapper as OptimizerWrapper
-from sok_like.runtime.ranks.process import local_rank as local_rank
-from sok_like.runtime.ranks.process import rank as rank
-from sok_like.runtime.ranks.process import shard as shard
-from sok_like.runtime.ranks.process import size as size
+from sok_like.runtime.ranks.initialize import local_rank as local_rank
+from sok_like.runtime.ranks.initialize import rank as rank
+from sok_like.runtime.ranks.initialize import shard as shard
+from sok_like.runtime.ranks.initialize import size as size
 from sok_like.saving.parts.resized import resized_tables as resized_tables
 from sok_like.saving.parts.table_names import renamed_tables as renamed_tables
 from sok_like.saving.saver import Saver as Saver
 from sok_like.serving.delta import export_delta as export_delta
 from sok_like.serving.export import export_saved_model as export_saved_model
-from sok_like.table.export_assign import assign as assign
-from sok_like.table.export_assign import export as export
 from sok_like.table.keys import keys_of as keys_of
 from sok_like.table.policies import CBFFilter as CBFFilter
 from sok_like.table.policies import CounterFilter as CounterFilter
@@ -64,6 +62,8 @@ from sok_like.table.policies import InitializerOption as InitializerOption
 from sok_like.table.policies import L2WeightEvict as L2WeightEvict
 from sok_like.table.policies import ScoreEvict as ScoreEvict
 from sok_like.table.storage import StorageOption as StorageOption
+from sok_like.table.weights import assign as assign
+from sok_like.table.weights import export as export
 
 __version__: str
 __all__: list[str]

@@ -121,7 +121,7 @@ def main() -> None:
         print(*lines, sep="\n")
         raise SystemExit(f"{'FAILED':<20} {error}") from None
     from sok_like.runtime.framework import hooks, private_names
-    from sok_like.runtime.ranks.process import rank
+    from sok_like.runtime.ranks.initialize import rank
 
     if rank() == 0:
         print(*lines, sep="\n")

@@ -29,7 +29,7 @@ def clear_session():
     """Keras' function. Of many traces, its search for garbage takes a second: seldom, too."""
     import tensorflow as tf
 
-    from sok_like.runtime.framework.keras_version import is_keras_3
+    from sok_like.runtime.framework.running_keras import is_keras_3
 
     collects = {"free_memory": next(_cleared) % 16 == 0} if is_keras_3() else {}
     tf.keras.backend.clear_session(**collects)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from sok_like.callbacks.resumed_data import Progress, Resumed
 from sok_like.runtime.checks import as_integer, check_integer, require, wrong_argument
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
 from sok_like.runtime.ranks.initialize import global_batch_size

@@ -23,7 +23,7 @@ from sok_like.optimizers.embedding_aware import knows_tables
 from sok_like.optimizers.wrapper import OptimizerWrapper
 from sok_like.runtime.checks import require
 from sok_like.runtime.framework import hooks
-from sok_like.runtime.ranks import comm, gradient_scale
+from sok_like.runtime.ranks import comm, lookup_options
 from sok_like.table.variable import is_embedding_variable
 
 ENGINES = ("sok", "hb")
@@ -67,7 +67,7 @@ class CollectiveStrategy:
                 (train, "MonitoredTrainingSession", _starting_alike),
             ):
                 stack.callback(hooks.wrap(owner, name, wrapper, why, copies=False).undo)
-            stack.enter_context(gradient_scale.losses_are_means)
+            stack.enter_context(lookup_options.losses_are_means)
             yield self
 
     @contextlib.contextmanager

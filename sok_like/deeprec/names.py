@@ -32,7 +32,7 @@ from sok_like.group_embedding.variables import (
     get_multihash_variable,
 )
 from sok_like.optimizers import deeprec as optimizers
-from sok_like.optimizers.scope import train_tables
+from sok_like.optimizers.wrapper import train_tables
 from sok_like.runtime.framework import hooks
 from sok_like.table import policies
 

@@ -28,7 +28,7 @@ from sok_like.lookup.local_marks import mark_local
 from sok_like.lookup.padding import check_pad_key, mask_of
 from sok_like.lookup.table_layer import TableLayer, freeze_tables, keras_arguments
 from sok_like.runtime.checks import OPTIONAL_COMBINERS, check_combiner, check_integer, require
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.table.keras_variable import as_weight

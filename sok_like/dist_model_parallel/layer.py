@@ -24,9 +24,10 @@ from sok_like.planner import DistEmbeddingStrategy
 from sok_like.planner.placement import check_threshold
 from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, HASHED, ROW_WISE, list_embeddings
 from sok_like.runtime.checks import OPTIONAL_COMBINERS, check_combiner, require
-from sok_like.runtime.ranks import comm, communication_dtype
+from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import raise_on_all
 from sok_like.runtime.ranks.initialize import ensure_initialized
+from sok_like.runtime.ranks.lookup_options import check_row_dtype
 from sok_like.saving.containers import dense_in_keras, keras_layers, tables_in_checkpoints
 from sok_like.table.variable import unwrap
 
@@ -110,7 +111,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         self.column_slice_threshold = column_slice_threshold
         self.row_slice_threshold = row_slice_threshold
         self.data_parallel_threshold = data_parallel_threshold
-        self.wire_dtype = communication_dtype.check(wire_dtype, f"layer '{self.name}'")
+        self.wire_dtype = check_row_dtype(wire_dtype, f"layer '{self.name}'")
         self._strategy_name = strategy
         if not dp_input:  # ignored then, but checked
             check_threshold("row_slice_threshold", row_slice_threshold, 0)

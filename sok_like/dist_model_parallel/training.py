@@ -16,11 +16,11 @@ from sok_like.lookup import replicas
 from sok_like.lookup.local_marks import mark_local
 from sok_like.lookup.local_variables import is_local, unique_in_graph
 from sok_like.optimizers import families, stages
+from sok_like.optimizers.loss_scale import all_finite
 from sok_like.runtime.checks import require
-from sok_like.runtime.framework.keras_version import optimizer_family
+from sok_like.runtime.framework.running_keras import optimizer_family
 from sok_like.runtime.framework.scoped_attributes import view
 from sok_like.runtime.ranks import comm, exchange_order, horovod
-from sok_like.runtime.ranks.finite_gradients import all_finite
 from sok_like.runtime.ranks.initialize import ensure_initialized
 
 

@@ -39,10 +39,10 @@ from sok_like.distribution.sharded_variable import cut_existing, path_of, shard_
 from sok_like.lookup import exporting
 from sok_like.planner.tables import ADDITIVE
 from sok_like.runtime.framework import hooks
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.graphs import checked
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.native import libraries
-from sok_like.runtime.native.tensor_checks import checked
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.saving.containers import keras_files
 

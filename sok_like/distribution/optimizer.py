@@ -27,7 +27,7 @@ from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.loss_scale import LossScaling
 from sok_like.planner.tables import whole_axes
 from sok_like.runtime.framework import hooks
-from sok_like.runtime.framework.keras_version import is_keras_3, keras_optimizers
+from sok_like.runtime.framework.running_keras import is_keras_3, keras_optimizers
 from sok_like.runtime.framework.scoped_attributes import view
 
 # They update each element of a variable independently, so they can work on a shard.

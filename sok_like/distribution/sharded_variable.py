@@ -28,7 +28,7 @@ from sok_like.distribution.collectives import gather
 from sok_like.distribution.mesh import Placement, RankMesh
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.exporting import Spread
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.table.variable import is_embedding_variable
 

@@ -14,9 +14,8 @@ from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.sparse_ids import samples_of
 from sok_like.lookup.table_layer import TableLayer, freeze_tables, keras_arguments
 from sok_like.runtime.checks import check_combiner, check_integer, require, wrong_argument
-from sok_like.runtime.ranks import communication_dtype
-from sok_like.runtime.ranks.gradient_scale import check as check_gradient_scale
 from sok_like.runtime.ranks.initialize import ensure_initialized
+from sok_like.runtime.ranks.lookup_options import check_gradient_scale, check_row_dtype
 from sok_like.table.keras_variable import as_weight
 from sok_like.table.keys import as_key_dtype, as_keys, check_dtype
 from sok_like.table.variable import EmbeddingVariable
@@ -65,8 +64,8 @@ class EmbeddingLayer(TableLayer):
             "random_uniform" if embedding_initializer is None else embedding_initializer
         )
         self.gradient_scale = check_gradient_scale(gradient_scale)
-        self.row_dtype = communication_dtype.check(row_dtype, f"layer '{self.name}'", "row_dtype")
-        self.wire_dtype = communication_dtype.check(wire_dtype, f"layer '{self.name}'")
+        self.row_dtype = check_row_dtype(row_dtype, f"layer '{self.name}'", "row_dtype")
+        self.wire_dtype = check_row_dtype(wire_dtype, f"layer '{self.name}'")
         self.pad_key = padding.check_pad_key(pad_key, f"layer '{self.name}'")
         # XLA cannot compile the table's ops; Keras 3 checks this first.
         self.supports_jit = False

@@ -19,7 +19,7 @@ from sok_like.embeddings.distributed_embedding import EmbeddingLayer
 from sok_like.lookup.float_ids import inputs_of, layer_of, nodes_of
 from sok_like.lookup.hash_lookup import lookup
 from sok_like.lookup.training_flag import by_training
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")

@@ -26,7 +26,7 @@ from sok_like.feature_column.lookup import (
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.table_layer import freeze_tables, keras_arguments
 from sok_like.lookup.training_flag import by_training
-from sok_like.runtime.ranks.gradient_scale import check as check_gradient_scale
+from sok_like.runtime.ranks.lookup_options import check_gradient_scale
 from sok_like.table.variable import EmbeddingVariable
 
 _CLASSES = {cls.__name__: cls for cls in (EmbeddingCategoricalColumn, GroupEmbeddingColumn)}

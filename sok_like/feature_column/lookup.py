@@ -21,7 +21,7 @@ from tensorflow.python.feature_column import feature_column_v2 as fc
 from sok_like.feature_column.categorical import table_column
 from sok_like.feature_column.columns import GroupEmbeddingColumn, is_fused
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
-from sok_like.runtime.native.tensor_checks import checked
+from sok_like.runtime.framework.graphs import checked
 from sok_like.table.keys import check_kind
 
 

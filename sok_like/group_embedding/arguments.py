@@ -16,8 +16,7 @@ from sok_like.lookup import exporting
 from sok_like.lookup.dense_lookup import as_tf_table, check_weights
 from sok_like.lookup.sparse_ids import in_order, row_splits, samples_by_table, samples_of
 from sok_like.runtime.checks import COMBINERS, require, wrong_argument
-from sok_like.runtime.ranks import communication_dtype
-from sok_like.runtime.ranks.gradient_scale import check as check_gradient_scale
+from sok_like.runtime.ranks.lookup_options import check_gradient_scale, check_row_dtype
 from sok_like.table.keys import dtype_hint
 from sok_like.table.variable import EmbeddingVariable, unwrap
 
@@ -117,7 +116,7 @@ def check_mode(training: Any, gradient_scale: Any, wire_dtype: Any, name: str) -
     if not isinstance(training, bool | None):
         raise wrong_argument("training", "a Python bool or None", training, error=TypeError)
     check_gradient_scale(gradient_scale)
-    communication_dtype.check(wire_dtype, f"lookup '{name}'")
+    check_row_dtype(wire_dtype, f"lookup '{name}'")
 
 
 def ids_of(sp_ids: Any, sp_weights: Any, name: str, together: bool = False) -> Ids:

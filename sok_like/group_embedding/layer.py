@@ -26,10 +26,9 @@ from sok_like.runtime.checks import (
     check_combiner,
     wrong_argument,
 )
-from sok_like.runtime.ranks import communication_dtype
-from sok_like.runtime.ranks.gradient_scale import check as check_gradient_scale
-from sok_like.table import policy_config
+from sok_like.runtime.ranks.lookup_options import check_gradient_scale, check_row_dtype
 from sok_like.table.keys import check_kind, may_be_keys
+from sok_like.table.options import option_config, option_from_config
 from sok_like.table.variable import EmbeddingVariable
 
 
@@ -91,7 +90,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
         super().__init__(autocast=False, **keras_arguments(kwargs))
         self.supports_jit = False  # XLA cannot compile the tables' ops
         self.gradient_scale = check_gradient_scale(gradient_scale)
-        self.wire_dtype = communication_dtype.check(wire_dtype, f"layer '{self.name}'")
+        self.wire_dtype = check_row_dtype(wire_dtype, f"layer '{self.name}'")
         self.pad_key = pad_key
         if not isinstance(pad_key, str):
             self.pad_key = padding.check_pad_key(pad_key, f"layer '{self.name}'")
@@ -118,7 +117,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
             name: {
                 key: tf.keras.initializers.get(value)
                 if key == "initializer"
-                else policy_config.from_config(value)
+                else option_from_config(value)
                 for key, value in options.items()
             }
             for name, options in (table_options or {}).items()
@@ -363,4 +362,4 @@ def _option_config(name, value):
         return tf.keras.initializers.serialize(value)
     if name in ("key_dtype", "dtype") and value is not None:
         return tf.as_dtype(value).name
-    return policy_config.to_config(value)
+    return option_config(value)

@@ -23,7 +23,7 @@ import tensorflow as tf
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.lookup.by_key import OnTypeError
 from sok_like.runtime.checks import as_integer, require, wrong_argument
-from sok_like.runtime.ranks import comm, communication_dtype, horovod
+from sok_like.runtime.ranks import comm, horovod
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.table.keys import as_key_dtype
 from sok_like.table.policies import (
@@ -116,8 +116,7 @@ def get_embedding_variable(
         "embedding_dim": embedding_dim,
         "name": full_name,
         "key_dtype": as_key_dtype(key_dtype, full_name).name,
-        "dtype": communication_dtype.check(value_dtype, f"table '{full_name}'", "value_dtype")
-        or "float32",
+        "dtype": check_row_dtype(value_dtype, f"table '{full_name}'", "value_dtype") or "float32",
         "initializer": next(choice for choice in initializers if choice is not None),
         "capacity": capacity,
         "trainable": trainable,

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.runtime.framework import hooks
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.table.keys import may_be_keys
 from sok_like.table.variable import is_embedding_variable
 

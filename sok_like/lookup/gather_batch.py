@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup.local_variables import unique_in_graph
-from sok_like.runtime.framework import second_order
+from sok_like.runtime.framework import graphs
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.runtime.ranks.initialize import ensure_initialized
 
@@ -64,7 +64,7 @@ def gather_batch(tensor: Any, name: str = "gather_batch") -> tf.Tensor:
                 )
                 start = tf.reduce_sum(sizes[: communicator.rank])
                 of_this_rank = total[start : start + sizes[communicator.rank]]
-                return of_this_rank, lambda second: second_order.refused([second], [grad])[0]
+                return of_this_rank, lambda second: graphs.refuse_second_order([second], [grad])[0]
 
             return tf.ensure_shape(send_back(tf.convert_to_tensor(grad)), tensor.shape)
 

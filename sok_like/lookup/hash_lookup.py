@@ -24,8 +24,7 @@ from sok_like.runtime import ops
 from sok_like.runtime.checks import COMBINERS, check_combiner
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.native import devices, libraries
-from sok_like.runtime.ranks import comm, communication_dtype, exchange_order
-from sok_like.runtime.ranks import gradient_scale as gradient_scales
+from sok_like.runtime.ranks import comm, exchange_order, lookup_options
 from sok_like.table.variable import EmbeddingVariable
 
 _recomputed = hooks.Within()
@@ -91,8 +90,8 @@ def lookup(
     """
     if not features:
         return []
-    gradient_scales.check(gradient_scale)
-    wire_dtype = communication_dtype.check(wire_dtype, f"lookup '{name}'")
+    lookup_options.check_gradient_scale(gradient_scale)
+    wire_dtype = lookup_options.check_row_dtype(wire_dtype, f"lookup '{name}'")
     for feature in features:
         check_listed(feature.variable, feature.keys)
     if _recomputed:
@@ -191,7 +190,7 @@ class _DeviceGroup:
                     world_size=world_size,
                     dims=batch["dims"],
                     insert=self.training,
-                    gradient_scale=gradient_scales.attribute(self.gradient_scale, world_size),
+                    gradient_scale=lookup_options.scale_attribute(self.gradient_scale, world_size),
                     name="gather_rows",
                 )
             rows, received, call = exchange_order.exchange_rows(

@@ -10,8 +10,8 @@ import sys
 import weakref
 from typing import Any
 
-from sok_like.runtime.framework import hooks, trainer_phase
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework import hooks, running_keras
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
 from sok_like.table.variable import is_embedding_variable, unwrap
 
@@ -47,7 +47,7 @@ def check_listed(variable: Any, keys: Any) -> None:
     If keys are symbolic tensors of tf_keras, each op becomes a layer of its own, which lists
     nothing.
     """
-    if trainer_phase.compiled:
+    if running_keras.compiled:
         raise RuntimeError(_COMPILED.format(name=variable.table_name))
     if not variable.trainable:
         return

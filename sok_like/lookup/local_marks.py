@@ -15,7 +15,7 @@ import tensorflow as tf
 from sok_like.lookup.local_variables import faces, has_norm, is_local
 from sok_like.lookup.norms import PART, SHAPE_OF_PART, has_parts
 from sok_like.runtime.framework import hooks
-from sok_like.runtime.framework.keras_version import is_keras_3, keras_optimizers
+from sok_like.runtime.framework.running_keras import is_keras_3, keras_optimizers
 
 
 def mark_local(variable: Any, has_norm: bool = True) -> Any:

@@ -18,7 +18,7 @@ from sok_like.lookup import exporting
 from sok_like.lookup.sparse_ids import as_ragged
 from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.runtime.framework import hooks
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.table.keys import as_keys, fingerprints, keys_of
 
 

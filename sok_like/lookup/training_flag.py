@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime.framework import hooks, trainer_phase
+from sok_like.runtime.framework import hooks, running_keras
 
 _evaluating = hooks.Within()
 
@@ -36,5 +36,5 @@ def by_training(training: Any, function: Callable[[bool], Any]) -> Any:
 @hooks.behind(hooks.MODELS)
 def _install():
     why = "lookups of evaluate and predict insert nothing"
-    trainer_phase.note("test", _evaluating, why)
-    trainer_phase.note("predict", _evaluating, why)
+    running_keras.note_steps("test", _evaluating, why)
+    running_keras.note_steps("predict", _evaluating, why)

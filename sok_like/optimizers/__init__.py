@@ -3,7 +3,7 @@
 from sok_like.optimizers.adam import Adam as Adam
 from sok_like.optimizers.lazy_adam import LazyAdam as LazyAdam
 from sok_like.optimizers.rowwise_adagrad import RowWiseAdagrad as RowWiseAdagrad
-from sok_like.optimizers.scope import OptimizerScope as OptimizerScope
+from sok_like.optimizers.wrapper import OptimizerScope as OptimizerScope
 from sok_like.optimizers.wrapper import OptimizerWrapper as OptimizerWrapper
 
 __all__ = ["Adam", "LazyAdam", "OptimizerScope", "OptimizerWrapper", "RowWiseAdagrad"]

@@ -13,10 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.optimizers import families, per_table
+from sok_like.optimizers import families, owner
 from sok_like.optimizers.rules import OptimizerRule, rule_of
 from sok_like.optimizers.stages import average, report_missing, sum_rows, train_tables
-from sok_like.runtime.framework.keras_version import keras_optimizers, optimizer_family
+from sok_like.runtime.framework.running_keras import keras_optimizers, optimizer_family
 from sok_like.table.variable import as_embedding_variable, is_embedding_variable, unwrap
 
 _STOCK = ("keras", "tf_keras", "tensorflow")  # packages of stock optimizers
@@ -37,7 +37,7 @@ class EmbeddingAware:
     _sok_average = True
     _sok_only_embeddings = False
     _sok_skip_nonfinite = False
-    _sok_tables: Mapping[str, Any] = {}  # optimizers of single tables, see `per_table`
+    _sok_tables: Mapping[str, Any] = {}  # optimizers of single tables, see `owner`
 
     @property
     def embedding_rule(self) -> OptimizerRule:
@@ -88,7 +88,7 @@ class EmbeddingAware:
 
         Its `learning_rate` can be read and set.
         """
-        key = per_table.key_of(self._sok_tables, table)
+        key = owner.key_of(self._sok_tables, table)
         return self if key is None else self._sok_tables[key]
 
     def skipped_gradients(self, variable: Any) -> tf.Variable:
@@ -126,7 +126,7 @@ class EmbeddingAware:
 
     def _sok_ordinary(self, variables):
         variables = list(variables)
-        per_table.check_keys(self, variables)
+        owner.check_keys(self, variables)
         ordinary = [variable for variable in variables if not is_embedding_variable(variable)]
         if ordinary and self._sok_only_embeddings:
             raise ValueError(

@@ -21,10 +21,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.optimizers import graph_step
-from sok_like.optimizers.stages import Pairs, Step
+from sok_like.optimizers.loss_scale import with_decision, without_decision
+from sok_like.optimizers.stages import Pairs, Step, as_op, builds_v1_graph
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.finite_gradients import with_decision, without_decision
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 
@@ -81,7 +80,7 @@ class Keras3(Adapter):
         pairs = list(grads_and_vars)
         self.__dict__["_sok_aggregates"] = experimental_aggregate_gradients
         try:
-            if graph_step.builds_v1_graph():
+            if builds_v1_graph():
                 return self.apply(*zip(*pairs, strict=True))
             return super().apply_gradients(pairs)
         finally:
@@ -99,8 +98,8 @@ class Keras3(Adapter):
         variables = [variable for _, variable in pairs]
         if not self.built:
             self.build(variables)
-        if graph_step.builds_v1_graph():
-            return graph_step.as_op(lambda: self.apply(grads, variables), self.name)
+        if builds_v1_graph():
+            return as_op(lambda: self.apply(grads, variables), self.name)
         self._check_variables_are_known(self._sok_ordinary(variables))
         options = {
             "average": self.__dict__.get("_sok_aggregates", True),
@@ -134,12 +133,12 @@ class TfKeras(Adapter):
             self.build([variable for _, variable in pairs])
             if not hasattr(self, "_current_learning_rate"):
                 self._compute_current_learning_rate()
-        if graph_step.builds_v1_graph():
+        if builds_v1_graph():
             # Without `name`, which Keras would use for new variables; they exist already.
             again = functools.partial(
                 self.apply_gradients, pairs, experimental_aggregate_gradients=average, **kwargs
             )
-            return graph_step.as_op(again, name or self.name)
+            return as_op(again, name or self.name)
         with self._sok_staged(pairs, average=average) as (pairs, _):
             if not pairs:
                 self._compute_current_learning_rate()  # sets `learning_rate` of a schedule
@@ -152,7 +151,7 @@ class TfKeras(Adapter):
         return self._sok_aggregate(grads_and_vars, super().aggregate_gradients)
 
     def minimize(self, loss, var_list, tape=None):
-        if not graph_step.builds_v1_graph() or tape is not None:
+        if not builds_v1_graph() or tape is not None:
             return super().minimize(loss, var_list, tape)
         loss = loss() if callable(loss) else loss
         variables = list(var_list() if callable(var_list) else var_list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from sok_like.optimizers.embedding_aware import embedding_aware
-from sok_like.runtime.framework.keras_version import keras_optimizers
+from sok_like.runtime.framework.running_keras import keras_optimizers
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")

@@ -1,21 +1,57 @@
-"""Dynamic loss scaling (`mixed_float16`) with embedding variables, under Keras 3.
+"""Dynamic loss scaling (`mixed_float16`) with embedding variables, on several ranks.
 
-Keras' own `LossScaleOptimizer` cannot handle a gradient whose indices are keys. It also decides on
-each rank separately whether to skip a step, so ranks that disagree would wait for each other
-forever. This subclass checks the values, and decides once for all ranks.
+Keras checks the gradients of its own process only. A rank whose gradients overflow would skip a
+step that the others take. Their collectives would wait for it, and the loss scales would differ. So
+either all ranks take a step, or none does. tf_keras' loss scaling checks what an optimizer's
+`aggregate_gradients` returns, which carries the decision (`with_decision`).
+
+Keras 3's own `LossScaleOptimizer` cannot handle a gradient whose indices are keys, either. The
+mixin `LossScaling` checks the values.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from sok_like.optimizers.stages import unscaled
-from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.finite_gradients import all_finite
+from sok_like.runtime.ranks import comm, exchange_order
+from sok_like.runtime.ranks.comm import Communicator, summed_values
 from sok_like.table.variable import is_embedding_variable, unwrap
+
+_DECISION = object()  # stands in the place of a variable
+
+
+def all_finite(gradients: Iterable[Any], communicator: Communicator) -> tf.Tensor:
+    """Whether all gradients of all ranks are finite: bool scalar, the same on every rank."""
+    # Parts of several lookups may be finite, and their sum not.
+    values = [summed_values(gradient) for gradient in gradients if gradient is not None]
+    each = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
+    finite = tf.reduce_all(tf.stack(each)) if each else tf.constant(True)
+    if communicator.world_size == 1:
+        return finite
+    mine = [tf.cast(finite, tf.float32)]
+    (share,) = exchange_order.collective_in_turn(communicator, "average", mine, "sok_finite")
+    return tf.equal(share, 1.0)
+
+
+def with_decision(pairs: Sequence[tuple], communicator: Communicator) -> list[tuple]:
+    """The (gradient, variable) pairs and one more: NaN unless all ranks' gradients are finite.
+
+    For tf_keras, whose loss scaling checks what an optimizer's `aggregate_gradients` returns.
+    """
+    if communicator.world_size == 1 or len(without_decision(pairs)) < len(pairs):
+        return list(pairs)
+    finite = all_finite([gradient for gradient, _ in pairs], communicator)
+    return [*pairs, (tf.where(finite, 0.0, float("nan")), _DECISION)]
+
+
+def without_decision(pairs: Iterable[tuple]) -> list[tuple]:
+    """The pairs without the one that `with_decision` added."""
+    return [(gradient, variable) for gradient, variable in pairs if variable is not _DECISION]
 
 
 class LossScaling:

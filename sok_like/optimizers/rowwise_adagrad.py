@@ -9,7 +9,7 @@ import tensorflow as tf
 from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.rules import OptimizerRule, check_keras_settings
-from sok_like.runtime.framework.keras_version import is_keras_3, keras_optimizers
+from sok_like.runtime.framework.running_keras import is_keras_3, keras_optimizers
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")

@@ -7,6 +7,13 @@
 
 `dist_model_parallel` and `distribution` have others in place of `average`. An adapter of
 `sok_like.optimizers.families` runs the stages of its class. The stock class trains what is left.
+
+Ranks compare during training what an optimizer must have in common on all of them. Each states its
+learning rate, its step and, once, two sums of every ordinary variable. The statements travel with
+the averaged gradients, so they need no collective of their own. If no gradients are averaged, as in
+a model with tables only, learning rate and step have an exchange of their own, but only at a rank's
+first step with another learning rate. If it changes on one rank only, the other ranks are in
+another call, and all ranks raise.
 """
 
 from __future__ import annotations
@@ -15,14 +22,14 @@ import collections
 import contextlib
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from sok_like.lookup import same_weights
 from sok_like.lookup.local_variables import is_local
-from sok_like.optimizers import owner, per_table, same_on_ranks
-from sok_like.optimizers.graph_step import builds_v1_graph
+from sok_like.optimizers import owner
 from sok_like.runtime import ops
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.variable import is_embedding_variable, unwrap
@@ -57,7 +64,7 @@ class Step:
 def average(optimizer: Any, pairs: Pairs, step: Step) -> Pairs:
     """Averages ordinary gradients over ranks; raises if the ranks have drifted apart."""
     communicator = comm.current_or_single()
-    rank, world_size = communicator.rank, communicator.world_size
+    world_size = communicator.world_size
     # Tables, and shards of dense tables (dist_model_parallel), belong to one rank.
     is_shared = [g is not None and not is_local(v) for g, v in pairs]
     may_average = step.average and optimizer._sok_average and world_size > 1
@@ -65,9 +72,7 @@ def average(optimizer: Any, pairs: Pairs, step: Step) -> Pairs:
         return pairs
     shared = [g if is_one else None for (g, _), is_one in zip(pairs, is_shared, strict=True)]
     variables = [v for (_, v), is_one in zip(pairs, is_shared, strict=True) if is_one]
-    statement = same_on_ranks.statement(
-        step.learning_rate, step.number, variables, rank, world_size
-    )
+    statement = _statement(step.learning_rate, step.number, variables, communicator)
     *means, statements = exchange_order.collective_in_turn(
         communicator, "average", [*shared, statement], "sok_gradients"
     )
@@ -104,7 +109,7 @@ def sum_rows(optimizer: Any, pairs: Pairs, step: Step) -> Pairs:
 
 def train_tables(optimizer: Any, pairs: Pairs, step: Step) -> Pairs:
     """Updates the tables among the pairs; returns the other pairs that have a gradient."""
-    own, pairs = per_table.divide(optimizer, pairs)
+    own, pairs = owner.divide(optimizer, pairs)
     for of_table, its_pairs in own:
         its_step = Step(of_table, scale=step.scale)
         its_step.number = step.number
@@ -190,5 +195,84 @@ def _compared_rates(optimizer, variables, step):
     )
     by_steps = follows_schedule or builds_v1_graph()
     compared = None if by_steps else optimizer._sok_counter("rate_compared")
-    checks = same_on_ranks.compare(step.learning_rate, step.number, compared, communicator)
+    checks = _compare_rates(step.learning_rate, step.number, compared, communicator)
     return tf.control_dependencies([] if tf.executing_eagerly() else checks)
+
+
+def _statement(rate, step, variables, communicator):
+    """Zeros with this rank's statement in its own row; the sum over ranks has all statements.
+
+    float32 `[world_size, 2 + 2 * len(variables)]`. Steps count from 1. `variables` are ordinary
+    ones before the update, the same on all ranks.
+    """
+    step = tf.cast(step, tf.int64)
+    # At the second step: programs often broadcast variables after the first one.
+    sums = _if(
+        tf.equal(step, 2),
+        lambda: tf.concat([same_weights.sums_of(variable) for variable in variables], 0),
+        lambda: tf.zeros([2 * len(variables)]),
+    )
+    rate, step = tf.cast(rate, tf.float32), tf.cast(step % 2**24, tf.float32)
+    own_row = tf.concat([tf.reshape(rate, [1]), tf.reshape(step, [1]), sums], 0)
+    is_mine = tf.equal(tf.range(communicator.world_size), communicator.rank)
+    return tf.where(is_mine[:, tf.newaxis], own_row[tf.newaxis], 0.0)
+
+
+def _compare_rates(rate, step, compared, communicator):
+    """Compares learning rate and step over ranks in an exchange of its own, if it is time.
+
+    `compared` is an int64 variable with the bits of the learning rate that was compared last. It
+    is None if the rate comes from a schedule, or in a `tf.compat.v1` graph: exchanges cannot
+    depend on a condition there, so every step compares.
+
+    All ranks raise InvalidArgumentError if they differ, FailedPreconditionError if some are in
+    another call. Returns what an update must wait for in a graph.
+    """
+    rate, step = tf.cast(rate, tf.float32), tf.cast(step, tf.int64)
+    bits = tf.cast(tf.bitcast(rate, tf.int32), tf.int64)
+
+    def exchange():
+        notes, _ = exchange_order.exchange_notes(
+            tf.stack([bits, step]), [], communicator, "learning_rate_changed_on_this_rank"
+        )
+        by_rank = tf.reshape(notes, [communicator.world_size, 2])
+        rates = tf.bitcast(tf.cast(by_rank[:, 0], tf.int32), tf.float32)
+        steps = tf.cast(by_rank[:, 1] % 2**24, tf.float32)
+        done = same_weights.check(tf.stack([rates, steps], 1), [])
+        if compared is not None:
+            done.append(compared.assign(bits))
+        with tf.control_dependencies([] if tf.executing_eagerly() else done):
+            return tf.constant(True)
+
+    if tf.executing_eagerly() or tf.inside_function():
+        due = tf.equal(step % 16, 1)  # a schedule changes the learning rate at every step
+        if compared is not None:
+            due = tf.not_equal(compared, bits)
+        return [_if(due, exchange, lambda: tf.constant(True))]
+    return [exchange()]
+
+
+def _if(condition, this, that):
+    if tf.executing_eagerly():
+        return this() if condition else that()
+    return tf.cond(condition, this, that)
+
+
+def builds_v1_graph() -> bool:
+    """Whether ops made now belong to a graph that a session will run."""
+    return not tf.executing_eagerly() and not tf.inside_function()
+
+
+def as_op(step: Callable[[], Any], name: str) -> tf.Operation:
+    """A Keras optimizer's step as one op of a `tf.compat.v1` graph. Variables must exist already.
+
+    Keras' optimizers update their variables one by one. Eager execution and `tf.function` run every
+    update; a session runs only what the fetched op depends on, and would drop them.
+    """
+
+    def whole():
+        step()
+        return tf.constant(True)
+
+    # A function always runs as a whole, whichever of its results is fetched.
+    return tf.group(tf.function(whole, autograph=False)(), name=name)

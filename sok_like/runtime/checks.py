@@ -20,12 +20,12 @@ def as_integer(value: Any) -> int | None:
         return None
 
 
-def check_integer(argument: str, value: Any, minimum: int = 1) -> int:
+def check_integer(argument: str, value: Any, minimum: int = 1, of: str = "") -> int:
     """`value` as an int; ValueError unless it is an integer >= `minimum`, which is 0 or 1."""
     integer = as_integer(value)
     if integer is None or integer < minimum:
         required = "a positive integer" if minimum == 1 else f"an integer >= {minimum}"
-        raise wrong_argument(argument, required, value)
+        raise wrong_argument(argument, required, value, of)
     return integer
 
 

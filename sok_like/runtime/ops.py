@@ -11,9 +11,9 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from sok_like.runtime.framework import second_order
+from sok_like.runtime.framework import graphs
 from sok_like.runtime.native import devices, libraries
-from sok_like.runtime.ranks import comm, gradient_scale
+from sok_like.runtime.ranks import comm, lookup_options
 
 
 def keys_are_unique(gradient: tf.IndexedSlices) -> bool:
@@ -179,23 +179,21 @@ def _group_samples_grad(op, *grads):
 
 @tf.RegisterGradient("SokGatherRows")
 def _gather_rows_grad(op, grad, *_):
-    n = op.get_attr("N")
-    dims = op.get_attr("dims")
-    message, splits = op.inputs[n], op.inputs[n + 1]
+    n, world_size = op.get_attr("N"), op.get_attr("world_size")
     if grad is None:
         return [None] * len(op.inputs)
     with devices.device_scope(op.outputs[0].device):
         merged = libraries.ops().sok_merge_grads(
             grads=grad,
             grad_splits=op.outputs[1],  # gradients come back in the positions of the rows sent
-            message=message,
-            splits=splits,
+            message=op.inputs[n],
+            splits=op.inputs[n + 1],
             heads=op.outputs[2],
             row_keys=op.outputs[3 : 3 + n],
             inverse=op.outputs[3 + n :],
-            world_size=op.get_attr("world_size"),
-            dims=dims,
-            scale=gradient_scale.factor(op.get_attr("gradient_scale"), op.get_attr("world_size")),
+            world_size=world_size,
+            dims=op.get_attr("dims"),
+            scale=lookup_options.scale_factor(op.get_attr("gradient_scale"), world_size),
         )
     slices = [
         _slices(row_grads, keys, unique=True)
@@ -303,12 +301,12 @@ def _combine_grad(op, *grads):
     return result
 
 
-def _refuse_second_order(op, *grads):
+def _no_second_order(op, *grads):
     floats = [value for value in op.inputs if value.dtype.is_floating]
-    zeros = iter(second_order.refused(grads, floats))
+    zeros = iter(graphs.refuse_second_order(grads, floats))
     return [next(zeros) if value.dtype.is_floating else None for value in op.inputs]
 
 
 _GRADIENTS = ("SokLookupGrad", "SokMergeGrads", "SokCombineGrad", "SokUnpackRows")
 for _op in (*_GRADIENTS, "SokWeightsGrad"):
-    tf.RegisterGradient(_op)(_refuse_second_order)
+    tf.RegisterGradient(_op)(_no_second_order)

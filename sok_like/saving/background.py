@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sok_like.runtime.ranks import agreement, comm
-from sok_like.runtime.ranks.graph_collectives import Steps
+from sok_like.runtime.ranks.agreement import Steps
 from sok_like.saving.format import checksums, durable, manifest, shard_file
 from sok_like.saving.parts import dump_checks
 from sok_like.saving.parts.hash_tables import HashTablePart

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.runtime.checks import wrong_argument
-from sok_like.runtime.ranks.graph_collectives import Steps
+from sok_like.runtime.ranks.agreement import Steps
 from sok_like.saving import background
 from sok_like.saving.history import History, chosen_dump
 from sok_like.saving.parts import dump_checks

@@ -4,7 +4,7 @@ Each rank writes its shard. On the way back each rank reads all shards and keeps
 so a dump of 4 ranks can be restored on 1, 3 or 64. `format/manifest.py` describes the files.
 
 Both directions are collective, in steps that all ranks take together, at once or in a graph
-(`sok_like/runtime/ranks/graph_collectives.py`):
+(`sok_like/runtime/ranks/agreement.py`):
 
     dump      agree on call and dump | write the shards | see all shards             | manifest
     restore   agree on call          | read the shards  | stage the new content      | take it
@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from sok_like.runtime.checks import require
 from sok_like.runtime.native import libraries
-from sok_like.runtime.ranks.graph_collectives import GraphSteps, Steps, text_of
+from sok_like.runtime.ranks.agreement import GraphSteps, Steps, text_of
 from sok_like.saving import delta_saver
 from sok_like.saving.history import chosen_dump
 from sok_like.saving.parts import dump_checks, hash_tables
@@ -32,8 +32,8 @@ from sok_like.saving.parts.table_dumps import Sok1Files, TableDump, remember
 from sok_like.saving.parts.table_names import name_in_files
 from sok_like.saving.transaction import Saving
 from sok_like.table import table_reader
-from sok_like.table.export_assign import assign
 from sok_like.table.keys import as_rows
+from sok_like.table.weights import assign
 
 
 class Saver(delta_saver.DeltaSaver):

@@ -27,8 +27,7 @@ from typing import Any, TypeVar
 
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import agreed, check_same
-from sok_like.runtime.ranks.graph_collectives import Steps
+from sok_like.runtime.ranks.agreement import Steps, agreed, check_same
 from sok_like.saving.format import durable, folders
 from sok_like.saving.parts.checkpointable import CheckpointPart, StagedContent
 

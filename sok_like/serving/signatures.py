@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_like.runtime.native.tensor_checks import checked
+from sok_like.runtime.framework.graphs import checked
 
 DEFAULT = "serving_default"
 

@@ -23,7 +23,7 @@ from sok_like.lookup.exchange import BY_KEY
 from sok_like.lookup.local_marks import mark_local, marked_part
 from sok_like.planner import tables
 from sok_like.runtime.checks import require, wrong_argument
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import check_replicas
 from sok_like.table.initializers import row_initializer

@@ -17,7 +17,7 @@ import tensorflow as tf
 from sok_like.optimizers.rules import legacy_name
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.graph_collectives import Steps
+from sok_like.runtime.ranks.agreement import Steps
 from sok_like.saving import transaction
 from sok_like.saving.format import durable
 from sok_like.saving.parts.checkpointable import StagedContent

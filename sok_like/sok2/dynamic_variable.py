@@ -18,12 +18,12 @@ import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # makes tables readable by key
 from sok_like.runtime.checks import as_integer, require, wrong_argument
+from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.native import libraries
-from sok_like.runtime.native.tensor_checks import checked
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.sok2.distributed_variable import home_of
-from sok_like.table import export_assign
+from sok_like.table import weights
 from sok_like.table.keys import as_keys, as_rows, held_here
 from sok_like.table.policies import EmbeddingVariableOption, ScoreEvict
 from sok_like.table.variable import EmbeddingVariable, unwrap
@@ -297,7 +297,7 @@ def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
     Raises:
         TypeError: `var` is something else.
     """
-    return var.sok2_export() if hasattr(var, "sok2_export") else export_assign.export(var)
+    return var.sok2_export() if hasattr(var, "sok2_export") else weights.export(var)
 
 
 def assign(var: Any, indices: Any, values: Any) -> Any:
@@ -319,7 +319,7 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
     if hasattr(var, "sok2_assign"):
         op = var.sok2_assign(indices, values)
     else:
-        op = export_assign.assign(unwrap(var), indices, values)
+        op = weights.assign(unwrap(var), indices, values)
     return var if tf.executing_eagerly() else op
 
 

@@ -21,7 +21,7 @@ from sok_like.optimizers import wrapper
 from sok_like.optimizers.rules import OptimizerRule, check_keras_settings, legacy_name
 from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.framework import hooks
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import check_replicas, ensure_initialized
 from sok_like.sok2.distributed_variable import is_static, plain

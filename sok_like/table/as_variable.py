@@ -20,6 +20,7 @@ from tensorflow.python.ops import resource_variable_ops
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import check_replicas
 from sok_like.table.keys import as_keys, held_here
+from sok_like.table.options import TableOptions
 
 _STOCK_OPTIMIZER = (
     "A stock optimizer cannot update EmbeddingVariable '{name}': its rows are found by key and "
@@ -73,6 +74,7 @@ class AsVariable:
     _trained_by_sok = False
     is_partitioned = False  # True if made with a partitioner, whose parts scripts ask for
     _handle: Any
+    _options: TableOptions
 
     @property
     def handle(self) -> Any:
@@ -81,8 +83,8 @@ class AsVariable:
 
     @property
     def table_name(self) -> str:
-        """The table's name in errors."""
-        raise NotImplementedError
+        """The name that initial rows depend on; `.name` is what TensorFlow made of it."""
+        return self._options.name
 
     # ---- rows by key ----
 
@@ -241,6 +243,24 @@ for _method in (
     *("scatter_nd_sub", "scatter_nd_update", "batch_scatter_update", "count_up_to"),
 ):
     setattr(AsVariable, _method, _refused(_method))
+
+
+def unwrap(variable: Any) -> Any:
+    """The EmbeddingVariable inside a Keras 3 variable; any other object unchanged."""
+    inner = getattr(variable, "_embedding_variable", None)
+    return variable if inner is None else inner
+
+
+def is_embedding_variable(variable: Any) -> bool:
+    """Whether it is an EmbeddingVariable, possibly wrapped by Keras 3."""
+    return isinstance(unwrap(variable), AsVariable)
+
+
+def as_embedding_variable(variable: Any, argument: str = "variable") -> Any:
+    """The EmbeddingVariable itself; raises TypeError for anything else."""
+    if not is_embedding_variable(variable):
+        raise TypeError(f"`{argument}` must be an EmbeddingVariable. Received: {variable!r}")
+    return unwrap(variable)
 
 
 class _ShowsNames(type(resource_variable_ops.BaseResourceVariable)):  # type: ignore[misc]

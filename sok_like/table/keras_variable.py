@@ -12,7 +12,7 @@ from typing import Any
 
 from tensorflow.core.function.trace_type import default_types
 
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 
 
 def as_weight(variable: Any) -> Any:

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.framework import hooks
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.graphs import checked
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.native import libraries
-from sok_like.runtime.native.tensor_checks import checked
 from sok_like.runtime.ranks import comm
 
 DTYPES = (tf.int64, tf.int32, tf.uint64, tf.uint32)

@@ -17,6 +17,7 @@ import tensorflow as tf
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.keys import as_keys
+from sok_like.table.options import TableOptions
 from sok_like.table.policies import CBFFilter
 
 
@@ -80,7 +81,7 @@ class PolicyMethods:
     """
 
     handle: Any
-    _options: dict
+    _options: TableOptions
     keeps_records: bool
 
     def total_count(self, *, all_ranks: bool = False) -> tf.Tensor:
@@ -91,7 +92,7 @@ class PolicyMethods:
         """
         size = libraries.ops().sok_table_size(handle=self.handle)[tf.newaxis]
         size = self._over_ranks(size, "total_count") if all_ranks else size
-        return tf.concat([size, [self._options["embedding_dim"]]], 0)
+        return tf.concat([size, [self._options.embedding_dim]], 0)
 
     def get_dynamic_shape(self) -> tf.Tensor:
         """As `total_count` of this rank, but also counts keys that wait in a CounterFilter."""
@@ -137,7 +138,7 @@ class PolicyMethods:
         self._need_records(method)
         shape, communicator = tf.shape(tf.convert_to_tensor(keys)), comm.current()
         keys = tf.reshape(as_keys(keys), [-1])
-        name = f"sok_{method}_{self._options['name']}"
+        name = f"sok_{method}_{self._options.name}"
         of_all, lengths = keys, tf.size(keys)[tf.newaxis]
         if communicator.world_size > 1:
             of_all, lengths = exchange_order.exchange_notes(keys, [], communicator, name)
@@ -209,7 +210,7 @@ class PolicyMethods:
         if not keys.shape.is_compatible_with(scores.shape):
             raise ValueError(
                 f"`scores` must have one item per key. Received: {scores.shape[0]} scores for "
-                f"{keys.shape[0]} keys (table '{self._options['name']}')"
+                f"{keys.shape[0]} keys (table '{self._options.name}')"
             )
         return libraries.ops().sok_table_assign_scores(handle=self.handle, keys=keys, scores=scores)
 
@@ -234,12 +235,12 @@ class PolicyMethods:
         return libraries.ops().sok_table_set_step(handle=self.handle, step=step)
 
     def _say_what_erase_leaves(self):
-        option = self._options["ev_option"]
+        option = self._options.ev_option
         is_bloom = option is not None and isinstance(option.filter_option, CBFFilter)
         if is_bloom and not self.__dict__.setdefault("_erase_has_warned", False):
             self.__dict__["_erase_has_warned"] = True
             warnings.warn(
-                f"Table '{self._options['name']}' has a CBFFilter, which cannot forget a key: "
+                f"Table '{self._options.name}' has a CBFFilter, which cannot forget a key: "
                 "`erase` removes rows, and counters stay. They hold no keys, but tell how often a "
                 "key that one asks for has perhaps been seen. A CounterFilter forgets.",
                 stacklevel=3,
@@ -252,7 +253,7 @@ class PolicyMethods:
         if not value.dtype.is_integer or value.dtype == tf.uint64:  # its upper half would wrap
             raise TypeError(
                 f"`{argument}` must be of an integer dtype that int64 can hold. "
-                f"Received: {value.dtype.name} (table '{self._options['name']}')"
+                f"Received: {value.dtype.name} (table '{self._options.name}')"
             )
         return tf.cast(value, tf.int64)
 
@@ -261,11 +262,11 @@ class PolicyMethods:
             raise ValueError(
                 f"`{method}` needs a table with policies, or "
                 "`EmbeddingVariableOption(record_statistics=True)`. "
-                f"Received: table '{self._options['name']}' without policies"
+                f"Received: table '{self._options.name}' without policies"
             )
 
     def _over_ranks(self, counts, what):
         communicator = comm.current()
-        name = f"sok_{what}_{self._options['name']}"
+        name = f"sok_{what}_{self._options.name}"
         gathered = exchange_order.collective_in_turn(communicator, "all_gather", counts, name)
         return tf.reduce_sum(tf.reshape(gathered, [communicator.world_size, -1]), axis=0)

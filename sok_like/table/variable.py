@@ -9,7 +9,6 @@ key, through the layers, `sok.export` and `sok.assign`.
 from __future__ import annotations
 
 import itertools
-import operator
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,16 +17,18 @@ import tensorflow as tf
 from tensorflow.python.framework import cpp_shape_inference_pb2
 from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
-from sok_like.runtime.checks import as_integer, require, wrong_argument
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.native import devices, libraries
-from sok_like.runtime.ranks import comm, communication_dtype
+from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import check_replicas
 from sok_like.table import snapshots
 from sok_like.table.as_variable import AsVariable, ShownNames
-from sok_like.table.initializers import row_initializer
-from sok_like.table.keys import as_key_dtype, as_keys
-from sok_like.table.policies import EmbeddingVariableOption, InitializerOption
+from sok_like.table.as_variable import as_embedding_variable as as_embedding_variable
+from sok_like.table.as_variable import is_embedding_variable as is_embedding_variable
+from sok_like.table.as_variable import unwrap as unwrap
+from sok_like.table.keys import as_keys
+from sok_like.table.options import TableOptions
+from sok_like.table.policies import EmbeddingVariableOption
 from sok_like.table.policy_methods import PolicyMethods
 from sok_like.table.snapshots import Snapshots, checkpointed, from_checkpoint
 from sok_like.table.weights import TableWeights, get_weights, set_weights, weights_of
@@ -131,63 +132,45 @@ class EmbeddingVariable(
     ):
         check_replicas()
         communicator = comm.current()
-        is_unnamed, name = name is None, "embedding" if name is None else name
-        _check_arguments(name, embedding_dim, capacity, use_hashtable, initial_capacity)
-        key_dtype = as_key_dtype(key_dtype, name)
-        row_dtype = communication_dtype.check(dtype, f"table '{name}'", "dtype") or "float32"
-        if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
-            required = "None or a sok.EmbeddingVariableOption"
-            raise wrong_argument("ev_option", required, ev_option, f"table '{name}'", TypeError)
-        # TensorFlow's attributes and JSON do not accept NumPy's integers.
-        embedding_dim, capacity = operator.index(embedding_dim), as_integer(capacity)
-        initial_capacity = operator.index(initial_capacity)
-        use_hashtable = bool(use_hashtable)
-        self._options = {
-            "embedding_dim": embedding_dim,
-            "name": name,
-            "key_dtype": key_dtype.name,
-            "initializer": initializer,
-            "capacity": capacity,
-            "use_hashtable": use_hashtable,
-            "initial_capacity": initial_capacity,
-            "dtype": row_dtype,
-            "trainable": trainable,
-            "ev_option": ev_option,
-        }
-        self._world_size = communicator.world_size
-        option = ev_option or EmbeddingVariableOption()
-        capacity = option.capacity(capacity, name)
-        self.keeps_records = option.keeps_records
-        self.counts_occurrences = option.counts_occurrences
-        init = option.init_option or InitializerOption()
-        rows = row_initializer(
-            initializer if init.initializer is None else init.initializer,
+        options = self._options = TableOptions(
             embedding_dim,
-            capacity * communicator.world_size if capacity else None,
-            init.default_value_dim,
+            "embedding" if name is None else name,
+            key_dtype,
+            initializer,
+            capacity,
+            use_hashtable,
+            initial_capacity,
+            dtype,
+            trainable,
+            ev_option,
         )
-        _check_fits(row_dtype, embedding_dim, rows, f"table '{name}'")
+        self._world_size, policies = communicator.world_size, options.policies
+        capacity = policies.capacity(options.capacity, options.name)
+        self.keeps_records = policies.keeps_records
+        self.counts_occurrences = policies.counts_occurrences
+        rows = options.rows(communicator.world_size)
         self.initial_rows = str(rows)
-        shape = tf.TensorShape([capacity, embedding_dim])
+        shape = tf.TensorShape([capacity, options.embedding_dim])
         with tf.init_scope():
             in_graph_mode = not tf.executing_eagerly()
             if in_graph_mode:
                 hooks.open_door(hooks.SESSIONS)
-            if is_unnamed:  # nothing was wrong: a rank that failed has taken no number
-                name = self._options["name"] = _numbered(name, communicator)
+            if name is None:  # nothing was wrong: a rank that failed has taken no number
+                options.name = _numbered(options.name, communicator)
+            name = options.name
             with tf.name_scope(name) as scope, devices.table_scope():
                 # In a graph, scopes distinguish two variables of one name, as in TensorFlow.
                 unique = scope.rstrip("/") if in_graph_mode else f"{name}_{next(_unique_ids)}"
                 handle = libraries.ops().sok_table_handle(
                     shared_name=unique,
                     table_name=name,
-                    dim=embedding_dim,
+                    dim=options.embedding_dim,
                     shape=shape,
-                    key_type=key_dtype.name,
-                    row_type=row_dtype,
-                    initial_capacity=initial_capacity,
+                    key_type=options.key_dtype,
+                    row_type=options.dtype,
+                    initial_capacity=options.initial_capacity,
                     max_capacity=capacity or 0,
-                    use_hashtable=use_hashtable,
+                    use_hashtable=options.use_hashtable,
                     rank=communicator.rank,
                     world_size=communicator.world_size,
                     initializer=rows.kind,
@@ -196,7 +179,7 @@ class EmbeddingVariable(
                     initializer_seed=rows.seed,
                     default_rows=rows.default_rows,
                     name="handle",
-                    **option.attributes(capacity),
+                    **policies.attributes(capacity),
                 )
                 _set_handle_data(handle, shape)
                 initializer_op = is_initialized = None
@@ -231,24 +214,19 @@ class EmbeddingVariable(
     # ---- what it is ----
 
     @property
-    def table_name(self) -> str:
-        """The name that initial rows depend on; `.name` is what TensorFlow made of it."""
-        return self._options["name"]
-
-    @property
     def dim(self) -> int:
         """Floats per row."""
-        return self._options["embedding_dim"]
+        return self._options.embedding_dim
 
     @property
     def key_dtype(self) -> tf.DType:
         """The dtype in which `export` returns keys."""
-        return tf.as_dtype(self._options["key_dtype"])
+        return tf.as_dtype(self._options.key_dtype)
 
     @property
     def row_dtype(self) -> tf.DType:
         """The dtype of rows in memory; `.dtype` is that of lookups, float32."""
-        return tf.as_dtype(self._options["dtype"])
+        return tf.as_dtype(self._options.dtype)
 
     @property
     def _graph_element(self):
@@ -268,14 +246,14 @@ class EmbeddingVariable(
     @property
     def key_limit(self) -> int:
         """Keys must lie in `[0, key_limit)`; 0: every key is legal."""
-        if self._options["use_hashtable"]:
-            return 0
-        return self._options["capacity"] * self._world_size
+        return (
+            0 if self._options.use_hashtable else (self._options.capacity or 0) * self._world_size
+        )
 
     @property
     def options(self) -> dict:
         """The constructor's arguments as they were given."""
-        return dict(self._options)
+        return dict(vars(self._options))
 
     def get_config(self) -> dict:
         """The constructor's arguments."""
@@ -403,7 +381,7 @@ class EmbeddingVariable(
 
     def __deepcopy__(self, memo):
         with devices.device_scope(self.device):
-            copied = EmbeddingVariable(**self._options)
+            copied = EmbeddingVariable(**self.options)
         copied.load_snapshot(**self.snapshot().fields())
         memo[id(self)] = copied
         return copied
@@ -437,50 +415,5 @@ def _numbered(name, communicator):
     return f"{name}_{number}" if number else name
 
 
-def _check_arguments(name, dim, capacity, use_hashtable, initial_capacity):
-    of, initial = f"table '{name}'", as_integer(initial_capacity)
-    require(isinstance(name, str) and name != "", "name", "a string that is not empty", name, of)
-    require((as_integer(dim) or 0) >= 1, "embedding_dim", "a positive integer", dim, of)
-    fits = capacity is None or 1 <= (as_integer(capacity) or 0) < 2**32 - 1
-    require(fits, "capacity", "None or an integer in [1, 2**32 - 1)", capacity, of)
-    fits = capacity is not None or use_hashtable
-    require(fits, "capacity", "given if use_hashtable is False", capacity, of)
-    if initial is None or initial < 0:
-        raise wrong_argument("initial_capacity", "an integer >= 0", initial_capacity, of)
-    most = initial if capacity is None else capacity
-    required = f"at most `capacity`, {capacity}"
-    require(initial <= most, "initial_capacity", required, initial_capacity, of)
-
-
-def _check_fits(row_dtype, dim, rows, of):
-    fits = row_dtype == "float32" or dim <= 4096
-    require(fits, "embedding_dim", "at most 4096 if rows have 16 bits", dim, of)
-    if row_dtype == "float16":
-        largest = max(map(abs, (rows.a, rows.b, *rows.default_rows)))
-        required = "within [-65504, 65504], the range of float16"
-        require(largest <= 65504, "initializer", required, largest, of)
-
-
 def _int64(keys):
     return tf.reshape(as_keys(keys), [-1])
-
-
-# ---- telling embedding variables from others ----
-
-
-def unwrap(variable: Any) -> Any:
-    """The EmbeddingVariable inside a Keras 3 variable; any other object unchanged."""
-    inner = getattr(variable, "_embedding_variable", None)
-    return variable if inner is None else inner
-
-
-def is_embedding_variable(variable: Any) -> bool:
-    """Whether it is an EmbeddingVariable, possibly wrapped by Keras 3."""
-    return isinstance(unwrap(variable), EmbeddingVariable)
-
-
-def as_embedding_variable(variable: Any, argument: str = "variable") -> EmbeddingVariable:
-    """The EmbeddingVariable itself; raises TypeError for anything else."""
-    if not is_embedding_variable(variable):
-        raise TypeError(f"`{argument}` must be an EmbeddingVariable. Received: {variable!r}")
-    return unwrap(variable)

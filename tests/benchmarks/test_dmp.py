@@ -12,7 +12,7 @@ import synthetic_data
 import synthetic_models
 
 from benchmarks import dmp, dmp_memory
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from tests.examples.synthetic_checks import SMALL, initial_values
 
 

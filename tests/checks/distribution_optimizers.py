@@ -5,7 +5,7 @@ import os
 import tensorflow as tf
 
 from sok_like.distribution.sharded_variable import path_of
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from tests.checks import Alone
 from tests.checks.distribution_steps import data
 from tests.checks.distribution_use import under

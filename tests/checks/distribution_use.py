@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.distribution.sharded_variable import path_of, shard_of
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from tests.checks import Alone
 
 UNITS = 5

@@ -15,7 +15,7 @@ import traceback
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 
 BATCH = 12
 X = np.arange(2 * BATCH).reshape(BATCH, 2)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import sok_like as sok
 from sok_like import dist_model_parallel as dmp
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
 
 SCALE = 1024.0

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from tests.checks.drift import raised
 
 DIM, LIMIT, RATE = 3, 0.05, 1.0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from tests.checks import distribution as mixed
 
 pytestmark = [pytest.mark.keras, pytest.mark.ranks]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 
 pytestmark = pytest.mark.keras
 IDS = np.arange(16).reshape(8, 2)

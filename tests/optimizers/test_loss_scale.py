@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 
 pytestmark = pytest.mark.keras
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.runtime.ranks.graph_collectives import Steps
+from sok_like.runtime.ranks.agreement import Steps
 from sok_like.saving import background
 from sok_like.saving.format import array_files, durable, shard_file
 from sok_like.saving.transaction import Saving

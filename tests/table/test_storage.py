@@ -119,10 +119,10 @@ def test_what_cannot_be_is_refused(sok, folder):
 
 
 def test_the_option_goes_through_json(sok, folder):
-    from sok_like.table import policy_config
+    from sok_like.table.options import option_config, option_from_config
 
     option = option_of(sok, folder, cache_strategy="LRU")
-    assert policy_config.from_config(policy_config.to_config(option)) == option
+    assert option_from_config(option_config(option)) == option
 
 
 @pytest.mark.ranks

@@ -26,7 +26,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime.framework import second_order
+from sok_like.runtime.framework import graphs
 from sok_like.runtime.native import devices, libraries
 from sok_like.runtime.ranks import comm, stalls
 from sok_like.runtime.ranks.comm import IN_TURN, Communicator
@@ -339,7 +339,7 @@ def exchange_rows(
                 done.append(returned_call)
 
             def refused(second):
-                return second_order.refused([second], [grad])[0], None
+                return graphs.refuse_second_order([second], [grad])[0], None
 
             return returned, refused
 

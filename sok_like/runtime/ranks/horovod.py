@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.runtime.framework import hooks
-from sok_like.runtime.native.tensor_checks import checked
+from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.ranks import comm, launchers
 from sok_like.runtime.ranks.comm import (
     IN_TURN,

@@ -1,5 +1,7 @@
 """The connections between the watch threads, which strangers cannot join, read into or break.
 
+Rank 0 listens at the address at which the other hosts reach its own (`host_address`).
+
     rank r                          rank 0
            <-- nonce (16 bytes) --         a new one per connection
            -- nonce, r, tag ----->         52 bytes; rank 0 takes no more from a stranger
@@ -7,20 +9,26 @@
 
 Both sides derive a connection's key from the job's secret, both nonces and r. A tag is an
 HMAC-SHA256 with this key. That of a message also covers its sender and its number, so a recorded
-message is refused at any other place. Messages are not encrypted. Standard library only.
+message is refused at any other place. Messages are not encrypted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hmac
+import ipaddress
 import json
+import os
 import secrets
 import selectors
 import socket
 import struct
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from sok_like.runtime.ranks import launchers
 
 _NONCE = 16  # bytes
 _HELLO = struct.Struct("!16sI32s")  # the rank's nonce, its number, a tag
@@ -31,6 +39,8 @@ _PATIENCE = 5.0  # seconds until a stranger must have said who it is
 # Strangers at a time, beyond the number of ranks, which may all come at once. One more pushes out
 # the oldest, so that those who only wait cannot keep the ranks out.
 _MOST_STRANGERS = 64
+LOOPBACK = "127.0.0.1"
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 class Line:
@@ -251,3 +261,62 @@ class Door:
         if self._listener.fileno() >= 0:
             self._selector.unregister(self._listener)
             self._listener.close()
+
+
+def host_names() -> list[str]:
+    """This host's name, by which launchers start ranks there, and its addresses."""
+    addresses = [_of_interface(interface) for _, interface in socket.if_nameindex()]
+    own = os.environ.get(launchers.HOST_NAME) or socket.gethostname()
+    return [own, *(address for address in addresses if not _is_loopback(address))]
+
+
+def host_address(hosts: Sequence[Sequence[str]]) -> str:
+    """This host's address in the network of `hosts`, whose names are given.
+
+    It is that of the interface named to the launcher, if any, or else of the one from which packets
+    reach another host. The loopback if there is none.
+    """
+    return next((a for a in _candidates(hosts) if not _is_loopback(a)), LOOPBACK)
+
+
+def _candidates(hosts) -> Iterator[str]:
+    chosen = [os.environ.get(variable, "") for variable in launchers.INTERFACES]
+    for word in ",".join(chosen).split(","):
+        if "/" in word:
+            with contextlib.suppress(ValueError):
+                network = ipaddress.ip_network(word.strip(), strict=False)
+                own = _towards(str(network.network_address + 1))
+                if own and ipaddress.ip_address(own) in network:
+                    yield own
+        elif word.strip():
+            yield _of_interface(word.strip())
+    mine = host_names()
+    others = [host for host in hosts if host != mine]
+    yield from (_towards(word) for word in dict.fromkeys(host[0] for host in others))
+    # Names that this host does not know. Addresses that are its own, too, are those of bridges.
+    addresses = dict.fromkeys(word for host in others for word in host[1:] if word not in mine)
+    yield from map(_towards, addresses)
+
+
+def _of_interface(interface) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("256s", interface.encode()[:15])
+        try:
+            reply = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
+        except OSError:
+            return ""
+    return socket.inet_ntoa(reply[20:24])
+
+
+def _towards(host) -> str:
+    """The address from which packets go to `host`; none is sent. Empty if there is none."""
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, target in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as unconnected:
+                unconnected.connect(target)
+                return unconnected.getsockname()[0]
+    return ""
+
+
+def _is_loopback(address) -> bool:
+    return not address or ipaddress.ip_address(address.partition("%")[0]).is_loopback

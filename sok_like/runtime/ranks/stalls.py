@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.native import libraries
-from sok_like.runtime.ranks import comm, hosts, stall_verdict
+from sok_like.runtime.ranks import comm, stall_connections, stall_verdict
 from sok_like.runtime.ranks.comm import Communicator, run_now
 from sok_like.runtime.ranks.stall_connections import Door, Line, connect
 
@@ -75,11 +75,12 @@ def start(communicator: Communicator) -> None:
     if _watch is not None or communicator.world_size == 1 or comm.line():
         return
     limit, secret = timeout(), secrets.token_hex(32)
-    names = _gather(hosts.names(), communicator)
+    names = _gather(stall_connections.host_names(), communicator)
     selector, door, mine = selectors.DefaultSelector(), None, ""
     if communicator.rank == 0 and limit:
-        several_hosts = communicator.local_size != communicator.world_size
-        host = hosts.address(names) if several_hosts else hosts.LOOPBACK
+        host = stall_connections.LOOPBACK
+        if communicator.local_size != communicator.world_size:
+            host = stall_connections.host_address(names)
         door = Door(host, secret, communicator.world_size, selector)
         mine = json.dumps([*door.address, secret])
     where = _gather(mine, communicator)[0]

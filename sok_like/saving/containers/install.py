@@ -22,7 +22,7 @@ from sok_like.runtime.framework.hooks import (
     put,
     wrap,
 )
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.saving.containers import (
     checkpoints,
     keras_files,

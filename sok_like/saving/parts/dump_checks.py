@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.process import local_size
+from sok_like.runtime.ranks.initialize import local_size
 from sok_like.saving.format import checksums, durable, in_use, manifest
 from sok_like.table.variable import as_embedding_variable
 

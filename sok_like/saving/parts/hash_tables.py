@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.graph_collectives import text_of
+from sok_like.runtime.ranks.agreement import text_of
 from sok_like.saving.format import deltas, durable, manifest, shard_file, sok1_files
 from sok_like.saving.parts import dump_checks, resized
 from sok_like.saving.parts.checkpointable import CheckpointPart, StagedContent

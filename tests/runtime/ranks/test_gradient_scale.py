@@ -12,13 +12,13 @@ import pytest
 import tensorflow as tf
 
 from sok_like.runtime.framework import hooks
-from sok_like.runtime.ranks import gradient_scale
+from sok_like.runtime.ranks import lookup_options
 
 pytestmark = pytest.mark.keras
 
 KERAS_3 = not hasattr(tf.keras, "__internal__")
 RANKS = 2
-AUTO = gradient_scale.attribute("auto", RANKS)
+AUTO = lookup_options.scale_attribute("auto", RANKS)
 DATA = np.ones([4, 1], np.float32), np.zeros([4], np.float32)
 
 
@@ -32,7 +32,7 @@ def quiet(sok):
 @tf.custom_gradient
 def asks(value):
     """Its input. Where its gradient is taken, it asks for the scale, as a lookup does."""
-    return tf.identity(value), lambda gradient: gradient * gradient_scale.factor(AUTO, RANKS)
+    return tf.identity(value), lambda gradient: gradient * lookup_options.scale_factor(AUTO, RANKS)
 
 
 class Model(tf.keras.Model):
@@ -143,7 +143,7 @@ class Loops(tf.keras.callbacks.Callback):
 
 @pytest.mark.parametrize("within_fit", [False, True])
 def test_a_loop_of_ones_own_is_sum_and_warns_once(monkeypatch, within_fit):
-    monkeypatch.setattr(gradient_scale, "_warned", False)
+    monkeypatch.setattr(lookup_options, "_warned", False)
     model = Model()
     model.compile(tf.keras.optimizers.SGD(1.0), "mse")
     fitted = Model()

@@ -1,4 +1,7 @@
-"""Ranks of the job talk to each other; strangers cannot join, replay, or keep them from it."""
+"""Ranks of the job talk to each other; strangers cannot join, replay, or keep them from it.
+
+And at which of its addresses a host is reached by the others of a job.
+"""
 
 import contextlib
 import os
@@ -11,12 +14,22 @@ import time
 
 import pytest
 
-from sok_like.runtime.ranks import stall_connections
+from sok_like.runtime.ranks import launchers, stall_connections
 from sok_like.runtime.ranks.stall_connections import Door, Line, connect
 from tests.ranks import run_ranks
 
 SECRET = "secret"
 NOISE = [b'{"secret":"\xc3\xa9"}\n', b"[" * 4000, b"", b"\x00" * 20, b"\xff" * 52, b"GET / HTTP"]
+# Of hosts: names and addresses; which of its own a host sends from, and has.
+MINE = ["mine", "10.0.0.1", "172.17.0.1"]
+OTHER = ["other", "10.0.0.2", "172.17.0.1"]
+ROUTES = {
+    "other": "10.0.0.1",
+    "10.0.0.2": "10.0.0.9",
+    "10.1.0.1": "10.1.0.5",
+    "10.2.0.1": "10.0.0.1",
+}
+INTERFACES = {"ib0": "10.1.0.5", "lo": "127.0.0.1"}
 
 
 class Server(threading.Thread):
@@ -269,3 +282,42 @@ def goes_on():
 def test_a_job_goes_on_under_noise_and_after_it_was_suspended():
     found = run_ranks("tests.runtime.ranks.test_stall_connections:goes_on", 2, alone=False)
     assert found == [(True, 1, "127.0.0.1"), (True, 0, "")]
+
+
+@pytest.fixture
+def network(monkeypatch):
+    """A host with these routes and interfaces; other names lead nowhere."""
+    for variable in launchers.INTERFACES:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(stall_connections, "host_names", lambda: MINE)
+    monkeypatch.setattr(stall_connections, "_towards", lambda word: ROUTES.get(word, ""))
+    monkeypatch.setattr(stall_connections, "_of_interface", lambda word: INTERFACES.get(word, ""))
+
+
+@pytest.mark.parametrize(
+    "variable, value, others, expected",
+    [
+        (0, "", [MINE, OTHER], "10.0.0.1"),
+        (0, "", [MINE, ["unknown", *OTHER[1:]]], "10.0.0.9"),
+        (0, "", [["mine", "10.0.0.2"]], "10.0.0.9"),  # another host of the same name
+        (0, "", [MINE, ["unknown", "172.17.0.1"]], stall_connections.LOOPBACK),
+        (0, "ib0", [MINE, OTHER], "10.1.0.5"),
+        (0, "lo", [MINE, OTHER], "10.0.0.1"),
+        (1, "none,ib0", [MINE, OTHER], "10.1.0.5"),
+        (1, "10.1.0.0/24", [MINE, OTHER], "10.1.0.5"),
+        (1, "10.2.0.0/24", [MINE, OTHER], "10.0.0.1"),
+        (1, "10.2/x", [MINE, OTHER], "10.0.0.1"),
+    ],
+)
+def test_the_interface_named_to_the_launcher_else_the_one_towards_another_host(
+    network, monkeypatch, variable, value, others, expected
+):
+    monkeypatch.setenv(launchers.INTERFACES[variable], value)
+    assert stall_connections.host_address(others) == expected
+
+
+def test_routes_and_interfaces_of_this_machine():
+    towards, of_interface = stall_connections._towards, stall_connections._of_interface
+    assert towards("127.0.0.1") == of_interface("lo") == "127.0.0.1"
+    assert towards("no such host") == of_interface("no such") == ""
+    assert "127.0.0.1" not in stall_connections.host_names()

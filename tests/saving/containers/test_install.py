@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 
 pytestmark = pytest.mark.keras
 

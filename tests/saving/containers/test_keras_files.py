@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from sok_like.runtime.framework import hooks
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from tests.checks import files
 
 pytestmark = pytest.mark.keras
@@ -75,7 +75,7 @@ import os, sys
 import tensorflow as tf
 import sok_like as sok
 from sok_like.runtime.framework import hooks
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from tests.checks import files
 
 sok.Init(global_batch_size=12, seed=7)

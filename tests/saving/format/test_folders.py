@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.runtime.framework.keras_version import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.saving.format import folders
 from sok_like.table import snapshots
 from sok_like.table.variable import EmbeddingVariable

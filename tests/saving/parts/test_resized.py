@@ -123,7 +123,7 @@ def test_choices_that_do_not_fit(sok, tmp_path):
 def test_keys_that_an_int32_table_cannot_have(sok, tmp_path, kind):
     saved(sok, kind, tmp_path)
     narrow, table = model(sok, 2)
-    table._options["key_dtype"] = "int32"
+    table._options.key_dtype = "int32"
     with pytest.raises(Exception, match=rf"keys of int32. Received: a dump with key {2**40}"):
         FILES[kind][1](sok, narrow, table, str(tmp_path))
 

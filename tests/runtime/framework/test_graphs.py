@@ -1,4 +1,9 @@
-"""Graphs of v1 with tables, written or read as files, raise; others are as TensorFlow has them."""
+"""Ops and functions of the package in graphs: tracing, gradients of gradients, and files.
+
+AutoGraph converts nothing of the package. Each of several tapes around a lookup gives its
+gradients; a gradient of a table's gradient raises. Graphs of v1 with tables, written or read as
+files, raise; others are as TensorFlow has them.
+"""
 
 import subprocess
 import sys
@@ -6,11 +11,86 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.autograph.impl import api
 
 import sok_like
 from sok_like.runtime.ranks import initialize
+from tests.checks.tapes import KEYS, ROWS
 
 v1 = tf.compat.v1
+each_world = pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
+
+
+@pytest.fixture
+def converted(monkeypatch):
+    """The modules of the functions that AutoGraph converts."""
+    modules = set()
+    convert = api._convert_actual
+
+    def recording(entity, *args):
+        modules.add(entity.__module__)
+        return convert(entity, *args)
+
+    monkeypatch.setattr(api, "_convert_actual", recording)
+    return modules
+
+
+@pytest.mark.keras
+def test_a_step_converts_nothing_of_the_package(sok, converted):
+    tables = [sok.EmbeddingVariable(4, name=f"table{i}") for i in range(2)]
+    ids = [tf.ragged.constant([[1, 2], [3]], tf.int64)] * 2
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam())
+
+    @tf.function
+    def step(ids):
+        with tf.GradientTape() as tape:
+            rows = sok.group_embedding_lookup_sparse(tables, ids, "sum", training=True)
+            loss = tf.add_n([tf.reduce_sum(r) for r in rows])
+        optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+        if loss > 100.0:  # the user's own branch is converted
+            loss = tf.zeros([])
+        return loss
+
+    step(ids)
+    assert __name__ in converted
+    assert not [m for m in converted if m.partition(".")[0] == "sok_like"]
+
+
+def check_by_key(results, expected):
+    """Each rank's gradient has its own keys with what all ranks together make of their rows."""
+    seen = {}
+    for gradient in results:
+        for key, row in gradient.items():
+            assert key not in seen
+            seen[key] = row
+    assert sorted(seen) == sorted(set(KEYS))
+    for key, row in seen.items():
+        times = KEYS.count(key) * len(results)
+        np.testing.assert_allclose(row, times * expected(ROWS[key]), rtol=1e-6)
+
+
+@each_world
+@pytest.mark.parametrize("place", ["eager", "within", "around"])
+def test_two_tapes_have_the_gradients_of_one(rank_results, world_size, place):
+    results = [result[place] for result in rank_results(world_size, "tapes.two_tapes")]
+    for of_factor, _ in results:
+        np.testing.assert_allclose(of_factor, (ROWS[KEYS] ** 2).sum(), rtol=1e-6)
+    check_by_key([of_table for _, of_table in results], lambda row: 2.0 * 2 * row)
+
+
+@each_world
+@pytest.mark.parametrize("place", ["eager", "function"])
+def test_a_gradient_of_a_tables_gradient_raises(rank_results, world_size, place):
+    for result in rank_results(world_size, "tapes.second_order"):
+        assert "cannot be differentiated again" in result[place][1]
+
+
+@each_world
+@pytest.mark.parametrize("place", ["eager", "function"])
+def test_a_gradient_of_the_rows_gradient_is_right(rank_results, world_size, place):
+    # (d/dr sum (3 r^2)^2) = 36 r^3
+    results = rank_results(world_size, "tapes.second_order")
+    check_by_key([result[place][0] for result in results], lambda row: 36 * row**3)
 
 
 @pytest.fixture

@@ -1,21 +1,47 @@
-"""Notes that Keras is in a training step, a test step or a step of `predict`."""
+"""The Keras that runs: which one it is, and whether it is in a training, test or predict step."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import importlib
 from typing import Any
 
 import tensorflow as tf
 
 from sok_like.runtime.framework import hooks
-from sok_like.runtime.framework.keras_version import is_keras_3
 
 _withins: dict[str, hooks.Within] = {}  # not in `_Steps`, which programs copy
 compiled = hooks.Within()  # a step that XLA is to compile is being traced, or is running
 
 
-def note(kind: str, within: hooks.Within, why: str) -> None:
+@functools.cache
+def is_keras_3() -> bool:
+    """Whether `tf.keras` is Keras 3; False under `TF_USE_LEGACY_KERAS=1`, where it is tf_keras."""
+    return not hasattr(tf.keras, "__internal__")
+
+
+def keras_optimizers() -> Any:
+    """The running Keras' module of optimizers; `sok2.init` changes `tf.keras.optimizers`."""
+    return importlib.import_module("keras.optimizers" if is_keras_3() else "tf_keras.optimizers")
+
+
+def optimizer_family(cls: type) -> str | None:
+    """ "tf.compat.v1", "keras", "tf_keras", "legacy" (of tf_keras), or None: none of these."""
+    if issubclass(cls, tf.compat.v1.train.Optimizer):
+        return "tf.compat.v1"
+    for base in cls.__mro__:
+        if base.__module__.startswith("keras.src.optimizers"):
+            return "keras"
+        if base.__module__ == "tf_keras.src.optimizers.optimizer":
+            return "tf_keras"
+        if base.__module__ == "tf_keras.src.optimizers.legacy.optimizer_v2":
+            return "legacy"
+    return None
+
+
+def note_steps(kind: str, within: hooks.Within, why: str) -> None:
     """Enters `within` in Keras' steps of a kind: "train", "test" or "predict".
 
     Keras traces and runs steps, also those of an overridden `train_step`, within calls of

@@ -1,19 +1,27 @@
-"""The factor by which the gradient of a row, summed over ranks, is multiplied.
+"""Options that all doors to lookups share: `gradient_scale`, and the dtypes of rows.
 
-A program's loss is either a mean over the rank's own batch ("mean": divide by the number of ranks),
+`gradient_scale` is the factor by which the gradient of a row, summed over ranks, is multiplied. A
+program's loss is either a mean over the rank's own batch ("mean": divide by the number of ranks),
 or it was divided by the batch of all ranks ("sum": leave it). Keras' `fit` does the former; a loop
 of the program's own may do either. "auto" decides when a gradient is taken: hooks in Keras tell
 whether `fit` takes it.
+
+Rows have a dtype in a table, and another one between ranks, with their gradients (`wire_dtype`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from typing import Any
+
+import tensorflow as tf
 
 from sok_like.runtime.checks import wrong_argument
-from sok_like.runtime.framework import hooks, trainer_phase
+from sok_like.runtime.framework import hooks, running_keras
 
 GRADIENT_SCALES = ("auto", "sum", "mean")
+ROW_DTYPES = ("float32", "bfloat16", "float16")
 
 # "auto" in the attribute `gradient_scale` of an op. No factor is 0.
 _AUTO = 0.0
@@ -22,19 +30,19 @@ _warned = False
 losses_are_means = hooks.Within()
 
 
-def check(gradient_scale: str) -> str:
+def check_gradient_scale(gradient_scale: str) -> str:
     """`gradient_scale` itself; ValueError unless it is "auto", "sum" or "mean"."""
     if isinstance(gradient_scale, str) and gradient_scale in GRADIENT_SCALES:
         return gradient_scale
     raise wrong_argument("gradient_scale", f"one of {GRADIENT_SCALES}", gradient_scale)
 
 
-def attribute(gradient_scale: str, world_size: int) -> float:
+def scale_attribute(gradient_scale: str, world_size: int) -> float:
     """`gradient_scale` encoded as an op's attribute."""
     return {"auto": _AUTO, "sum": 1.0, "mean": 1.0 / world_size}[gradient_scale]
 
 
-def factor(attribute: float, world_size: int) -> float:
+def scale_factor(attribute: float, world_size: int) -> float:
     """The factor. Call it where the gradient is taken: "auto" depends on who takes it."""
     if attribute != _AUTO:
         return attribute
@@ -52,7 +60,23 @@ def factor(attribute: float, world_size: int) -> float:
     return 1.0
 
 
+def check_row_dtype(dtype: Any, where: str = "", argument: str = "wire_dtype") -> str | None:
+    """The name of a dtype; None for None and float32. ValueError unless it is in `ROW_DTYPES`.
+
+    `where` is its table, layer or lookup, and `argument` its name, for the error.
+    """
+    if dtype is None:
+        return None
+    name = None
+    if not isinstance(dtype, int):  # TensorFlow would take it for the number of a dtype
+        with contextlib.suppress(TypeError, ValueError):
+            name = tf.as_dtype(dtype).name
+    if name not in ROW_DTYPES:
+        raise wrong_argument(argument, f"None or one of {ROW_DTYPES}", dtype, where)
+    return None if name == "float32" else name
+
+
 @hooks.behind(hooks.MODELS)
 def _install():
     why = "a step of fit has a mean over the rank's own batch as its loss"
-    trainer_phase.note("train", losses_are_means, why)
+    running_keras.note_steps("train", losses_are_means, why)

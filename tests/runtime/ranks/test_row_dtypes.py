@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 from sok_like.runtime.native import libraries
-from sok_like.runtime.ranks import communication_dtype, exchange_order
+from sok_like.runtime.ranks import exchange_order
+from sok_like.runtime.ranks.lookup_options import check_row_dtype
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, 1e-45, -1e-40, 5.9e-8, 2.9e-8, 6e-5, 65504.0, 65519.0, -1.0]
@@ -144,10 +145,10 @@ def test_a_number_too_large_is_a_failure(wire_dtype, largest, too_large):
     ],
 )
 def test_ways_to_write_a_dtype(given, expected):
-    assert communication_dtype.check(given) == expected
+    assert check_row_dtype(given) == expected
 
 
 @pytest.mark.parametrize("given", ["float8", "", 16, 14, True, tf.float64, "int8", [], np.int16])
 def test_other_dtypes_are_refused(given):
     with pytest.raises(ValueError, match="`wire_dtype` must be .* wire_dtype=.*layer 'x'"):
-        communication_dtype.check(given, "layer 'x'")
+        check_row_dtype(given, "layer 'x'")
