@@ -16,14 +16,7 @@ import time
 from collections.abc import Iterator
 
 from sok_like.install_horovod import installed
-from sok_like.runtime.ranks.launchers import (
-    NO_HOROVOD,
-    NO_MPI,
-    find_program,
-    horovod_library,
-    horovod_transports,
-    mpi_library,
-)
+from sok_like.runtime.ranks import launchers
 
 
 def versions() -> Iterator[tuple[str, str]]:
@@ -49,16 +42,16 @@ def versions() -> Iterator[tuple[str, str]]:
         yield "CUDA", f"{core.cuda_device_info()['name']}, {core.cuda_device_count()} device(s)"
     except RuntimeError as error:
         yield "CUDA", f"no: {error}"
-    yield "MPI", mpi_library() or f"no. {NO_MPI}"
-    library = horovod_library()
+    yield "MPI", launchers.mpi_library() or f"no. {launchers.NO_MPI}"
+    library = launchers.horovod_library()
     if library is None:
-        yield "Horovod", f"no. {NO_HOROVOD}"
+        yield "Horovod", f"no. {launchers.NO_HOROVOD}"
     else:
         transports = {"mpirun": "MPI", "gloo": "Gloo"}
-        features = " and ".join(transports[name] for name in horovod_transports())
+        features = " and ".join(transports[name] for name in launchers.horovod_transports())
         yield f"Horovod {installed('horovod')}", f"{features}; {library.parent.parent}"
         for program in ("mpirun", "horovodrun"):
-            yield program, find_program(program) or "no"
+            yield program, launchers.find_program(program) or "no"
     name, why = engine_of_job()
     yield "engine of ranks", f"{'MPI' if name == 'mpi' else 'Horovod'}: {why}"
 

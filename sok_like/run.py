@@ -71,10 +71,7 @@ def bound(command: Sequence[str], number: int) -> list[str]:
 
 
 class Launched:
-    """One start of a job's ranks, which run `command`.
-
-    `launch` is the launcher with its options, empty for one rank, which needs none.
-    """
+    """One start of a job's ranks, which run `command`; `launch`: the launcher, if one is needed."""
 
     def __init__(self, launch: Sequence[str], command: Sequence[str], environment: dict[str, str]):
         self._command, self._needs_launcher = list(command), bool(launch)
@@ -170,9 +167,8 @@ class Signals:
             late = deadline is not None and time.monotonic() > deadline
             if late or len(self.received) > 1:
                 name = signal.Signals(self.received[0]).name
-                why = f"they did not end within {self._grace:g} s of {name}"
-                if not late:
-                    why = "a second signal came"
+                slow = f"they did not end within {self._grace:g} s of {name}"
+                why = slow if late else "a second signal came"
                 print(f"sok_like.run: ranks were killed: {why}", file=sys.stderr, flush=True)
                 status = job.kill()
                 break

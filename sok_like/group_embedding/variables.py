@@ -25,6 +25,7 @@ from sok_like.lookup.by_key import OnTypeError
 from sok_like.runtime.checks import as_integer, require, wrong_argument
 from sok_like.runtime.ranks import comm, horovod
 from sok_like.runtime.ranks.initialize import ensure_initialized
+from sok_like.runtime.ranks.lookup_options import check_row_dtype
 from sok_like.table.keys import as_key_dtype
 from sok_like.table.policies import (
     EmbeddingVariableOption,

@@ -52,8 +52,7 @@ class _RowOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
     def _apply_dense(self, grad, var):
         return self._update(grad, var, _Rows())
 
-    def _resource_apply_dense(self, grad, var):
-        return self._update(grad, var, _Rows())
+    _resource_apply_dense = _apply_dense
 
     def _apply_sparse(self, grad, var):
         return self._update(grad.values, var, _Rows(grad.indices))
@@ -157,8 +156,8 @@ class _AdamRows(_RowOptimizer):
 
     def _numbers(self, **options):
         names = {"beta_1": "_beta1", "beta_2": "_beta2", "epsilon": "_epsilon"}
-        numbers = {option: number_of(self, attribute) for option, attribute in names.items()}
-        return tuple({**numbers, **options}.items())
+        options |= {option: number_of(self, attribute) for option, attribute in names.items()}
+        return tuple(options.items())
 
 
 class _AdamAsync(_AdamRows):

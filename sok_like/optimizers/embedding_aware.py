@@ -92,12 +92,7 @@ class EmbeddingAware:
         return self if key is None else self._sok_tables[key]
 
     def skipped_gradients(self, variable: Any) -> tf.Variable:
-        """Number of this rank's keys whose gradient for `variable` was skipped, int64 scalar.
-
-        Raises:
-            TypeError: `variable` is not an EmbeddingVariable.
-            ValueError: the optimizer was wrapped without `skip_nonfinite_gradients=True`.
-        """
+        """Number of this rank's keys whose gradient for `variable` was skipped, int64 scalar."""
         table = as_embedding_variable(variable)
         if not self._sok_skip_nonfinite:
             raise ValueError(
@@ -173,21 +168,6 @@ class _Built(EmbeddingAware):
             )
 
 
-def _checked_init(cls):
-    """The stock class's constructor; afterwards it refuses numbers that no rule accepts."""
-
-    @functools.wraps(cls.__init__)
-    def init(self, *args, **kwargs):
-        cls.__init__(self, *args, **kwargs)
-        try:
-            rule = rule_of(self)
-        except ValueError:
-            return  # a setting without a rule only matters once there is a table
-        rule.check()
-
-    return init
-
-
 def knows_tables(optimizer: Any) -> bool:
     """Whether an optimizer can train embedding variables."""
     inner = getattr(optimizer, "inner_optimizer", None)
@@ -205,9 +185,19 @@ def embedding_aware(cls: type) -> type:
             "An optimizer of Keras 3, tf_keras or tf.compat.v1.train is required. "
             f"Received: {cls.__module__}.{cls.__qualname__}"
         )
+
+    @functools.wraps(cls.__init__)
+    def init(self, *args, **kwargs):
+        cls.__init__(self, *args, **kwargs)
+        try:
+            rule = rule_of(self)
+        except ValueError:
+            return  # a setting without a rule only matters once there is a table
+        rule.check()
+
     bases = (_Built if "keras" in family else EmbeddingAware, families.ADAPTERS[family], cls)
     stages = (average, *_STAGES[family])
-    members = {"__module__": __name__, "__init__": _checked_init(cls), "_sok_stages": stages}
+    members = {"__module__": __name__, "__init__": init, "_sok_stages": stages}
     # The legacy Adam and Adam have the same name; files must distinguish their subclasses.
     kind = "Legacy" if ".legacy." in cls.__module__ else ""
     if cls.__module__.partition(".")[0] not in _STOCK and hasattr(keras_optimizers(), cls.__name__):

@@ -48,11 +48,9 @@ class Adapter:
             yield pairs, step
 
     def _sok_aggregate(self, grads_and_vars, own):
-        """What tf_keras' LossScaleOptimizer asks for before it decides whether to take the step.
-
-        `own` is the stock method, which sums over the replicas of a strategy. Gradients are summed
-        by key: parts may be finite, and their sum not.
-        """
+        """What tf_keras' LossScaleOptimizer asks for before it decides whether to take the step."""
+        # Gradients are summed by key: parts may be finite, and their sum not. `own`, the stock
+        # method, sums over the replicas of a strategy.
         (average, *_), step = self._sok_stages, Step(self)
         with step.scopes:
             pairs = average(self, [(g, v) for g, v in grads_and_vars if g is not None], step)

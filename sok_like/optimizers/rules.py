@@ -58,11 +58,7 @@ class OptimizerRule:
         learning_rate: Any,
         step: Any,
     ) -> Any:
-        """Updates the rows in the gradients of tables, all or none; returns the op in a graph.
-
-        Each variable is there once. Values of a gradient are `[num_keys, embedding_dim]`, indices
-        int64 keys; equal keys are summed. Steps count from 1.
-        """
+        """Updates the rows in the gradients of tables, each there once; the op in a graph."""
         for gradient, variable in pairs:
             if not isinstance(gradient, tf.IndexedSlices):
                 raise TypeError(
@@ -110,12 +106,9 @@ def _check_same_update(subclasses, stock):
     """Raises ValueError if a subclass overrides anything but the constructor and configuration."""
     kinds = (types.FunctionType, property, classmethod, staticmethod)
     for cls in subclasses:
-        overridden = [
-            name
-            for name, value in vars(cls).items()
-            if isinstance(value, kinds) and hasattr(stock, name) and not name.startswith("__")
-        ]
-        overridden = sorted({*overridden} - {"get_config", "from_config"})
+        functions = {name for name, value in vars(cls).items() if isinstance(value, kinds)}
+        overridden = functions & set(dir(stock)) - {"get_config", "from_config"}
+        overridden = sorted(name for name in overridden if not name.startswith("__"))
         if overridden:
             raise ValueError(
                 f"Tables are trained by the formula of {stock.__name__}, not by that of a "
@@ -180,17 +173,17 @@ def _legacy_number(optimizer, hyper):
     """A number that Keras keeps as given at first, and as a variable from the first step on."""
     value = optimizer._hyper[hyper]
     as_given = optimizer.__dict__.setdefault("_sok_numbers", {})
-    if isinstance(value, tf.Variable):
-        with tf.init_scope():
-            if tf.executing_eagerly():
-                return float(value.numpy())
-        if hyper not in as_given:
-            raise ValueError(
-                "A legacy optimizer of Keras must be wrapped, or used with embedding variables, "
-                f"before its first step in a graph. Received: {optimizer._name} after it"
-            )
+    if not isinstance(value, tf.Variable):
+        as_given[hyper] = _fixed(value, hyper)
         return as_given[hyper]
-    as_given[hyper] = _fixed(value, hyper)
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return float(value.numpy())
+    if hyper not in as_given:
+        raise ValueError(
+            "A legacy optimizer of Keras must be wrapped, or used with embedding variables, "
+            f"before its first step in a graph. Received: {optimizer._name} after it"
+        )
     return as_given[hyper]
 
 
@@ -208,13 +201,6 @@ def _present(optimizer, attribute):
     # Flags may be given as 0 or 1.
     kind = bool if attribute in ("amsgrad", "nesterov") else float
     return kind(getattr(optimizer, attribute))
-
-
-def _v1_momentum(o):
-    options = {"momentum": number_of(o, "_momentum"), "nesterov": bool(o._use_nesterov)}
-    # Its sparse kernel does not change other rows.
-    options |= {"lazy": True, "momentum_before_rate": True}
-    return OptimizerRule("momentum", tuple(options.items()))
 
 
 def number_of(optimizer: Any, attribute: str) -> float:
@@ -252,7 +238,10 @@ _KERAS = {
 }
 _V1 = {
     "GradientDescentOptimizer": _reading("sgd", number_of),
-    "MomentumOptimizer": _v1_momentum,
+    # Its sparse kernel does not change other rows.
+    "MomentumOptimizer": lambda o: _reading(
+        "momentum", number_of, {"lazy": True, "momentum_before_rate": True}, momentum="_momentum"
+    )(o).replace(nesterov=bool(o._use_nesterov)),
     "AdagradOptimizer": _reading(
         "adagrad", number_of, {"epsilon": 0.0}, initial_accumulator="_initial_accumulator_value"
     ),

@@ -38,10 +38,7 @@ Pairs = list[tuple[Any, Any]]
 
 
 class Step:
-    """What the stages of one step share.
-
-    Gradients are still to be averaged over ranks if `average`, and are still multiplied by `scale`.
-    """
+    """What the stages share: whether gradients are still to be averaged, and by what multiplied."""
 
     def __init__(self, optimizer: Any, *, average: bool = True, scale: Any = None):
         self._optimizer = optimizer
@@ -72,9 +69,9 @@ def average(optimizer: Any, pairs: Pairs, step: Step) -> Pairs:
         return pairs
     shared = [g if is_one else None for (g, _), is_one in zip(pairs, is_shared, strict=True)]
     variables = [v for (_, v), is_one in zip(pairs, is_shared, strict=True) if is_one]
-    statement = _statement(step.learning_rate, step.number, variables, communicator)
+    shared.append(_statement(step.learning_rate, step.number, variables, communicator))
     *means, statements = exchange_order.collective_in_turn(
-        communicator, "average", [*shared, statement], "sok_gradients"
+        communicator, "average", shared, "sok_gradients"
     )
     step.rates_compared = True
     with tf.control_dependencies(same_weights.check(statements * world_size, variables)):
@@ -116,11 +113,7 @@ def train_tables(optimizer: Any, pairs: Pairs, step: Step) -> Pairs:
         train_tables(of_table, its_pairs, its_step)
         step.updates += its_step.updates
     pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
-    tables = [
-        (unscaled(gradient, step.scale), unwrap(variable))
-        for gradient, variable in pairs
-        if is_embedding_variable(variable)
-    ]
+    tables = [(unscaled(g, step.scale), unwrap(v)) for g, v in pairs if is_embedding_variable(v)]
     with _compared_rates(optimizer, [variable for _, variable in pairs], step):
         if tables:  # an optimizer without a rule for tables may train ordinary variables
             step.updates += _update(optimizer, tables, step)
@@ -135,10 +128,7 @@ def unscaled(gradient: tf.IndexedSlices | None, scale: Any) -> tf.IndexedSlices 
 
 
 def _update(optimizer, tables, step):
-    """Updates EmbeddingVariables by fused rules, from their gradients; returns ops in a graph.
-
-    One op updates all tables of one rule and device; it distributes them over threads.
-    """
+    """Updates tables by fused rules, one op for all of one rule and device; returns them."""
     decaying = optimizer.embedding_rule
     plain = decaying.replace(weight_decay=0.0)
     steps: dict[int, int] = collections.Counter()  # a variable given twice takes two steps
@@ -179,22 +169,19 @@ def _decays(optimizer, variable):
 
 
 def _compared_rates(optimizer, variables, step):
-    """Compares learning rates, unless averaging has done so; a context for updates.
-
-    If a table or a shard of one is trained, all ranks are in this step, as its rows are on all
-    of them. Other variables do not guarantee that.
-    """
+    """Compares learning rates, unless averaging has done so; a context for updates."""
+    # If a table or a shard of one is trained, all ranks are in this step, as its rows are on all
+    # of them. Other variables do not guarantee that.
     on_all_ranks = optimizer._sok_steps_together or any(map(is_local, variables))
     communicator = comm.current_or_single()
     if communicator.world_size == 1 or step.rates_compared or not on_all_ranks:
         return contextlib.nullcontext()
     hyper = getattr(optimizer, "_hyper", {})  # of tf_keras' legacy optimizers
     rate = hyper.get("learning_rate", getattr(optimizer, "_learning_rate", None))
-    follows_schedule = bool(getattr(optimizer, "_initial_decay", 0.0)) or isinstance(
-        rate, tf.keras.optimizers.schedules.LearningRateSchedule
-    )
-    by_steps = follows_schedule or builds_v1_graph()
-    compared = None if by_steps else optimizer._sok_counter("rate_compared")
+    by_schedule = isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule)
+    by_schedule |= bool(getattr(optimizer, "_initial_decay", 0.0))
+    is_compared = not by_schedule and not builds_v1_graph()
+    compared = optimizer._sok_counter("rate_compared") if is_compared else None
     checks = _compare_rates(step.learning_rate, step.number, compared, communicator)
     return tf.control_dependencies([] if tf.executing_eagerly() else checks)
 
@@ -202,8 +189,7 @@ def _compared_rates(optimizer, variables, step):
 def _statement(rate, step, variables, communicator):
     """Zeros with this rank's statement in its own row; the sum over ranks has all statements.
 
-    float32 `[world_size, 2 + 2 * len(variables)]`. Steps count from 1. `variables` are ordinary
-    ones before the update, the same on all ranks.
+    float32 `[world_size, 2 + 2 * len(variables)]`. `variables` are ordinary ones before the update.
     """
     step = tf.cast(step, tf.int64)
     # At the second step: programs often broadcast variables after the first one.
@@ -223,10 +209,7 @@ def _compare_rates(rate, step, compared, communicator):
 
     `compared` is an int64 variable with the bits of the learning rate that was compared last. It
     is None if the rate comes from a schedule, or in a `tf.compat.v1` graph: exchanges cannot
-    depend on a condition there, so every step compares.
-
-    All ranks raise InvalidArgumentError if they differ, FailedPreconditionError if some are in
-    another call. Returns what an update must wait for in a graph.
+    depend on a condition there, so every step compares. Returns what an update must wait for.
     """
     rate, step = tf.cast(rate, tf.float32), tf.cast(step, tf.int64)
     bits = tf.cast(tf.bitcast(rate, tf.int32), tf.int64)

@@ -17,10 +17,8 @@ from sok_like.runtime.ranks import comm, lookup_options
 
 
 def keys_are_unique(gradient: tf.IndexedSlices) -> bool:
-    """Whether the gradient is known to have each key once, because it came from one lookup.
-
-    TensorFlow concatenates the gradients of several lookups, which makes a new tensor of keys.
-    """
+    """Whether the gradient is known to have each key once, because it came from one lookup."""
+    # TensorFlow concatenates the gradients of several lookups, which makes a new tensor of keys.
     return getattr(gradient.indices, comm.UNIQUE, False)
 
 
@@ -130,10 +128,7 @@ def _may_be_learned(op, i):
 
 
 def _weights_grads(op, grads, learned, **of_tables):
-    """The gradient of the weights of each table whose number is `learned`.
-
-    `of_tables` are the other inputs of SokWeightsGrad, for all tables.
-    """
+    """The gradient of the weights of tables `learned`; `of_tables`: other inputs, of all tables."""
     if not learned:
         return []
     of_tables.update({name: op.get_attr(name) for name in ("dims", "combiners")})
@@ -169,12 +164,16 @@ def _sparse_samples_grad(op, *grads):
 @tf.RegisterGradient("SokGroupSamples")
 def _group_samples_grad(op, *grads):
     n = op.get_attr("N")
-    outputs = list(op.outputs)[n : 2 * n]
-    grads = [
-        tf.zeros_like(output) if grad is None else grad
-        for grad, output in zip(grads[n : 2 * n], outputs, strict=True)
-    ]
+    grads = _with_zeros(grads[n : 2 * n], op.outputs[n : 2 * n])
     return [None, tf.concat(grads, 0), None, None]
+
+
+def _with_zeros(grads, outputs):
+    """The gradients of outputs; zeros in the place of those that are None."""
+    return [
+        tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
+        for grad, output in zip(grads, outputs, strict=True)
+    ]
 
 
 @tf.RegisterGradient("SokGatherRows")
@@ -233,11 +232,9 @@ def _pack_rows_grad(op, grad, _):
 def combine(
     rows: tf.Tensor, splits: tf.Tensor, call: tf.Tensor, routed: Any, batch: dict[str, Any]
 ) -> list[tf.Tensor]:
-    """Combines the rows that came back into embeddings: the end of a lookup over ranks.
+    """Combines the rows that `exchange_rows` returned into embeddings, the end of a lookup.
 
-    `rows`, `splits` and `call` are what `exchange_rows` returns, `batch` and `routed` the arguments
-    and the result of SokRoute. Returns `[batch, dim]` per table, or `[num_keys, dim]` if its
-    combiner is "none".
+    `batch` and `routed` are the arguments and the result of SokRoute.
     """
     return list(
         libraries.ops().sok_combine(
@@ -261,10 +258,7 @@ def _combine_grad(op, *grads):
     # Passed on by the check of the rows: where the lookup failed, no gradient travels.
     call, starts = inputs[3 + 3 * n :]
     # Every table sends its gradients back, even if all are zero: the other ranks wait for them.
-    grads = [
-        tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
-        for grad, output in zip(grads, op.outputs, strict=True)
-    ]
+    grads = _with_zeros(grads, op.outputs)
     with devices.device_scope(op.outputs[0].device):
         row_grads = libraries.ops().sok_combine_grad(
             grads=grads,

@@ -17,39 +17,14 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
+from sok_like.runtime.checks import wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import check_replicas
 from sok_like.table.keys import as_keys, held_here
 from sok_like.table.options import TableOptions
 
-_STOCK_OPTIMIZER = (
-    "A stock optimizer cannot update EmbeddingVariable '{name}': its rows are found by key and "
-    "live in a hash table. Wrap the optimizer, `sok.OptimizerWrapper(optimizer)`, or use "
-    "`sok.tf.keras.optimizers.Adam`."
-)
-_ASSIGNMENT = (
-    "EmbeddingVariable '{name}' cannot be assigned by position: its rows are found by key. "
-    "`sok.assign(variable, keys, rows)` writes rows; to train them, wrap the optimizer, "
-    "`sok.OptimizerWrapper(optimizer)`. Received: variable.{method}(...)"
-)
-_NO_DENSE_VALUE = (
-    "EmbeddingVariable '{name}' has no dense value: its rows are found by key, not by position. "
-    "`tf.nn.embedding_lookup(variable, keys)`, `tf.gather(variable, keys)` and `variable[key]` "
-    "read rows, and have gradients; `sok.export(variable)` returns the keys and rows of this rank. "
-    "Received: {what}"
-)
-
-
 # (variable, keys, name) -> rows. `sok_like.lookup.by_key`, a higher layer, sets it.
 look_up: Callable[[Any, Any, Any], Any] | None = None
-
-
-_NO_SAVED_MODEL = (
-    "EmbeddingVariable '{name}' cannot be part of a SavedModel that TensorFlow or Keras writes: it "
-    "would hold no rows of the table. `sok.export_saved_model(model, path)` writes one that any "
-    "TensorFlow serves; to go on training, `sok.Saver` and tf.train.Checkpoint keep the table. "
-    "Received: an export to a SavedModel (model.export, tf.saved_model.save, save_format='tf')"
-)
 
 
 class _StandIns(threading.local):
@@ -141,7 +116,12 @@ class AsVariable:
     # ---- no dense value ----
 
     def _no_dense_value(self, what):
-        return TypeError(_NO_DENSE_VALUE.format(name=self.table_name, what=what))
+        return TypeError(
+            f"EmbeddingVariable '{self.table_name}' has no dense value: its rows are found by key, "
+            "not by position. `tf.nn.embedding_lookup(variable, keys)`, `tf.gather(variable, keys)`"
+            " and `variable[key]` read rows, and have gradients; `sok.export(variable)` returns "
+            f"the keys and rows of this rank. Received: {what}"
+        )
 
     _read_variable_op = _unreadable("a read of the whole variable")
     value = _unreadable("variable.value()")
@@ -172,12 +152,22 @@ class AsVariable:
     __ne__, __hash__ = object.__ne__, object.__hash__
 
     def _export_to_saved_model_graph(self, *args, **kwargs):
-        raise NotImplementedError(_NO_SAVED_MODEL.format(name=self.table_name))
+        raise NotImplementedError(
+            f"EmbeddingVariable '{self.table_name}' cannot be part of a SavedModel that TensorFlow "
+            "or Keras writes: it would hold no rows of the table. `sok.export_saved_model(model, "
+            "path)` writes one that any TensorFlow serves; to go on training, `sok.Saver` and "
+            "tf.train.Checkpoint keep the table. Received: an export to a SavedModel "
+            "(model.export, tf.saved_model.save, save_format='tf')"
+        )
 
     # ---- optimizers and assignments ----
 
     def _by_position(self, method):
-        return NotImplementedError(_ASSIGNMENT.format(name=self.table_name, method=method))
+        return NotImplementedError(
+            f"EmbeddingVariable '{self.table_name}' cannot be assigned by position: its rows are "
+            "found by key. `sok.assign(variable, keys, rows)` writes rows; to train them, wrap the "
+            f"optimizer, `sok.OptimizerWrapper(optimizer)`. Received: variable.{method}(...)"
+        )
 
     @property
     def _distributed_container(self):
@@ -195,7 +185,11 @@ class AsVariable:
 
     def _refuse_stock_optimizer(self):
         if not self._trained_by_sok:
-            raise NotImplementedError(_STOCK_OPTIMIZER.format(name=self.table_name))
+            raise NotImplementedError(
+                f"A stock optimizer cannot update EmbeddingVariable '{self.table_name}': its rows "
+                "are found by key and live in a hash table. Wrap the optimizer, "
+                "`sok.OptimizerWrapper(optimizer)`, or use `sok.tf.keras.optimizers.Adam`."
+            )
 
     def _ref(self):
         # v1 optimizers differentiate with respect to this.
@@ -233,7 +227,6 @@ def _refused(method):
     def refuse(self, *args, **kwargs):
         raise self._by_position(method)
 
-    refuse.__name__ = method
     return refuse
 
 
@@ -259,7 +252,7 @@ def is_embedding_variable(variable: Any) -> bool:
 def as_embedding_variable(variable: Any, argument: str = "variable") -> Any:
     """The EmbeddingVariable itself; raises TypeError for anything else."""
     if not is_embedding_variable(variable):
-        raise TypeError(f"`{argument}` must be an EmbeddingVariable. Received: {variable!r}")
+        raise wrong_argument(argument, "an EmbeddingVariable", variable, error=TypeError)
     return unwrap(variable)
 
 

@@ -47,15 +47,10 @@ class RowInitializer(NamedTuple):
 def row_initializer(
     initializer: Any, dim: int, num_rows: int | None, num_default_rows: int = DEFAULT_VALUE_DIM
 ) -> RowInitializer:
-    """Translates a Keras initializer.
+    """Translates a Keras initializer: a name, an instance or a class, also of `tf.compat.v1`.
 
-    Args:
-        initializer: A name, an instance or class of `tf.keras.initializers` or of
-            `tf.compat.v1`, or a callable `(shape, dtype) -> tensor`, which must return the same on
-            all ranks.
-        dim: `embedding_dim`, the fan-out of the variance-scaling family.
-        num_rows: Rows of the whole table, the family's fan-in; None (no bound): `dim` instead.
-        num_default_rows: `InitializerOption.default_value_dim`.
+    Or a callable `(shape, dtype) -> tensor`, which must return the same on all ranks. `dim` and
+    `num_rows` of the whole table (None: `dim` instead) are the fans of the variance-scaling family.
     """
     instance = tf.keras.initializers.get(initializer)
     if instance is None:
@@ -63,7 +58,12 @@ def row_initializer(
     if isinstance(instance, type):
         instance = instance()
     config = instance.get_config() if hasattr(instance, "get_config") else {}
-    seed = _seed_of(config)
+    seed = config.get("seed")
+    if isinstance(seed, dict):  # a SeedGenerator of Keras 3
+        seed = seed.get("config", {}).get("seed")
+    seed = as_integer(seed) or 0
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"The seed of an initializer must fit int64. Received: seed={seed!r}")
     translate = _TRANSLATIONS.get(type(instance).__name__)
     if translate is None and isinstance(instance, tf.keras.initializers.VarianceScaling):
         translate = _variance_scaling
@@ -76,17 +76,6 @@ def row_initializer(
     return RowInitializer(
         "default_rows", default_rows=_default_rows(instance, config, num_default_rows, dim)
     )
-
-
-def _seed_of(config):
-    """The initializer's seed as an int64; 0 where it has none."""
-    seed = config.get("seed")
-    if isinstance(seed, dict):  # a SeedGenerator of Keras 3
-        seed = seed.get("config", {}).get("seed")
-    seed = as_integer(seed) or 0
-    if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"The seed of an initializer must fit int64. Received: seed={seed!r}")
-    return seed
 
 
 def _check_finite(instance, numbers):
@@ -110,11 +99,14 @@ def _variance_scaling(config, dim, num_rows):
     return RowInitializer("truncated_normal", 0.0, math.sqrt(variance) / _TRUNCATED_STDDEV)
 
 
-def _scaled(scale: float, mode: str, distribution: str) -> Callable:
+def _scaled(scale, mode, distribution):
     # The named members of the family do not keep these three in their config.
-    return lambda config, dim, num_rows: _variance_scaling(
-        {"scale": scale, "mode": mode, "distribution": distribution}, dim, num_rows
-    )
+    config = {"scale": scale, "mode": mode, "distribution": distribution}
+    return lambda _, dim, num_rows: _variance_scaling(config, dim, num_rows)
+
+
+def _normal(kind):
+    return lambda config, *_: RowInitializer(kind, float(config["mean"]), float(config["stddev"]))
 
 
 _TRANSLATIONS: dict[str, Callable] = {
@@ -126,12 +118,8 @@ _TRANSLATIONS: dict[str, Callable] = {
         float(config["minval"]),
         1.0 if config["maxval"] is None else float(config["maxval"]),  # None: TF1's default
     ),
-    "RandomNormal": lambda config, dim, num_rows: RowInitializer(
-        "normal", float(config["mean"]), float(config["stddev"])
-    ),
-    "TruncatedNormal": lambda config, dim, num_rows: RowInitializer(
-        "truncated_normal", float(config["mean"]), float(config["stddev"])
-    ),
+    "RandomNormal": _normal("normal"),
+    "TruncatedNormal": _normal("truncated_normal"),
     "VarianceScaling": _variance_scaling,
     "GlorotUniform": _scaled(1.0, "fan_avg", "uniform"),
     "GlorotNormal": _scaled(1.0, "fan_avg", "truncated_normal"),

@@ -73,28 +73,9 @@ def _wrapper_class():
             self._embedding_variable.assign(value)
             return value
 
-        def assign_add(self, value):
-            return self._embedding_variable.assign_add(value)
-
-        def assign_sub(self, value):
-            return self._embedding_variable.assign_sub(value)
-
-        def __array__(self, dtype=None, copy=None):
-            return self._embedding_variable.__array__()
-
         def __tf_tracing_type__(self, context):
             # tf.function would otherwise convert its argument to an array, which raises.
             return default_types.Weakref(weakref.ref(self))
-
-        def __iter__(self):
-            # Without this, Python would ask for rows 0, 1, 2, ... forever.
-            return iter(self._embedding_variable)
-
-        def __len__(self):
-            return len(self._embedding_variable)
-
-        def __contains__(self, key):
-            return key in self._embedding_variable
 
         __reversed__ = None
 
@@ -109,7 +90,15 @@ def _wrapper_class():
                 raise AttributeError(name)
             return getattr(self._embedding_variable, name)
 
-        def __repr__(self):
-            return repr(self._embedding_variable)
-
+    # Without `__iter__`, Python would ask for rows 0, 1, 2, ... forever.
+    special = ("__array__", "__iter__", "__len__", "__contains__", "__repr__")
+    for name in (*special, "assign_add", "assign_sub"):
+        setattr(KerasEmbeddingVariable, name, _of_the_table(name))
     return KerasEmbeddingVariable
+
+
+def _of_the_table(name):
+    def method(self, *args, **kwargs):
+        return getattr(self._embedding_variable, name)(*args, **kwargs)
+
+    return method

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,12 @@ DTYPES = (tf.int64, tf.int32, tf.uint64, tf.uint32)
 
 def as_key_dtype(key_dtype: Any, table: str) -> tf.DType:
     """The dtype in which keys are exported."""
-    try:
+    dtype = None
+    with contextlib.suppress(TypeError):
         dtype = tf.as_dtype(key_dtype)
-    except TypeError:
-        dtype = None
     if key_dtype is None or dtype not in DTYPES:
-        raise wrong_argument(
-            "key_dtype", "int64, int32, uint64 or uint32", key_dtype, f"table '{table}'"
-        )
+        required = "int64, int32, uint64 or uint32"
+        raise wrong_argument("key_dtype", required, key_dtype, f"table '{table}'")
     return dtype
 
 
@@ -110,9 +109,9 @@ def keys_of(strings: Any) -> Any:
     try:
         strings = tf.convert_to_tensor(strings)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"`strings` must be strings. Received: {strings!r}") from error
+        raise wrong_argument("strings", "strings", strings, error=TypeError) from error
     if strings.dtype != tf.string:
-        raise TypeError(f"`strings` must be strings. Received: {strings.dtype.name}")
+        raise wrong_argument("strings", "strings", strings.dtype.name, error=TypeError)
     # A program may save its graphs, or give them to processes that have TensorFlow only.
     return fingerprints(strings, stock=not tf.executing_eagerly())
 
@@ -127,14 +126,11 @@ def fingerprints(strings: tf.Tensor, stock: bool) -> tf.Tensor:
 
 
 def check_kind(table: Any, dtype: tf.DType, feature: str) -> None:
-    """Notes whether a table's features are strings or integers; TypeError if it has had others.
-
-    The fingerprint of "1" is not 1. So two features of different kinds would train different rows.
-    A table that has been cleared may have either kind, and files do not keep it.
-    """
+    """Notes whether a table's features are strings or integers; TypeError if it has had others."""
     if dtype.is_floating:  # see `_keras_builds`
         return
     kind = "strings" if dtype == tf.string else "integers"
+    # A table that has been cleared may have either kind, and files do not keep it.
     first = table.__dict__.setdefault("_kind_of_features", kind)
     if kind != first:
         raise TypeError(
@@ -149,9 +145,8 @@ def as_rows(rows: Any, argument: str, table: str) -> tf.Tensor:
     rows = _dense(rows, argument, "real numbers", f"table '{table}'")
     if rows.dtype.is_floating or rows.dtype.is_integer:
         return tf.cast(rows, tf.float32)
-    raise TypeError(
-        f"`{argument}` must be real numbers. Received: {rows.dtype.name} (table '{table}')"
-    )
+    of, dtype = f"table '{table}'", rows.dtype.name
+    raise wrong_argument(argument, "real numbers", dtype, of, error=TypeError)
 
 
 def _dense(values, argument, what, of=""):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from typing import Any
 
 import tensorflow as tf
@@ -33,25 +32,24 @@ class TableOptions:
 
     def __post_init__(self):
         of, name, capacity = self.table, self.name, self.capacity
-        require(
-            isinstance(name, str) and name != "", "name", "a string that is not empty", name, of
-        )
-        check_integer("embedding_dim", self.embedding_dim, of=of)
+        is_name = isinstance(name, str) and name != ""
+        require(is_name, "name", "a string that is not empty", name, of)
+        # TensorFlow's attributes and JSON do not accept NumPy's integers.
+        self.embedding_dim = check_integer("embedding_dim", self.embedding_dim, of=of)
         fits = capacity is None or 1 <= (as_integer(capacity) or 0) < 2**32 - 1
         require(fits, "capacity", "None or an integer in [1, 2**32 - 1)", capacity, of)
         fits = capacity is not None or self.use_hashtable
         require(fits, "capacity", "given if use_hashtable is False", capacity, of)
+        self.capacity, self.use_hashtable = as_integer(capacity), bool(self.use_hashtable)
         initial = check_integer("initial_capacity", self.initial_capacity, 0, of)
         fits = capacity is None or initial <= capacity
         require(fits, "initial_capacity", f"at most `capacity`, {capacity}", initial, of)
+        self.initial_capacity = initial
         self.key_dtype = as_key_dtype(self.key_dtype, name).name
         self.dtype = check_row_dtype(self.dtype, of, "dtype") or "float32"
         if not isinstance(self.ev_option, (type(None), EmbeddingVariableOption)):
             required = "None or a sok.EmbeddingVariableOption"
             raise wrong_argument("ev_option", required, self.ev_option, of, TypeError)
-        # TensorFlow's attributes and JSON do not accept NumPy's integers.
-        self.embedding_dim, self.capacity = operator.index(self.embedding_dim), as_integer(capacity)
-        self.initial_capacity, self.use_hashtable = initial, bool(self.use_hashtable)
 
     @property
     def table(self) -> str:

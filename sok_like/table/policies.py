@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from sok_like.runtime.checks import as_integer, require
+from sok_like.runtime.checks import as_integer, check_integer, require, wrong_argument
 from sok_like.table.storage import StorageOption as StorageOption
 
 DEFAULT_VALUE_DIM = 4096
@@ -27,13 +27,8 @@ def set_default_count(count: str) -> None:
 
 
 def _require_count(argument: str, value: Any) -> None:
-    known = value is None or (_is_int(value, 1) and value < 2**63)
-    require(known, argument, "None or a positive integer", value)
-
-
-def _is_int(value: Any, least: int) -> bool:
-    integer = as_integer(value)
-    return integer is not None and integer >= least
+    fits = value is None or 1 <= (as_integer(value) or 0) < 2**63
+    require(fits, argument, "None or a positive integer", value)
 
 
 def _is_number(value: Any) -> bool:
@@ -68,7 +63,7 @@ class CounterFilter:
     max_waiting: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self):
-        require(_is_int(self.filter_freq, 0), "filter_freq", "an integer >= 0", self.filter_freq)
+        check_integer("filter_freq", self.filter_freq, 0)
         _require_count("max_waiting", self.max_waiting)
 
 
@@ -103,15 +98,14 @@ class CBFFilter:
         require(name in COUNTER_TYPES, "counter_type", f"one of {COUNTER_TYPES}", name)
         object.__setattr__(self, "counter_type", name)
         largest = 2 ** (self.counter_bits - (not name.startswith("u"))) - 1
-        freq, required = self.filter_freq, f"an integer in [0, {largest}], the range of {name}"
-        fits = _is_int(freq, 0) and freq <= min(largest, 2**63 - 1)
-        require(fits, "filter_freq", required, freq)
-        if freq <= 1:
-            return
-        size = self.max_element_size
-        require(_is_int(size, 1), "max_element_size", "a positive integer", size)
-        p = self.false_positive_probability
-        require(_is_number(p) and 0 < p < 1, "false_positive_probability", "a number in (0, 1)", p)
+        freq, p = as_integer(self.filter_freq), self.false_positive_probability
+        fits = freq is not None and 0 <= freq <= min(largest, 2**63 - 1)
+        required = f"an integer in [0, {largest}], the range of {name}"
+        require(fits, "filter_freq", required, self.filter_freq)
+        if self.filter_freq > 1:
+            check_integer("max_element_size", self.max_element_size)
+            fits = _is_number(p) and 0 < p < 1
+            require(fits, "false_positive_probability", "a number in (0, 1)", p)
 
     @property
     def counter_bits(self) -> int:
@@ -182,7 +176,7 @@ class ScoreEvict:
     def __post_init__(self):
         require(self.score in SCORES, "score", f"one of {SCORES}", self.score)
         value = self.capacity
-        fits = value is None or (_is_int(value, 1) and value < 2**32 - 1)
+        fits = value is None or 1 <= (as_integer(value) or 0) < 2**32 - 1
         require(fits, "capacity", "None or an integer in [1, 2**32 - 1)", value)
 
 
@@ -211,8 +205,8 @@ class InitializerOption:
     default_value_no_permission: float = 0.0
 
     def __post_init__(self):
-        rows, value = self.default_value_dim, self.default_value_no_permission
-        require(_is_int(rows, 1), "default_value_dim", "a positive integer", rows)
+        check_integer("default_value_dim", self.default_value_dim)
+        value = self.default_value_no_permission
         finite = _is_number(value) and abs(value) < float("inf")
         require(finite, "default_value_no_permission", "a finite number", value)
 
@@ -254,20 +248,18 @@ class EmbeddingVariableOption:
     count: str | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self):
-        several = isinstance(self.evict_option, (list, tuple))
-        evictions = tuple(self.evict_option) if several else (self.evict_option,)
-        object.__setattr__(self, "evict_option", evictions if several else self.evict_option)
-        for eviction in evictions:
+        if isinstance(self.evict_option, list):
+            object.__setattr__(self, "evict_option", tuple(self.evict_option))
+        for eviction in self.evictions:
             _check_class("evict_option", eviction, EVICTIONS)
-        kinds = [type(eviction).__name__ for eviction in evictions]
+        kinds = [type(eviction).__name__ for eviction in self.evictions]
         distinct = len(set(kinds)) == len(kinds)
         require(distinct, "evict_option", "at most one policy of each kind", kinds)
         _check_class("filter_option", self.filter_option, (CounterFilter, CBFFilter))
         _check_class("storage_option", self.storage_option, (StorageOption,))
         _check_class("init_option", self.init_option, (InitializerOption,))
         require(self.ckpt is None, "ckpt", "None; sok.Saver restores tables", self.ckpt)
-        size = self.evicted_buffer_size
-        require(_is_int(size, 0), "evicted_buffer_size", "an integer >= 0", size)
+        size = check_integer("evicted_buffer_size", self.evicted_buffer_size, 0)
         recorded = self.record_statistics
         require(isinstance(recorded, bool), "record_statistics", "a bool", recorded)
         if self.count is None:
@@ -342,21 +334,18 @@ class EmbeddingVariableOption:
 def with_steps_to_live(
     option: EmbeddingVariableOption | None, steps_to_live: int | None, where: str
 ) -> EmbeddingVariableOption | None:
-    """`option` with `GlobalStepEvict(steps_to_live)`; None or 0 leaves it as it is.
-
-    `where`: which table it is, for the error, such as "table 't'".
-    """
+    """`option` with `GlobalStepEvict(steps_to_live)`; None or 0 leaves it as it is."""
     if not steps_to_live:
         return option
     option, added = option or EmbeddingVariableOption(), GlobalStepEvict(steps_to_live)
-    for eviction in option.evictions:
-        if isinstance(eviction, GlobalStepEvict):
-            if eviction == added:
-                return option
-            raise ValueError(
-                "`steps_to_live` must be given once, as an argument or in GlobalStepEvict. "
-                f"Received: steps_to_live={steps_to_live} and {eviction!r} ({where})"
-            )
+    others = [e for e in option.evictions if isinstance(e, GlobalStepEvict)]
+    if others == [added]:
+        return option
+    if others:
+        raise ValueError(
+            "`steps_to_live` must be given once, as an argument or in GlobalStepEvict. "
+            f"Received: steps_to_live={steps_to_live} and {others[0]!r} ({where})"
+        )
     evictions = (*option.evictions, added) if option.evictions else added
     return dataclasses.replace(option, evict_option=evictions)
 
@@ -364,4 +353,4 @@ def with_steps_to_live(
 def _check_class(argument, value, classes):
     if value is not None and not isinstance(value, classes):
         names = " or ".join(f"sok.{c.__name__}" for c in classes)
-        raise TypeError(f"`{argument}` must be {names}. Received: {value!r}")
+        raise wrong_argument(argument, names, value, error=TypeError)

@@ -19,6 +19,7 @@ from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.keys import as_keys
 from sok_like.table.options import TableOptions
 from sok_like.table.policies import CBFFilter
+from sok_like.table.snapshots import Snapshots
 
 
 class PolicyCounts(NamedTuple):
@@ -74,15 +75,13 @@ class EvictedRows(NamedTuple):
     last_steps: tf.Tensor  # int64 [num_keys]
 
 
-class PolicyMethods:
+class PolicyMethods(Snapshots):
     """Methods of an EmbeddingVariable.
 
     All but the first two need records, and raise ValueError for a table that keeps none.
     """
 
-    handle: Any
     _options: TableOptions
-    keeps_records: bool
 
     def total_count(self, *, all_ranks: bool = False) -> tf.Tensor:
         """`[number of keys on this rank, embedding_dim]`, int64 `[2]`, as in DeepRec.
@@ -125,13 +124,9 @@ class PolicyMethods:
         `sok.export(variable)` needs no records.
         """
         self._need_records("export")
-        exported = libraries.ops().sok_table_export(
-            handle=self.handle, with_slots=False, evict=False
-        )
-        frequencies, last_steps = exported.records[:, 0], exported.records[:, 1]
-        return ExportedRows(
-            exported.keys, exported.rows, tf.maximum(last_steps - 1, 0), frequencies
-        )
+        content = self.snapshot(with_slots=False)
+        frequencies, last_steps = content.records[:, 0], content.records[:, 1]
+        return ExportedRows(content.keys, content.rows, tf.maximum(last_steps - 1, 0), frequencies)
 
     def _of_any_rank(self, keys, method):
         """Frequencies and last steps of keys of any rank."""
@@ -169,10 +164,8 @@ class PolicyMethods:
     def key_statistics(self, keys: Any) -> KeyStatistics:
         """Frequency and last step of keys `[num_keys]` in this rank's shard."""
         self._need_records("key_statistics")
-        keys = tf.reshape(as_keys(keys), [-1])
-        return KeyStatistics(
-            *libraries.ops().sok_table_key_statistics(handle=self.handle, keys=keys)
-        )
+        keys, ops = tf.reshape(as_keys(keys), [-1]), libraries.ops()
+        return KeyStatistics(*ops.sok_table_key_statistics(handle=self.handle, keys=keys))
 
     def evict(self) -> tf.Tensor:
         """Removes the keys that GlobalStepEvict and L2WeightEvict select; dumps do this too.
@@ -235,8 +228,7 @@ class PolicyMethods:
         return libraries.ops().sok_table_set_step(handle=self.handle, step=step)
 
     def _say_what_erase_leaves(self):
-        option = self._options.ev_option
-        is_bloom = option is not None and isinstance(option.filter_option, CBFFilter)
+        is_bloom = isinstance(self._options.policies.filter_option, CBFFilter)
         if is_bloom and not self.__dict__.setdefault("_erase_has_warned", False):
             self.__dict__["_erase_has_warned"] = True
             warnings.warn(

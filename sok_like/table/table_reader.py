@@ -83,12 +83,10 @@ def see_problem(problem: bytes | None) -> None:
 class TableReader:
     """The content of a table at this instant, or what changed until then.
 
-    Args:
-        number: The result of `register_for_read`.
-        since: None for the whole table; else what changed since that instant (0: everything, and
-            the table records changes from now on). `instant` is the number of this one then.
-        beside: Whether calls that change the table go on; `since` must be 0, and the table must
-            have no other such stream.
+    `number` is the result of `register_for_read`. With `since` it is what changed since that
+    instant (0: everything, and the table records changes from now on); `instant` is the number of
+    this one then. With `beside` calls that change the table go on; `since` must be 0, and the table
+    must have no other such stream.
     """
 
     def __init__(self, number: int, since: int | None = None, beside: bool = False):

@@ -30,7 +30,7 @@ from sok_like.table.keys import as_keys
 from sok_like.table.options import TableOptions
 from sok_like.table.policies import EmbeddingVariableOption
 from sok_like.table.policy_methods import PolicyMethods
-from sok_like.table.snapshots import Snapshots, checkpointed, from_checkpoint
+from sok_like.table.snapshots import checkpointed, from_checkpoint
 from sok_like.table.weights import TableWeights, get_weights, set_weights, weights_of
 
 _unique_ids = itertools.count()
@@ -59,7 +59,7 @@ class MemoryStats(NamedTuple):
 
 
 class EmbeddingVariable(
-    ShownNames, AsVariable, PolicyMethods, Snapshots, resource_variable_ops.BaseResourceVariable
+    ShownNames, AsVariable, PolicyMethods, resource_variable_ops.BaseResourceVariable
 ):
     """One rank's shard of a table: a hash table from 64-bit keys to rows of floats.
 
@@ -131,7 +131,7 @@ class EmbeddingVariable(
         ev_option: EmbeddingVariableOption | None = None,
     ):
         check_replicas()
-        communicator = comm.current()
+        communicator, ops = comm.current(), libraries.ops()
         options = self._options = TableOptions(
             embedding_dim,
             "embedding" if name is None else name,
@@ -161,7 +161,7 @@ class EmbeddingVariable(
             with tf.name_scope(name) as scope, devices.table_scope():
                 # In a graph, scopes distinguish two variables of one name, as in TensorFlow.
                 unique = scope.rstrip("/") if in_graph_mode else f"{name}_{next(_unique_ids)}"
-                handle = libraries.ops().sok_table_handle(
+                handle = ops.sok_table_handle(
                     shared_name=unique,
                     table_name=name,
                     dim=options.embedding_dim,
@@ -181,12 +181,14 @@ class EmbeddingVariable(
                     name="handle",
                     **policies.attributes(capacity),
                 )
-                _set_handle_data(handle, shape)
+                of_handle = cpp_shape_inference_pb2.CppShapeInferenceResult
+                row = {"shape": shape.as_proto(), "dtype": tf.float32.as_datatype_enum}
+                rows_data = [of_handle.HandleShapeAndType(**row)]
+                data = of_handle.HandleData(is_set=True, shape_and_type=rows_data)
+                handle_data_util.set_handle_data(handle, data)
                 initializer_op = is_initialized = None
                 if in_graph_mode:
-                    initializer_op = libraries.ops().sok_table_clear(
-                        handle=handle, name="initializer"
-                    )
+                    initializer_op = ops.sok_table_clear(handle=handle, name="initializer")
                     is_initialized = tf.constant(True, name="is_initialized")
         super().__init__(
             trainable=trainable,
@@ -259,9 +261,8 @@ class EmbeddingVariable(
         """The constructor's arguments."""
         config = self.options
         if not isinstance(config["initializer"], str):
-            config["initializer"] = tf.keras.initializers.serialize(
-                tf.keras.initializers.get(config["initializer"])
-            )
+            initializer = tf.keras.initializers.get(config["initializer"])
+            config["initializer"] = tf.keras.initializers.serialize(initializer)
         return config
 
     def __repr__(self):
@@ -310,7 +311,8 @@ class EmbeddingVariable(
             float32 `[num_keys, embedding_dim]`, and bool `[num_keys]`: whether the key was present.
             An absent key reads its initial row.
         """
-        return libraries.ops().sok_table_find(handle=self.handle, keys=_int64(keys))
+        keys = tf.reshape(as_keys(keys), [-1])
+        return libraries.ops().sok_table_find(handle=self.handle, keys=keys)
 
     def erase(self, keys: Any) -> tf.Tensor:
         """Removes keys `[num_keys]` from this rank's shard, and from its CounterFilter.
@@ -319,7 +321,8 @@ class EmbeddingVariable(
             How many had a row on this rank or waited in its filter, int64 scalar.
         """
         self._say_what_erase_leaves()
-        return libraries.ops().sok_table_erase(handle=self.handle, keys=_int64(keys))
+        keys = tf.reshape(as_keys(keys), [-1])
+        return libraries.ops().sok_table_erase(handle=self.handle, keys=keys)
 
     def clear(self) -> Any:
         """Removes every key of this rank's shard; in a graph, returns the op that does so."""
@@ -361,15 +364,10 @@ class EmbeddingVariable(
         set_weights(self, weights)
 
     def __tf_tracing_type__(self, signature_context):
-        # Without the number of rows, so that functions are not traced again when the table has
-        # grown.
+        # Without the number of rows: functions are not traced again when the table has grown.
         traced = super().__tf_tracing_type__(signature_context)
-        return type(traced)(
-            shape=self.get_shape(),
-            dtype=self.dtype,
-            trainable=self.trainable,
-            alias_id=traced.alias_id,
-        )
+        options = {"dtype": self.dtype, "trainable": self.trainable, "alias_id": traced.alias_id}
+        return type(traced)(shape=self.get_shape(), **options)
 
     def _serialize_to_tensors(self):
         if (self._world_size > 1 or self.beside) and tf.executing_eagerly():
@@ -398,22 +396,9 @@ def _rebuild(config, state):
     return variable
 
 
-def _set_handle_data(handle, shape):
-    result = cpp_shape_inference_pb2.CppShapeInferenceResult
-    data = result.HandleData(is_set=True)
-    data.shape_and_type.append(
-        result.HandleShapeAndType(shape=shape.as_proto(), dtype=tf.float32.as_datatype_enum)
-    )
-    handle_data_util.set_handle_data(handle, data)
-
-
 def _numbered(name, communicator):
     """The name of the next table without one, numbered as Keras numbers layers."""
     owner = communicator if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     number = _num_unnamed.get(owner, 0)
     _num_unnamed[owner] = number + 1
     return f"{name}_{number}" if number else name
-
-
-def _int64(keys):
-    return tf.reshape(as_keys(keys), [-1])

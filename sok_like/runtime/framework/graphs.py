@@ -37,11 +37,8 @@ _beforehand = hooks.Within()
 
 
 def checked(tensor: Any, condition: Any, text: str, *received: Any) -> Any:
-    """`tensor`, of which nothing is read unless `condition`, a bool scalar, is true.
-
-    If it is not, InvalidArgumentError has `text` and the tensors of `received`. In a graph each of
-    `tf.debugging`'s checks is a `tf.cond`, which takes many times as long to trace as one op.
-    """
+    """`tensor`; where it runs, InvalidArgumentError with `text`, `received` unless `condition`."""
+    # In a graph each of `tf.debugging`'s checks is a `tf.cond`, which is slow to trace.
     check = tf.raw_ops.Assert(condition=condition, data=[text, *received])
     with tf.control_dependencies([] if check is None else [check]):
         return tf.identity(tensor)
@@ -50,10 +47,7 @@ def checked(tensor: Any, condition: Any, text: str, *received: Any) -> Any:
 def refuse_second_order(
     grads: Sequence[tf.Tensor | None], inputs: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Zeros in the shapes of `inputs`, for a gradient that TensorFlow builds beforehand.
-
-    It raises InvalidArgumentError when it runs and is not zero.
-    """
+    """Zeros in the shapes of `inputs`, for a gradient that TensorFlow builds beforehand."""
     if not _beforehand:
         raise NotImplementedError(_NO_SECOND_ORDER)
     floats = [g for g in grads if g is not None and g.dtype.is_floating]

@@ -59,8 +59,7 @@ def at_init(install: Callable[[], None]) -> Callable[[], None]:
     """Decorator of a function that wraps others; stands at the end of its module.
 
     The first `sok.Init` calls the functions of the modules that are loaded, in order of imports.
-    Later ones are called here, while their module is being loaded. A function that is given again
-    is left as it is.
+    Later ones are called here, while their module is being loaded.
     """
     return behind(EVERY)(install)
 
@@ -80,10 +79,7 @@ def behind(*doors: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
 
 
 def open_door(door: str) -> None:
-    """Puts in what stands behind a door, now or at the first `sok.Init`.
-
-    If a function that must be wrapped is missing, it raises, and the door stays closed.
-    """
+    """Puts in what stands behind a door, now or at the first `sok.Init`; if it raises, nothing."""
     with _lock:
         if door in _open:
             return
@@ -102,10 +98,7 @@ def load_at_init(*modules: str) -> None:
 
 
 def install_all() -> None:
-    """Calls the functions behind open doors that have not been called; `sok.Init` calls it.
-
-    If a function that must be wrapped is missing, it raises, and nothing is wrapped.
-    """
+    """Calls the functions behind open doors that have not been called; `sok.Init` calls it."""
     global _initialized
     with _lock:
         for module in _modules:
@@ -186,18 +179,11 @@ class Hook:
 def wrap(owner: Any, name: str, wrapper: Callable, why: str, *, copies: bool = True) -> Hook:
     """Replaces a function of TensorFlow or Keras by `wrapper`; returns the hook, to undo it.
 
-    Args:
-        owner: A class (for methods, static and class methods), a module, or the dotted name of a
-            module.
-        wrapper: Called with the function itself, then the call's arguments. Its arguments after the
-            first are the function's first ones, by name; it must take all of them, or have `*args`
-            (`**kwargs`) for the rest.
-        why: What it is for, in one line.
-        copies: For a module: whether the function is also replaced where another loaded module has
-            it, for instance by `from owner import name`. This package's modules keep theirs.
+    `owner` is a class, a module or its dotted name. `wrapper` is called with the function itself,
+    then the call's arguments. With `copies`, the function of a module is also replaced where other
+    loaded modules have it, as by `from owner import name`. This package's modules keep theirs.
     """
-    if isinstance(owner, str):
-        owner = _module(owner)
+    owner = _owner(owner)
     where = f"{_name_of(owner)}.{name}"
     static = _current(owner, name, None)
     own = getattr(static, "__func__", static)  # of a static or class method
@@ -226,8 +212,7 @@ def wrap(owner: Any, name: str, wrapper: Callable, why: str, *, copies: bool = T
 
 def put(owner: Any, name: str, value: Any, why: str, *, added: bool = False) -> Hook:
     """Replaces an attribute by any value, or with `added` adds it; otherwise like `wrap`."""
-    if isinstance(owner, str):
-        owner = _module(owner)
+    owner = _owner(owner)
     if not added and _current(owner, name, _ABSENT) is _ABSENT:
         raise unknown_version(f"{_name_of(owner)}.{name}", "none")
     return _put(owner, name, value, why)
@@ -248,14 +233,9 @@ def _put(owner, name, value, why, copies=False):
 
 
 class Within(threading.local):
-    """A wrapper that only notes, per thread, that the functions which it wraps are running.
+    """A wrapper that notes, per thread, that the functions which it wraps are running.
 
-        _in_a_build = Within()
-        hooks.wrap(Layer, "build", _in_a_build, "...")
-        ...
-        if _in_a_build: ...
-
-    It can also be entered by `with`.
+    It is true while they run. It can also be entered by `with`.
     """
 
     _depth = 0
@@ -297,11 +277,12 @@ def unknown_version(required: str, received: str) -> ImportError:
     )
 
 
-def _module(name):
+def _owner(owner):
+    """A class or module, also by the module's name."""
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(owner) if isinstance(owner, str) else owner
     except ModuleNotFoundError as error:
-        raise unknown_version(f"the module {name}", f"no module {error.name}") from error
+        raise unknown_version(f"the module {owner}", f"no module {error.name}") from error
 
 
 def _name_of(owner):
@@ -339,10 +320,8 @@ def _current(owner, name, default):
 
 
 def _replace_copies(hooks: list[Hook]) -> None:
-    """Replaces functions of modules where other modules have them, and empties the list.
-
-    One walk for all hooks, because TensorFlow has thousands of modules.
-    """
+    """Replaces functions of modules where other modules have them, and empties the list."""
+    # One walk for all hooks, because TensorFlow has thousands of modules.
     of = {id(hook._places[0][2]): hook for hook in hooks}
     for module in list(sys.modules.values()) if hooks else ():
         # `vars` does not load what a lazy module would load on request.

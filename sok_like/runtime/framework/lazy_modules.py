@@ -17,7 +17,7 @@ import importlib.util
 import pathlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 # Of Keras 3 and of tf_keras.
 REGISTRIES = ("keras.src.saving.object_registration", "tf_keras.src.saving.object_registration")
@@ -45,22 +45,18 @@ def names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], l
     return sorted(public), load, listed
 
 
-class _StandIn:
+class _StandIn(NamedTuple):
     """Has the one method of a class that Keras needs to make an object."""
 
-    def __init__(self, load: Callable[[], Any]):
-        self._load = load
+    load: Callable[[], Any]
 
     def from_config(self, config: dict, **kwargs: Any) -> Any:
         """Imports the class, which registers itself; makes an object."""
-        return self._load().from_config(config, **kwargs)
+        return self.load().from_config(config, **kwargs)
 
 
 def announce(classes: Mapping[str, Callable[[], Any]]) -> None:
-    """Registers stand-ins with both Kerases, now or when one is imported.
-
-    `classes` maps a registered name ("package>Class") to a function that imports the class.
-    """
+    """Registers stand-ins for classes, by registered name ("package>Class"), with both Kerases."""
     for registry in REGISTRIES:
         if registry in sys.modules:
             _register(sys.modules[registry], classes)

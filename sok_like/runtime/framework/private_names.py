@@ -130,17 +130,11 @@ def _used_by(owner):
     for holder in getattr(owner, "__mro__", [owner]):
         for value in vars(holder).values():
             value = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))
-            code = getattr(value, "__code__", None)
-            yield from () if code is None else _names_in(code)
-
-
-def _names_in(code):
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, types.CodeType):  # of a function within
-            yield from _names_in(constant)
+            codes = [value.__code__] if hasattr(value, "__code__") else []
+            for code in codes:  # grows by the functions within
+                codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+                yield from code.co_names
+                yield from (const for const in code.co_consts if isinstance(const, str))
 
 
 @hooks.at_init

@@ -42,11 +42,9 @@ def optimizer_family(cls: type) -> str | None:
 
 
 def note_steps(kind: str, within: hooks.Within, why: str) -> None:
-    """Enters `within` in Keras' steps of a kind: "train", "test" or "predict".
-
-    Keras traces and runs steps, also those of an overridden `train_step`, within calls of
-    `self.train_function`; a program may call `train_step` itself.
-    """
+    """Enters `within` in Keras' steps of a kind: "train", "test" or "predict"."""
+    # Keras traces and runs steps, also those of an overridden `train_step`, within calls of
+    # `self.train_function`; a program may call `train_step` itself.
     attribute = f"{kind}_function"
     _withins[kind] = within
 
@@ -78,16 +76,15 @@ class _Steps:
         return getattr(self._own, name)
 
 
-def _making(own, cls, *args, **kwargs):
-    hooks.open_door(hooks.MODELS)
-    return own(cls, *args, **kwargs)
-
-
 @hooks.at_init
 def _install():
+    def making(own, cls, *args, **kwargs):
+        hooks.open_door(hooks.MODELS)
+        return own(cls, *args, **kwargs)
+
     model = tf.keras.Model
     if is_keras_3():
-        hooks.wrap(model, "__new__", _making, "the first model puts in what models need")
+        hooks.wrap(model, "__new__", making, "the first model puts in what models need")
     # By `type`, because the class that a lazy module shows may load it.
     if not is_keras_3() or any(issubclass(type(known), model) for known in gc.get_objects()):
         hooks.open_door(hooks.MODELS)  # a model is older than `sok.Init`

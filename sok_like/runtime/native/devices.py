@@ -25,13 +25,10 @@ def gpu_in_use() -> bool:
 
 
 def table_scope() -> Any:
-    """The device scope in which a table is made.
-
-    The package's libraries have a CUDA runtime of their own, which may need a newer driver than
-    TensorFlow's. If it can use no device, tables are made in host memory, with a RuntimeWarning.
-    """
+    """The device scope in which a table is made."""
     if not _only_tensorflow_can_use_gpu():
         return contextlib.nullcontext()
+    # The package's libraries have a CUDA runtime of their own, which may need a newer driver.
     warnings.warn(
         "TensorFlow sees a GPU that the CUDA runtime of sok_like cannot use: "
         f"{_runtime_problem()}. Tables are made in host memory. Install a newer driver, or build "
@@ -43,10 +40,7 @@ def table_scope() -> Any:
 
 
 def message_scope() -> Any:
-    """The device scope of ops on messages between ranks, which have no table to follow.
-
-    TensorFlow chooses their device, but no GPU that the package's CUDA runtime cannot use.
-    """
+    """The device scope of ops on messages between ranks, which have no table to follow."""
     return tf.device("/CPU:0") if _only_tensorflow_can_use_gpu() else contextlib.nullcontext()
 
 
@@ -56,6 +50,12 @@ def _only_tensorflow_can_use_gpu():
 
 def _tensorflow_may_use_gpu():
     return bool(tf.config.get_visible_devices("GPU")) and _library_has_gpu_kernels()
+
+
+@functools.cache
+def _library_has_gpu_kernels():
+    libraries.ops()  # registers them
+    return "GPU" in kernel_devices("SokTableHandle")
 
 
 @functools.cache
@@ -71,12 +71,6 @@ def _runtime_problem():
     return "it finds no device"
 
 
-@functools.cache
-def _library_has_gpu_kernels():
-    libraries.ops()  # registers them
-    return "GPU" in kernel_devices("SokTableHandle")
-
-
 def kernel_devices(op: str) -> set[str]:
     """Device types ("CPU", "GPU") for which the loaded libraries have a kernel of `op`."""
     return {kernel.device_type for kernel in kernels.get_registered_kernels_for_op(op).kernel}
@@ -86,10 +80,9 @@ def device_scope(device: str) -> Any:
     """The device scope of ops that read or write tensors of a table on `device`.
 
     Without it TensorFlow would place them, and copy their tensors, to the GPU. Collectives stay
-    outside, because an engine may have no GPU kernel. Without a GPU the scope is empty, so that
-    graphs name devices only if there is a choice. TensorFlow has one even if the package's CUDA
-    runtime cannot use the GPU.
+    outside, because an engine may have no GPU kernel.
     """
+    # Graphs name devices only if TensorFlow has a choice, also of a GPU that tables cannot use.
     usable = device and _tensorflow_may_use_gpu()
     return tf.device(device) if usable else contextlib.nullcontext()
 

@@ -29,18 +29,12 @@ _lock = threading.RLock()
 
 
 def ops() -> ModuleType:
-    """Returns the TensorFlow op library's Python module, loading it at the first call.
-
-    ImportError if it is missing, or was built for another TensorFlow or processor.
-    """
+    """The TensorFlow op library's Python module, loaded at the first call."""
     return _load_once("_ops", lambda: _load_ops(ops_path()))
 
 
 def ops_path() -> pathlib.Path:
-    """The path of the op library that `ops()` loads. Imports TensorFlow.
-
-    A clone may hold libraries for other TensorFlows beside `_ops.so`, as `_ops.2.21.0.so`.
-    """
+    """The path of the op library that `ops()` loads. Imports TensorFlow."""
     return _ops_file or _path_of("_ops")
 
 
@@ -62,6 +56,7 @@ def mpi_path() -> pathlib.Path:
 
 
 def _path_of(name):
+    # A clone may hold libraries for other TensorFlows beside `_ops.so`, as `_ops.2.21.0.so`.
     of_this_version = _folder / f"{name}.{_tensorflow_version()}.so"
     return of_this_version if of_this_version.exists() else _folder / f"{name}.so"
 
@@ -79,7 +74,7 @@ def _as_version(text):
 
 
 def core() -> ModuleType:
-    """Returns `sok_like._core`, the tables on NumPy arrays, loading it at the first call."""
+    """`sok_like._core`, the tables on NumPy arrays, loaded at the first call."""
 
     def load():
         path = _folder / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"

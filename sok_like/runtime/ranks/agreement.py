@@ -21,11 +21,6 @@ from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.runtime.ranks.comm import Communicator, run_now
 
 
-def name_of(communicator: Communicator) -> str:
-    """The name of exchanges outside of v1 graphs: one for all calls, so that unequal calls meet."""
-    return f"agreement_{communicator.world_size}"  # a subset of the ranks has a name of its own
-
-
 def send(
     block: np.ndarray, communicator: Communicator, all_ranks: bool, name: str = "dmp_get_weights"
 ) -> np.ndarray:
@@ -48,10 +43,7 @@ def gather_text(text: str, communicator: Communicator) -> str:
 
 
 def raise_on_all(problems: Sequence[Any], communicator: Communicator, name: str) -> list[tf.Tensor]:
-    """Raises InvalidArgumentError on all ranks if `problems` of any rank, scalar strings, has one.
-
-    In a graph the tensors that it returns raise when they are evaluated.
-    """
+    """Raises InvalidArgumentError on all ranks if one has `problems`; in a graph its results do."""
     nothing = tf.zeros([0], tf.int64)
     return list(exchange_order.exchange_notes(nothing, problems, communicator, name))
 
@@ -62,11 +54,10 @@ def agreed(
     call: str = "",
     raises: type[Exception] = RuntimeError,
 ) -> list:
-    """Calls `function`, unless it is None, on every rank; returns what each returned, by rank.
+    """Calls `function`, unless it is None, on every rank; returns its results (JSON) by rank.
 
-    It returns JSON, or None. If it fails on one rank, all ranks raise `raises`, "rank r: problem";
-    a single rank raises the exception itself. Ranks in different calls (of the user) raise
-    RuntimeError.
+    If it fails on one rank, all ranks raise `raises`, "rank r: problem"; a single rank raises the
+    exception itself. Ranks in different calls (of the user) raise RuntimeError.
     """
     if communicator.world_size == 1:
         return [None if function is None else function()]
@@ -76,10 +67,13 @@ def agreed(
     except Exception as raised:
         error, message = raised, problem_of(raised)
 
+    # One name for all calls, so that unequal calls meet; a subset of the ranks has its own.
+    name = f"agreement_{communicator.world_size}"
+
     def exchange():
         with naming(call):
             words = encoded({**message, "call": call})
-            return exchange_order.exchange_notes(words, [], communicator, name_of(communicator))
+            return exchange_order.exchange_notes(words, [], communicator, name)
 
     messages = decoded(*run_now(exchange))
     raise_first(messages, raises, error)
@@ -130,17 +124,13 @@ def raise_first(
     cause: Exception | None = None,
     in_graph: bool = False,
 ) -> None:
-    """Raises the problem of the first rank that reported one, or the calls that differ.
-
-    `in_graph`: whether an op of a graph raises it. TensorFlow translates only Python's own
-    exceptions there.
-    """
+    """Raises the problem of the first rank that reported one, or the calls that differ."""
     for rank, message in enumerate(messages):
         if "error" in message:
             text = f"rank {rank}: {message['error']}"
             if not message["memory"]:
                 raise raises(text) from cause
-            if in_graph:
+            if in_graph:  # where TensorFlow translates only Python's own exceptions
                 raise MemoryError(text) from cause
             raise tf.errors.ResourceExhaustedError(None, None, text) from cause
     calls = [message["call"] or "another call" for message in messages]
@@ -192,27 +182,30 @@ class Steps:
     ) -> list:
         """Runs `function` on every rank, then compares the ranks' messages as `agreed` does.
 
-        Args:
-            function: Called with all ranks' messages of the step before (a list by rank; left out
-                in the first step) and the inputs. Returns this rank's message (JSON, or None),
-                followed by the outputs if there are any.
-            inputs: Tensors; within a graph the function gets them as NumPy arrays.
-            outputs: Dtypes of the outputs, which are returned as tensors. Within a graph they are
-                available once no rank has failed.
-            verify: Called with all ranks' messages. What it raises, it must raise on all ranks.
-            undo: Called if a rank has failed, before the error is raised.
+        `function` is called with all ranks' messages of the step before (a list by rank; none in
+        the first step) and the inputs. Returns this rank's message (JSON, or None), followed by the
+        outputs, of these dtypes, if there are any. They are returned as tensors.
+
+        `verify` is called with all ranks' messages. What it raises, it must raise on all ranks.
+        `undo` is called if a rank has failed, before the error is raised.
         """
         results: list[Any] = []
         dtypes = list(outputs)
 
         def run():
-            message = function(*self._messages, *inputs)
+            try:
+                message = function(*self._messages, *inputs)
+            except Exception as error:
+                alone = self._alone_alike and self._communicator.world_size == 1
+                if alone and not isinstance(error, RuntimeError):
+                    raise_first([problem_of(error)], cause=error)
+                raise
             if dtypes:
                 message, *results[:] = message
             return message
 
         try:
-            messages = self._agreed(run)
+            messages = agreed(run, self._communicator, self.call)
             if verify is not None:
                 verify(messages)
         except BaseException as error:
@@ -224,15 +217,6 @@ class Steps:
         self._messages = [messages]
         return [tf.constant(value, dtype) for value, dtype in zip(results, dtypes, strict=True)]
 
-    def _agreed(self, function):
-        try:
-            return agreed(function, self._communicator, self.call)
-        except Exception as error:
-            alone = self._alone_alike and self._communicator.world_size == 1
-            if alone and not isinstance(error, RuntimeError):
-                raise_first([problem_of(error)], cause=error)
-            raise
-
     def done(self) -> Any:
         """A context in which ops run after the last step."""
         return contextlib.nullcontext()  # the step has run already
@@ -243,13 +227,11 @@ class Steps:
 
 
 class GraphSteps(Steps):
-    """The same within a graph: each step is an op.
+    """The same within a graph: each step is an op, whose collective has `name` in a v1 graph.
 
-    Args:
-        name: Of the collectives in a v1 graph; the same on all ranks.
-        mark: Makes an op that reads and writes the resource of the call. Python functions that a
-            graph calls use no resource, so nothing would order them. In a tf.function these ops
-            put the call after what precedes it in the program, and before what follows `end`.
+    Python functions that a graph calls use no resource, so nothing would order them. `mark` makes
+    an op that reads and writes the resource of the call. In a tf.function these ops put the call
+    after what precedes it in the program, and before what follows `end`.
     """
 
     def __init__(self, call: str, name: str, mark: Callable[[], Any]):

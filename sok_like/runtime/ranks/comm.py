@@ -23,7 +23,6 @@ from sok_like.runtime.ranks import launchers
 
 # "1": TF_CONFIG does not say with how many others this process trains.
 _IGNORE_TF_CONFIG = "SOK_IGNORE_TF_CONFIG"
-_TRAINING_TASKS = ("chief", "master", "worker")
 
 # An attribute of tensors: says of the indices of a sparse gradient that each is there once.
 UNIQUE = "_sok_keys_are_unique"
@@ -98,6 +97,9 @@ class SingleProcess:
     rank = local_rank = 0
     world_size = local_size = 1
 
+    def subset(self, groups):
+        return self
+
     def all_to_all(self, tensor, splits, name):
         return tensor, splits
 
@@ -110,14 +112,7 @@ class SingleProcess:
     def all_gather(self, tensor, name):
         return tensor
 
-    def sum(self, tensor, name):
-        return tensor
-
-    def reduce_scatter(self, tensor, name):
-        return tensor
-
-    def subset(self, groups):
-        return self
+    sum = reduce_scatter = all_gather
 
     def barrier(self):
         pass
@@ -125,15 +120,13 @@ class SingleProcess:
     def end_waits(self, reason):
         return True
 
-    def shut_down(self, seconds):
-        return True
+    shut_down = end_waits
 
 
 def distinct(gradient: Any) -> Any:
     """The same gradient with each index once, as what is not linear in it needs.
 
-    TensorFlow concatenates the gradients of several lookups of a table. What is no
-    `tf.IndexedSlices` is returned.
+    TensorFlow concatenates the gradients of several lookups of a table.
     """
     if not isinstance(gradient, tf.IndexedSlices) or getattr(gradient.indices, UNIQUE, False):
         return gradient
@@ -168,24 +161,18 @@ def averaged(communicator: Communicator, mean: Callable, tensors: Sequence, name
 
 
 def run_now(make: Callable[[], Sequence[tf.Tensor]]) -> list:
-    """The values of the tensors that `make` returns, also while a graph is being built.
-
-    Without eager execution it takes a session of its own, which leaves devices other than the CPU
-    to the program's session.
-    """
+    """The values of the tensors that `make` returns, also while a graph is being built."""
     with tf.init_scope():
         if tf.executing_eagerly():
             return [tensor.numpy() for tensor in make()]
+    # A session of its own, which leaves devices other than the CPU to the program's session.
     config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
         return session.run(list(make()))
 
 
 def launched_world_size() -> int:
-    """The number of ranks that were launched, as far as it is known before they meet.
-
-    Raises if it is 1, and TF_CONFIG names several workers or cannot be read.
-    """
+    """The number of ranks that were launched, as far as it is known before they meet."""
     of_thread = _of_thread.get()
     if of_thread is not None:
         return of_thread.world_size
@@ -198,10 +185,7 @@ def launched_world_size() -> int:
 
 
 def _check_tf_config():
-    """Raises if this is a worker of several, or a parameter server: it would train alone.
-
-    An evaluator is a process by itself, also beside several workers.
-    """
+    """Raises if this is a worker of several, or a parameter server: it would train alone."""
     text = os.environ.get("TF_CONFIG", "")
     if not text or os.environ.get(_IGNORE_TF_CONFIG, "0") not in ("", "0"):
         return
@@ -213,7 +197,8 @@ def _check_tf_config():
             f"TF_CONFIG must be the JSON of a cluster and a task, or empty ({error}). "
             f"{_IGNORE_TF_CONFIG}=1 ignores it. Received: TF_CONFIG={text!r}"
         ) from error
-    workers = sum(len(tasks.get(kind, ())) for kind in _TRAINING_TASKS)
+    workers = sum(len(tasks.get(kind, ())) for kind in ("chief", "master", "worker"))
+    # An evaluator is a process by itself, also beside several workers.
     if task_type == "ps" or (workers > 1 and task_type != "evaluator"):
         raise RuntimeError(
             f"TF_CONFIG names {workers} worker(s) and this process as a task of type "

@@ -35,10 +35,7 @@ def engine_of_job() -> tuple[str, str]:
 
 
 def choose(groups_later: bool = False) -> Communicator:
-    """The communicator that fits how this process was launched; `groups_later` as for Horovod's.
-
-    `sok.Init` says what it raises.
-    """
+    """The communicator that fits how this process was launched; `groups_later` as for Horovod's."""
     if comm.launched_world_size() == 1:
         comm.check_connected(1, "Horovod")  # the program may have initialised it
         return SingleProcess()

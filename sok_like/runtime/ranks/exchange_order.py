@@ -129,10 +129,7 @@ class Lookup:
 def exchange_keys(
     message: tf.Tensor, splits: tf.Tensor, lookup: Lookup
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """`exchange` of an int64 message of keys, which begins a call of the lookup.
-
-    The ranks must agree on its `said` and its `wire_dtype`.
-    """
+    """`exchange` of an int64 message of keys, which begins a call; ranks agree on the lookup."""
     stamped = _stamped(message, splits, lookup.said or lookup.name, _KEYS, lookup.wire_dtype)
     return exchange(stamped, splits, lookup.communicator, f"{lookup.name}_keys")[:2]
 
@@ -146,11 +143,8 @@ def exchange_notes(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Every rank sends a note to all ranks, in a turn of its own: int64 `values`, of any number.
 
-    All ranks raise if one has `problems`, scalar strings. They must agree on `name`, that of the
-    collective, and on `said`, the call in errors, by default `name`.
-
-    Returns int64, the values of all ranks in rank order, and int32 `[world_size]`: how many each
-    sent.
+    All ranks raise if one has `problems`, scalar strings, or if they differ in `said`, the call in
+    errors. Returns the values in rank order, and how many each rank sent, int32 `[world_size]`.
     """
     ops, world_size = libraries.ops(), communicator.world_size
     message, splits = ops.sok_pack_note(
@@ -191,15 +185,12 @@ def _stamped(message, splits, lookup, stage, wire_dtype=None):
 def exchange(
     message: tf.Tensor, splits: tf.Tensor, communicator: Communicator, name: str
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Sends each rank its block of a message; within a turn.
+    """Sends each rank its block of a message, int64 or float32; within a turn.
 
-    The message, int64 or float32, has blocks that begin with a head. It travels at once, or in
-    rounds if the transport cannot count its words. The heads, which travel in the first round, say
-    how many there are. All ranks raise a problem that one reports, and FailedPreconditionError if
-    they are in different calls.
-
-    Returns the message received, its splits, and int64 `[8]`, the call that it belongs to. No
-    gradient passes through them.
+    The blocks begin with a head. The message travels at once, or in rounds if the transport cannot
+    count its words; the heads, which travel in the first round, say how many there are. All ranks
+    raise a problem that one reports, and FailedPreconditionError if they are in different calls.
+    Returns the message received, its splits, and int64 `[8]`, the call that it belongs to.
     """
     words = message.dtype.size // tf.float32.size
     # Under a tape TensorFlow would differentiate the loop below; callers have their own gradient.
@@ -211,10 +202,9 @@ def exchange(
 
     def send(number):
         # The names differ, so that an exchange in a session never meets one outside.
-        what, collective = (name, IN_TURN) if ordered else (f"{name} (in a session)", name)
+        names = (name, IN_TURN) if ordered else (f"{name} (in a session)", name)
         with tf.name_scope(f"{name}_exchange"):
-            part = _part(carried, splits * words, number)
-            return _send(part, communicator, what, collective)
+            return _send_part(carried, splits * words, number, communicator, names)
 
     received, lengths = send(0)
     call, more = _checked(received, lengths, communicator.world_size)
@@ -236,15 +226,11 @@ def exchange(
         return tf.identity(received), lengths // words, call
 
 
-def _part(carried, splits, number):
-    """The part of a message that belongs to one round, and its splits."""
+def _send_part(carried, splits, number, communicator, names):
+    """Sends the part of a message that belongs to a round; returns what arrives, and its splits."""
+    what, collective = names
     with devices.message_scope():
-        return libraries.ops().sok_take_part(message=carried, splits=splits, round=number)
-
-
-def _send(part, communicator, what, collective):
-    """Sends a part of a message; returns what arrives, and its splits."""
-    values, splits = part
+        values, splits = libraries.ops().sok_take_part(message=carried, splits=splits, round=number)
     return _waiting_for(what, [values], lambda: communicator.all_to_all(values, splits, collective))
 
 
@@ -275,11 +261,9 @@ def _further_rounds(send, more, received, lengths, call):
 
 
 def _rounds_function(communicator):
-    """`_further_rounds` as one function for all exchanges of a communicator.
-
-    A loop per exchange made the first step of a model several times as long: TensorFlow
-    optimizes and instantiates the two functions of each loop.
-    """
+    """`_further_rounds` as one function for all exchanges of a communicator."""
+    # A loop per exchange made the first step of a model several times as long: TensorFlow
+    # optimizes and instantiates the two functions of each loop.
     if hasattr(communicator, "_sok_rounds"):
         return communicator._sok_rounds
     vector, scalar = tf.TensorSpec([None]), tf.TensorSpec([], tf.int32)
@@ -293,8 +277,8 @@ def _rounds_function(communicator):
     )
     def rounds(carried, splits, more, *state):
         def send(number):
-            what = "further rounds of a long message"
-            return _send(_part(carried, splits, number), communicator, what, IN_TURN)
+            names = ("further rounds of a long message", IN_TURN)
+            return _send_part(carried, splits, number, communicator, names)
 
         return _further_rounds(send, more, *state)
 
@@ -313,10 +297,7 @@ def _not_rewritten():
 def exchange_rows(
     rows: tf.Tensor, splits: tf.Tensor, lookup: Lookup
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """`exchange`, differentiable in `rows`: the gradient travels back in a turn of its own.
-
-    The heads of the message must name the lookup's `wire_dtype`.
-    """
+    """`exchange`, differentiable in `rows`: the gradient travels back in a turn of its own."""
 
     def exchange_floats(message, splits, part):
         name = f"{lookup.name}_{part}"

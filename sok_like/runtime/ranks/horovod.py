@@ -49,11 +49,9 @@ _MOST_COUNTED = 2**31 - 1
 
 
 def _not_folded(tensor):
-    """`tensor`, with its value hidden from TensorFlow's graph optimizers.
-
-    They compute constants beforehand, on one rank alone, and Horovod's ops are not marked against
-    it. A rank whose input is constant, say empty, would run its collective without the others.
-    """
+    """`tensor`, with its value hidden from TensorFlow's graph optimizers."""
+    # They compute constants beforehand, on one rank alone, and Horovod's ops are not marked against
+    # it. A rank whose input is constant, say empty, would run its collective without the others.
     rank = tensor.shape.rank
     if tf.executing_eagerly() or not rank:
         return tensor
@@ -102,15 +100,13 @@ class HorovodCommunicator:
         try:
             import horovod.tensorflow as hvd
         except ImportError as error:
+            problem = f"This job was launched with {launched_world_size()} processes"
             if launchers.horovod_library() is None:
-                raise ImportError(
-                    f"This job was launched with {launched_world_size()} processes. "
-                    f"{launchers.NO_HOROVOD if launchers.mpi_library() else launchers.NO_MPI}"
-                ) from error
+                remedy = launchers.NO_HOROVOD if launchers.mpi_library() else launchers.NO_MPI
+                raise ImportError(f"{problem}. {remedy}") from error
             raise ImportError(
-                f"This job was launched with {launched_world_size()} processes, and Horovod, which "
-                f"they need, cannot be loaded: {error}. Was it compiled for another TensorFlow or "
-                "MPI? Type: python -m sok_like.install_horovod"
+                f"{problem}, and Horovod, which they need, cannot be loaded: {error}. Was it "
+                "compiled for another TensorFlow or MPI? Type: python -m sok_like.install_horovod"
             ) from error
         if not hvd.is_initialized():
             for variable, value in _TRANSPORT.items():
@@ -135,17 +131,16 @@ class HorovodCommunicator:
         return self._hvd.local_size()
 
     def subset(self, groups):
-        mine = None
+        own: Communicator | None = None
         for group in map(tuple, groups):
             if len(group) in (1, self._hvd.size()):
-                made: Communicator = SingleProcess() if len(group) == 1 else self
+                communicator = SingleProcess() if len(group) == 1 else self
             else:
-                made = self._group(group)
-            if self._hvd.rank() in group:
-                mine = made
-        if mine is None:
+                communicator = self._group(group)
+            own = communicator if self._hvd.rank() in group else own
+        if own is None:
             raise no_group(groups, self._hvd.rank())
-        return mine
+        return own
 
     def _group(self, ranks):
         """The communicator of `ranks`; None on the other ranks, which must register it, too."""
@@ -206,8 +201,8 @@ class HorovodCommunicator:
 
     def _added(self, reduce, tensor, name):
         added = _as_summed(_not_folded(_counted(tensor, 1, name)))
-        options = {"op": self._hvd.Sum, "name": name, "process_set": self._process_set}
-        return tf.cast(reduce(added, **options), tensor.dtype)
+        added = reduce(added, op=self._hvd.Sum, name=name, process_set=self._process_set)
+        return tf.cast(added, tensor.dtype)
 
     def barrier(self):
         self.all_gather(tf.zeros([1]), "sok_barrier")
@@ -249,7 +244,7 @@ def leave_alone(is_local: Callable[[Any], bool]) -> None:
         return without_local
 
     def broadcasting(own, variables, *args, **kwargs):
-        return own([each for each in variables if not is_local(each)], *args, **kwargs)
+        return own([v for v in variables if not is_local(v)], *args, **kwargs)
 
     # Its tape and optimizer would mix rows of different keys or columns.
     why = "Horovod leaves variables alone that belong to one rank"
@@ -260,17 +255,18 @@ def leave_alone(is_local: Callable[[Any], bool]) -> None:
 def check_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
     """Refuses arguments of Horovod's tape and optimizer that would change the result."""
     for name, value in arguments.items():
-        if name in _WITHOUT_EFFECT:
-            fine = True
-        elif name in _ONLY_WITH:
-            fine = value == _ONLY_WITH[name]
+        if name in _ONLY_WITH:
+            is_average = value == _ONLY_WITH[name]
         elif name == "op":
-            fine = value is None or value == importlib.import_module("horovod.tensorflow").Average
+            average = importlib.import_module("horovod.tensorflow").Average
+            is_average = value in (None, average)
         elif name == "process_set":
-            fine = value is None or getattr(value, "process_set_id", None) == 0
+            is_average = value is None or getattr(value, "process_set_id", None) == 0
+        elif name in _WITHOUT_EFFECT:
+            continue
         else:
             raise TypeError(f"{wrapper} got an unexpected argument. Received: {name}={value!r}")
-        if not fine:
+        if not is_average:
             raise ValueError(
                 f"{wrapper} averages over all ranks, so `{name}` must be left out. "
                 f"Received: {name}={value!r}"

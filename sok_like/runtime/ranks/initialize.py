@@ -61,11 +61,9 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
         )
     check_replicas()
     communicator = comm.current() if comm.is_initialized() else engines.choose()
-    if global_batch_size < communicator.world_size:
-        raise ValueError(
-            "`global_batch_size` is too small: it must be at least the number of ranks, "
-            f"{communicator.world_size}. Received: global_batch_size={global_batch_size}"
-        )
+    enough = global_batch_size >= communicator.world_size
+    required = f"at least the number of ranks, {communicator.world_size}"
+    require(enough, "global_batch_size", required, global_batch_size)
     _start(communicator)
     _arguments[comm.line()] = arguments
     if earlier is not None and tf.executing_eagerly():
@@ -124,28 +122,19 @@ def _checked_seed(seed):
 
 def _agree_on_seed(communicator, seed):
     """Broadcasts rank 0's seed and hands it to the op library; returns `'OK'` after that."""
-    ops = libraries.ops()
-    mine = secrets.randbelow(2**31 - 1) if seed is None else seed
-    mine = tf.constant(mine, tf.int64, name="sok_seed")
-    agreed, warn = mine, None
+    own = secrets.randbelow(2**31 - 1) if seed is None else seed
+    own = tf.constant(own, tf.int64, name="sok_seed")
+    agreed, warn = own, None
     if communicator.world_size > 1:
-        seeds, _ = exchange_order.exchange_notes(mine[tf.newaxis], [], communicator, "sok_init")
+        seeds, _ = exchange_order.exchange_notes(own[tf.newaxis], [], communicator, "sok_init")
         agreed = seeds[0]
         if seed is not None:
-            warn = tf.cond(
-                tf.equal(mine, agreed),
-                tf.no_op,
-                lambda: tf.print(
-                    "sok.Init: `seed` must be the same on all ranks. Received:",
-                    mine,
-                    "on rank",
-                    communicator.rank,
-                    "and",
-                    agreed,
-                    "on rank 0; rank 0's is used.",
-                ),
-            )
-    set_seed = ops.sok_set_seed(seed=agreed)
+            problem = "sok.Init: `seed` must be the same on all ranks. Received:"
+            received = (own, f"on rank {communicator.rank} and", agreed)
+            rest = "on rank 0; rank 0's is used."
+            differ = tf.not_equal(own, agreed)
+            warn = tf.cond(differ, lambda: tf.print(problem, *received, rest), tf.no_op)
+    set_seed = libraries.ops().sok_set_seed(seed=agreed)
     dependencies = [op for op in (set_seed, warn) if isinstance(op, tf.Operation)]
     with tf.control_dependencies(dependencies):
         return tf.identity(tf.constant("OK"), name="sok_init")

@@ -68,12 +68,10 @@ def horovod_transports() -> list[str]:
     library = horovod_library()
     if library is None:
         return []
-    with (
-        open(library, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as bytes_,
-    ):
-        marks = {"mpirun": b"MPIController", "gloo": b"GlooController"}
-        return [name for name in LAUNCHERS if bytes_.find(marks[name]) >= 0]
+    marks = {"mpirun": b"MPIController", "gloo": b"GlooController"}
+    with open(library, "rb") as file:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return [name for name in LAUNCHERS if content.find(marks[name]) >= 0]
 
 
 def mpi_library() -> str | None:
@@ -82,18 +80,15 @@ def mpi_library() -> str | None:
     In this order: `SOK_MPI_LIBRARY`, one that the process has loaded, that of the launcher, that of
     this Python's environment or PATH, that of the system.
     """
-    known = os.environ.get("SOK_MPI_LIBRARY") or _loaded_mpi()
-    if known:
-        return known
+    if library := os.environ.get("SOK_MPI_LIBRARY") or _loaded_mpi():
+        return library
     # The names say the binary interface: that of MPICH, or of Open MPI.
     names = ["libmpi.so.40", "libmpi.so.12"]
     if "PMI_SIZE" in os.environ:
         names.reverse()
-    for name in names:
-        for folder in _library_folders():
-            if (folder / name).exists():
-                return str(folder / name)
-    return ctypes.util.find_library("mpi")
+    files = (folder / name for name in names for folder in _library_folders())
+    file = next((file for file in files if file.exists()), None)
+    return str(file) if file else ctypes.util.find_library("mpi")
 
 
 def _loaded_mpi():
@@ -107,10 +102,9 @@ def _library_folders():
     programs = [find_program("mpirun")]
     with contextlib.suppress(OSError):  # the parent may be of another user, as that of a service
         programs.insert(0, os.readlink(f"/proc/{os.getppid()}/exe"))
-    for program in filter(None, programs):
-        yield pathlib.Path(program).parent.parent / "lib"
-    yield pathlib.Path(sys.prefix) / "lib"
-    yield from map(pathlib.Path, filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))
+    folders = [pathlib.Path(program).parent.parent / "lib" for program in programs if program]
+    others = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+    return [*folders, pathlib.Path(sys.prefix) / "lib", *map(pathlib.Path, others)]
 
 
 def launch_line(
@@ -121,8 +115,7 @@ def launch_line(
 ) -> list[str]:
     """The words to put before a command to run it on `num_ranks` ranks.
 
-    `hosts` is `"host1:4,host2:4"`, or None for this host. Ranks on other hosts get a part of
-    `environment`, that of the launcher.
+    Ranks on other `hosts` ("host1:4,host2:4") get a part of `environment`, that of the launcher.
     """
     transports = horovod_transports()
     by_mpi = os.environ.get("SOK_ENGINE") != "horovod" and mpi_library() is not None

@@ -61,10 +61,7 @@ def scale_factor(attribute: float, world_size: int) -> float:
 
 
 def check_row_dtype(dtype: Any, where: str = "", argument: str = "wire_dtype") -> str | None:
-    """The name of a dtype; None for None and float32. ValueError unless it is in `ROW_DTYPES`.
-
-    `where` is its table, layer or lookup, and `argument` its name, for the error.
-    """
+    """The name of a dtype; None for None and float32. ValueError unless it is in `ROW_DTYPES`."""
     if dtype is None:
         return None
     name = None

@@ -32,7 +32,6 @@ from sok_like.runtime.ranks.comm import (
 
 _FOREVER = 1e9  # seconds
 _ENDS_WAIT = 1.0  # seconds that an op may take to end after SIGINT
-_PROBLEM = 4096  # bytes of an error's text
 # Dtypes that MPI adds; others are cast to one that holds their sums.
 _SUMMED = (tf.float32, tf.float64, tf.int32, tf.int64)
 
@@ -70,11 +69,7 @@ def _interrupt_behind(frame, instruction):
 
 
 class MpiCommunicator:
-    """MPI's collectives, by a library's file. The first one of a process initialises MPI.
-
-    RuntimeError if it cannot, if MPI did not find the other processes, or if the program has
-    initialised it for one thread only.
-    """
+    """MPI's collectives, by a library's file. The first one of a process initialises MPI."""
 
     def __init__(self, library: str):
         # A rank that waits in MPI_Init or MPI_Finalize polls, and takes the core from others.
@@ -96,8 +91,8 @@ class MpiCommunicator:
         atexit.register(lambda: self.shut_down(0.0 if self._ended else _FOREVER))
 
     def _call(self, function, *arguments):
-        problem = ctypes.create_string_buffer(_PROBLEM)
-        size = ctypes.c_int64(_PROBLEM)
+        problem = ctypes.create_string_buffer(4096)
+        size = ctypes.c_int64(len(problem))
         result = getattr(self._library, f"sok_mpi_{function}")(*arguments, problem, size)
         if problem.value:
             raise RuntimeError(f"MPI: {problem.value.decode(errors='replace')}")
@@ -116,19 +111,19 @@ class MpiCommunicator:
                 self._divisions[divided] = self._divide(divided, own)
         return self._divisions[divided]
 
-    def _divide(self, groups, mine):
+    def _divide(self, groups, own):
         flat = np.array([rank for group in groups for rank in group], np.int32)
         sizes = np.array([len(group) for group in groups], np.int32)
         pointer = ctypes.POINTER(ctypes.c_int)
         as_c = [array.ctypes.data_as(pointer) for array in (flat, sizes)]
         number = self._call("divide", *as_c, len(groups))
-        if len(mine) == 1:
+        if len(own) == 1:
             return SingleProcess()
         group = object.__new__(MpiCommunicator)
         group.__dict__.update(self.__dict__)
         group.__dict__.pop("_sok_rounds", None)  # a function of exchanges of all ranks
-        group._group, group._ranks = number, mine
-        group.rank, group.world_size = mine.index(self._world.rank), len(mine)
+        group._group, group._ranks = number, own
+        group.rank, group.world_size = own.index(self._world.rank), len(own)
         return group
 
     def _named(self, name):
@@ -160,18 +155,17 @@ class MpiCommunicator:
         return tf.cast(add(tensor, **self._named(name)), dtype)
 
     def average(self, tensors, name):
-        return averaged(self, self._mean, tensors, name)
+        def mean(tensors, name):
+            flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+            mean = self.sum(flat, name) / tf.cast(self.world_size, flat.dtype)
+            counts = [(tensor, tensor.shape.num_elements()) for tensor in tensors]
+            sizes = [tf.size(tensor, tf.int64) if n is None else n for tensor, n in counts]
+            return [
+                tf.ensure_shape(tf.reshape(part, tf.shape(tensor)), tensor.shape)
+                for tensor, part in zip(tensors, tf.split(mean, sizes, num=len(sizes)), strict=True)
+            ]
 
-    def _mean(self, tensors, name):
-        flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
-        mean = self.sum(flat, name) / tf.cast(self.world_size, flat.dtype)
-        known = ((tensor, tensor.shape.num_elements()) for tensor in tensors)
-        sizes = [tf.size(tensor, tf.int64) if n is None else n for tensor, n in known]
-        parts = tf.split(mean, sizes, num=len(tensors))
-        return [
-            tf.ensure_shape(tf.reshape(part, tf.shape(tensor)), tensor.shape)
-            for tensor, part in zip(tensors, parts, strict=True)
-        ]
+        return averaged(self, mean, tensors, name)
 
     def barrier(self):
         self.all_gather(tf.zeros([1]), "sok_barrier")

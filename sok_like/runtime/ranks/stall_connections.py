@@ -110,10 +110,7 @@ class Line:
 
 
 def connect(address: tuple[str, int], secret: str, rank: int, seconds: float) -> Line:
-    """The connection of `rank` to rank 0. Tries again if a flood of strangers pushes it out.
-
-    OSError if rank 0 could not be reached within `seconds`, or does not know the secret.
-    """
+    """The connection of `rank` to rank 0; OSError if there is none within `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         left = max(0.1, deadline - time.monotonic())
@@ -124,16 +121,16 @@ def connect(address: tuple[str, int], secret: str, rank: int, seconds: float) ->
                 line = _introduce(connection, secret, rank)
                 at_failure.pop_all()
                 return line
-        except OSError:
+        except OSError:  # a flood of strangers may have pushed it out
             if time.monotonic() > deadline - 1:
                 raise
             time.sleep(0.1)
 
 
 def _introduce(connection, secret, rank):
-    theirs, mine = _receive(connection, _NONCE), secrets.token_bytes(_NONCE)
-    key = _key(secret, theirs, mine, rank)
-    connection.sendall(_HELLO.pack(mine, rank, _proof(key, b"client")))
+    nonce_of_0, nonce = _receive(connection, _NONCE), secrets.token_bytes(_NONCE)
+    key = _key(secret, nonce_of_0, nonce, rank)
+    connection.sendall(_HELLO.pack(nonce, rank, _proof(key, b"client")))
     if not hmac.compare_digest(_receive(connection, 32), _proof(key, b"server")):
         raise ConnectionError("the other side does not know the job's secret")
     return Line(connection, key, 0, is_server=False)
@@ -142,17 +139,16 @@ def _introduce(connection, secret, rank):
 def _receive(connection, size):
     received = b""
     while len(received) < size:
-        piece = connection.recv(size - len(received))
-        if not piece:
+        part = connection.recv(size - len(received))
+        if not part:
             raise ConnectionError("the other side has closed the connection")
-        received += piece
+        received += part
     return received
 
 
 def _key(secret, nonce_of_0, nonce_of_rank, rank):
-    return hmac.digest(
-        secret.encode(), nonce_of_0 + nonce_of_rank + struct.pack("!I", rank), "sha256"
-    )
+    nonces = nonce_of_0 + nonce_of_rank
+    return hmac.digest(secret.encode(), nonces + struct.pack("!I", rank), "sha256")
 
 
 def _proof(key, side):

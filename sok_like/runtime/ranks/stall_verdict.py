@@ -39,11 +39,7 @@ class Judge:
         self._ranks = [_Rank(now) for _ in range(world_size)]
 
     def hear(self, rank: int, report: dict[str, Any]) -> None:
-        """Takes a rank's report.
-
-        It says `what` the rank waits for and for how many `seconds`, the `number` of that wait
-        among its own, how it has `ended`, and whether it `leaves` now and has `stopped` waiting.
-        """
+        """Takes a rank's report: fields of `_Rank`, and for how many `seconds` it has waited."""
         now = time.monotonic()
         rest = {name: report[name] for name in report if name != "seconds"}
         self._ranks[rank] = _Rank(now, True, since=now - report["seconds"], **rest)
@@ -84,8 +80,8 @@ class Judge:
 
     def left(self) -> str:
         """Which ranks join no more exchanges, and why; empty if all do."""
-        gone = [r for r, rank in enumerate(self._ranks) if rank.leaves]
-        return "; ".join(f"rank {r} {self._ranks[r].ended}" for r in gone)
+        ranks = enumerate(self._ranks)
+        return "; ".join(f"rank {r} {rank.ended}" for r, rank in ranks if rank.leaves)
 
     def verdict(self) -> str:
         """Why the ranks that wait should stop waiting; empty if they should go on."""
@@ -134,14 +130,12 @@ class Judge:
     def _doing(self, rank, now):
         if rank.ended:
             return rank.ended
-        if self._silent(rank):
-            if not rank.connected:
-                return "has never reported"
-            last = f"in {where(rank.what)}" if rank.what else "in no exchange"
-            return f"has not answered for {now - rank.heard:.0f} s; its last report: {last}"
-        return (
-            f"is in {where(rank.what)}" if rank.what else "did not reach it and is in no exchange"
-        )
+        place = f"in {where(rank.what)}" if rank.what else "in no exchange"
+        if not self._silent(rank):
+            return f"is {place}" if rank.what else f"did not reach it and is {place}"
+        if not rank.connected:
+            return "has never reported"
+        return f"has not answered for {now - rank.heard:.0f} s; its last report: {place}"
 
 
 def where(what: str) -> str:

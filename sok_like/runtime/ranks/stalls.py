@@ -67,26 +67,23 @@ def timeout() -> float:
 
 
 def start(communicator: Communicator) -> None:
-    """Starts this process's thread, once; every rank must call it.
-
-    No effect on one rank, or where ranks are threads of one process.
-    """
+    """Starts this process's thread, once, on several ranks; every rank must call it."""
     global _watch
     if _watch is not None or communicator.world_size == 1 or comm.line():
         return
     limit, secret = timeout(), secrets.token_hex(32)
     names = _gather(stall_connections.host_names(), communicator)
-    selector, door, mine = selectors.DefaultSelector(), None, ""
+    selector, door, own_address = selectors.DefaultSelector(), None, ""
     if communicator.rank == 0 and limit:
         host = stall_connections.LOOPBACK
         if communicator.local_size != communicator.world_size:
             host = stall_connections.host_address(names)
         door = Door(host, secret, communicator.world_size, selector)
-        mine = json.dumps([*door.address, secret])
-    where = _gather(mine, communicator)[0]
-    if limit == 0 or not where:
+        own_address = json.dumps([*door.address, secret])
+    address = _gather(own_address, communicator)[0]
+    if limit == 0 or not address:
         return
-    host, port, secret = json.loads(where)
+    host, port, secret = json.loads(address)
     _watch = _Watch(communicator, limit, door or (host, port), secret, selector)
     _watch.start()
     atexit.register(_watch.say_goodbye)
@@ -128,20 +125,20 @@ class _Watch(threading.Thread):
         self._slept, self._slept_in = 0.0, 0  # seconds that this process was stopped, in which wait
         self._server: Line | None = None
         self._door = rank_0 if isinstance(rank_0, Door) else None
-        if self._door is None:
-            try:
-                self._server = connect(rank_0, secret, self._rank, _CONNECTS)
-                selector.register(self._server, selectors.EVENT_READ, self._server)
-            except OSError as error:
-                warnings.warn(
-                    f"sok_like: rank {self._rank} cannot reach rank 0 at {rank_0[0]}:{rank_0[1]} "
-                    f"({error}); if ranks stop waiting for another rank, the reason is unknown.",
-                    stacklevel=2,
-                )
-                self._limit = 0
-        else:
-            self._judge = stall_verdict.Judge(communicator.world_size, limit)
-            self._lines: dict[int, Line] = {}
+        self._judge = stall_verdict.Judge(communicator.world_size, limit)  # rank 0 asks it
+        self._lines: dict[int, Line] = {}
+        if self._door is not None:
+            return
+        try:
+            self._server = connect(rank_0, secret, self._rank, _CONNECTS)
+            selector.register(self._server, selectors.EVENT_READ, self._server)
+        except OSError as error:
+            warnings.warn(
+                f"sok_like: rank {self._rank} cannot reach rank 0 at {rank_0[0]}:{rank_0[1]} "
+                f"({error}); if ranks stop waiting for another rank, the reason is unknown.",
+                stacklevel=2,
+            )
+            self._limit = 0
 
     def run(self):
         due, turn = 0.0, time.monotonic()
@@ -168,18 +165,15 @@ class _Watch(threading.Thread):
         _, _, number = self._longest_wait()
         self._slept = seconds + (self._slept if self._slept_in == number else 0.0)
         self._slept_in = number
-        if self._door is None:
-            self._last_word += seconds
-        else:
-            self._judge.forgive(seconds)
+        self._last_word += seconds
+        self._judge.forgive(seconds)
 
     def say_goodbye(self):
         """Tells the others that this process ends, and how; shuts the transport down."""
         if not self.is_alive():
             return
         failure = getattr(sys, "last_type", None)
-        how = "has finished its steps"
-        self._ended = how if failure is None else f"has ended with {failure.__name__}"
+        self._ended = f"has ended with {failure.__name__}" if failure else "has finished its steps"
         self.told.wait(_STAYS)
         self._leaves = True
         self.told.wait(_LEAVES)
@@ -192,11 +186,9 @@ class _Watch(threading.Thread):
 
     def _longest_wait(self):
         """What this rank waits for ("" if nothing), for how many seconds, and the wait's number."""
-        what = ctypes.create_string_buffer(512)
-        number = ctypes.c_int64()
-        seconds = self._library.sok_longest_wait(
-            what, ctypes.c_int64(len(what)), ctypes.byref(number)
-        )
+        what, number = ctypes.create_string_buffer(512), ctypes.c_int64()
+        size = ctypes.c_int64(len(what))
+        seconds = self._library.sok_longest_wait(what, size, ctypes.byref(number))
         slept = self._slept if number.value == self._slept_in else 0.0
         return what.value.decode(errors="replace"), max(0.0, seconds - slept), number.value
 
@@ -262,17 +254,16 @@ class _Watch(threading.Thread):
             self._end_waits(f"rank 0 has ended without a message; rank {self._rank} was {here}")
 
     def _obey(self, word):
-        self._waited_for = bool(word.get("waited_for"))
-        left = str(word.get("left") or "")
-        if left != self._left:
-            self._left = left
-            self._library.sok_refuse_waits(left.encode())
-        self._stop_waits(str(word.get("stop") or ""))
-        if word.get("silent") and self._closes_at < float("inf"):
+        self._waited_for = word["waited_for"]
+        if word["left"] != self._left:
+            self._left = word["left"]
+            self._library.sok_refuse_waits(self._left.encode())
+        self._stop_waits(word["stop"])
+        if word["silent"] and self._closes_at < float("inf"):
             self._end_waits(f"{_THE_END}: {word['silent']}")
-        elif word.get("shut"):
+        elif word["shut"]:
             self._shut_down()
-        elif word.get("over"):
+        elif word["over"]:
             self.told.set()
 
     def _end_waits(self, reason):

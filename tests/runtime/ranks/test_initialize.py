@@ -75,9 +75,8 @@ def test_integers_of_numpy(fresh):
 @pytest.mark.parametrize("world_size, batch", [(1, 0), (1, -4), (4, 3)])
 def test_batch_smaller_than_the_number_of_ranks(fresh, world_size, batch):
     comm.set_current(Ranks(world_size))
-    with pytest.raises(
-        ValueError, match=rf"too small.*ranks, {world_size}. Received: global_batch_size={batch}"
-    ):
+    required = rf"must be at least.*ranks, {world_size}. Received: global_batch_size={batch}"
+    with pytest.raises(ValueError, match=required):
         fresh.Init(global_batch_size=batch)
 
 
