@@ -22,7 +22,6 @@ from sok_like.lookup.stock_table import (
     StockTable,
     StockTables,
     joined,
-    segments,
     seldom,
     split,
 )
@@ -212,7 +211,9 @@ def combined(rows: Any, combiner: str, row_splits: Any, weights: Any = None) -> 
     if combiner == "none":
         return rows
     batch = tf.size(row_splits, tf.int64) - 1
-    sample = segments(row_splits[1:], tf.shape(rows, tf.int64)[0])
+    ends = row_splits[1:]
+    size, no_weights = tf.shape(rows, tf.int64)[0], tf.zeros([0], tf.int32)
+    sample = tf.cumsum(tf.raw_ops.DenseBincount(input=ends, size=size, weights=no_weights))
     total = tf.math.unsorted_segment_sum(rows, sample, batch)
     if combiner == "sum":
         return total

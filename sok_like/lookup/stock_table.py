@@ -1,6 +1,7 @@
 """Tables as plain variables, looked up by TensorFlow's own ops: the content of a SavedModel.
 
-    keys of all tables [n] --mix--> two buckets --gather--> 2 x 8 keys --equal--> slot --> row
+    keys of all tables [n] --mix--> first bucket --gather--> 8 keys --equal--> slot --> row
+                                      the few that are not there: second bucket, the same
 
 All tables of a model lie one behind the other in the same variables; those of one dim have their
 rows in one. So a lookup of many tables has as many ops as one of a single table: for few keys, the
@@ -27,7 +28,8 @@ from sok_like.lookup.buckets import FACTORS, SLOTS, Layout
 from sok_like.lookup.stock_rows import MissingRows, by_key, initial_rows
 
 ROW_DTYPES = ("float32", "bfloat16", "int8")
-_ABSENT = 8 * SLOTS  # eight times the number of a slot that there is not
+# One bit in each of the eight bytes but the last.
+_BYTES = sum(1 << 8 * byte for byte in range(SLOTS - 1))
 
 
 class StockTable:
@@ -78,10 +80,12 @@ class StockTables:
         num_rows: dict[int, int] = {}  # by dim
         num_buckets = 0
         for number, table in enumerate(tables):
-            table.number, table.first_bucket = number, num_buckets
-            num_buckets += 0 if table.layout is None else table.layout.num_buckets
-            table.first_row = num_rows.get(table.dim, 0)
+            table.number, table.first_row = number, num_rows.get(table.dim, 0)
             num_rows[table.dim] = table.first_row + table.num_rows
+        # The first bucket of a table is a multiple of its width, which is a power of two.
+        for table in sorted(filter(lambda t: t.layout, tables), key=lambda t: -t.layout.width):
+            table.first_bucket = num_buckets
+            num_buckets += table.layout.num_buckets
         number = self.number_dtype = number_dtype(max(num_rows.values(), default=0))
         self.rows = {d: without_value([n, d], dtype, f"rows_{d}") for d, n in num_rows.items()}
         self.scales = {
@@ -136,10 +140,13 @@ class StockTables:
         """Rows of tables with an index: of those of each dim."""
         asked = [each for group in groups for each in group]
         keys = joined([each.keys for each in asked])
-        numbers, is_absent = self._find([each.table for each in asked], keys, _which(asked))
+        # Of all features: a branch takes this one tensor, not the keys of each.
+        sizes = tf.stack([tf.size(each.keys) for each in asked])
+        numbers, absent = self._find([each.table for each in asked], keys, sizes)
+        sizes_of_groups = tf.split(sizes, [len(group) for group in groups])
 
         def by_group(values):
-            return split(values, [tf.size(joined([a.keys for a in group])) for group in groups])
+            return split(values, [tf.reduce_sum(sizes) for sizes in sizes_of_groups])
 
         def present():
             of_groups = zip(groups, by_group(numbers), strict=True)
@@ -147,53 +154,61 @@ class StockTables:
 
         @seldom
         def filled():
+            is_absent = tf.scatter_nd(absent, tf.ones_like(absent[:, 0], tf.bool), [tf.size(keys)])
             parts = (by_group(values) for values in (numbers, is_absent, keys))
-            return [self._filled(*group) for group in zip(groups, *parts, strict=True)]
+            tables = [[each.table for each in group] for group in groups]
+            of_groups = zip(tables, sizes_of_groups, *parts, strict=True)
+            return [self._filled(*group) for group in of_groups]
 
         # Only batches with missing keys pay for their rows.
-        return tf.nest.flatten(tf.cond(tf.reduce_any(is_absent), filled, present))
+        return tf.nest.flatten(tf.cond(tf.size(absent) > 0, filled, present))
 
-    def _find(self, tables, keys, which):
-        """The row of each key in the rows of its dim; and whether it is absent."""
+    def _find(self, tables, keys, sizes):
+        """The row of each key in the rows of its dim, 0 if it is absent; where these are `[n, 1]`.
 
-        def of_tables(value, dtype):
-            return by_key([value(table) for table in tables], which, dtype)
+        Most keys lie in their first bucket, see `buckets.place`.
+        """
+        words, first = _first_buckets(tables, keys, sizes)
+        slot, is_elsewhere = self._slots(first, keys)
+        numbers = self._numbers_at(first, slot)
 
-        def factor(number):
-            return of_tables(lambda table: table.layout.scales[number], tf.float64)
+        @seldom
+        def others():
+            at = tf.where(is_elsewhere)
+            place = at[:, 0]
+            scales = [table.layout.scales[1] for table in tables]
+            scale = by_key(scales, _which(sizes, place), tf.float64)
+            way = _scaled(tf.gather(words, place) * _word(FACTORS[2]), scale, tf.int64) + 1
+            second = tf.bitwise.bitwise_xor(tf.gather(first, place), way)
+            slot, is_absent = self._slots(second, tf.gather(keys, place))
+            found = self._numbers_at(second, slot)
+            found = tf.where(is_absent, tf.zeros_like(found), found)
+            absent = tf.gather(at, tf.where(is_absent)[:, 0])
+            return tf.tensor_scatter_nd_update(numbers, at, found), absent
 
-        salt = of_tables(lambda table: table.layout.salt % 2**64, tf.uint64)
-        words = (tf.bitcast(keys, tf.uint64) ^ salt) * _word(FACTORS[0])
-        words = (words ^ _scaled(words, 2.0**-32, tf.uint64)) * _word(FACTORS[1])
-        first = _scaled(words, factor(0), tf.int64)
-        second = first ^ (_scaled(words * _word(FACTORS[2]), factor(1), tf.int64) + 1)
-        if len(self.tables) > 1:
-            begin = of_tables(lambda table: table.first_bucket, tf.int64)
-            first, second = begin + first, begin + second
-        eighths = [self._eighths(bucket, keys) for bucket in (first, second)]
-        bucket = tf.where(eighths[0] < _ABSENT, first, second)
-        slot_eighths = tf.minimum(*eighths)
-        is_absent = slot_eighths >= _ABSENT
-        if self.numbers is None:
-            slot = _scaled(slot_eighths, 1 / 8, self.number_dtype)
-            return tf.gather(self.starts, bucket) + slot, is_absent
-        slot = tf.minimum(_scaled(slot_eighths, 1 / 8, tf.int64), SLOTS - 1)
-        return tf.gather(self.numbers, bucket * SLOTS + slot), is_absent
+        def none():
+            return numbers, tf.zeros([0, 1], tf.int64)
 
-    def _eighths(self, bucket, keys):
-        """Eight times the slot of each key in its bucket, uint8, or `_ABSENT`."""
+        return tf.cond(tf.reduce_any(is_elsewhere), others, none)
+
+    def _slots(self, bucket, keys):
+        """The slot of each key in its bucket, uint8, and whether it has none: then this is 7."""
         is_here = tf.equal(tf.gather(self.keys, bucket), keys[:, tf.newaxis])
         # One word of eight bytes, with 1 in the slot's byte; one less has all bits below it.
         word = tf.bitcast(tf.cast(is_here, tf.uint8), tf.uint64)
-        return tf.raw_ops.PopulationCount(x=word - _word(1))
+        slot = tf.raw_ops.PopulationCount(x=(word - _word(1)) & _word(_BYTES))
+        return slot, tf.equal(word, _word(0))
 
-    def _filled(self, asked, numbers, is_absent, keys):
+    def _numbers_at(self, bucket, slot):
+        """The rows that belong to slots."""
+        if self.numbers is None:
+            return tf.gather(self.starts, bucket) + tf.cast(slot, self.number_dtype)
+        return tf.gather(self.numbers, bucket * SLOTS + tf.cast(slot, tf.int64))
+
+    def _filled(self, tables, sizes, numbers, is_absent, keys):
         """Rows of tables of one dim, with those of missing keys."""
-        numbers = tf.where(is_absent, tf.zeros_like(numbers), numbers)
-        rows, at = self._decoded(asked[0].table.dim, numbers), tf.where(is_absent)
-        which = _which(asked)
-        which = None if which is None else tf.gather_nd(which, at)
-        initial = self._initial([each.table for each in asked], tf.gather_nd(keys, at), which)
+        rows, at = self._decoded(tables[0].dim, numbers), tf.where(is_absent)
+        initial = self._initial(tables, tf.gather_nd(keys, at), _which(sizes, at[:, 0]))
         return tf.tensor_scatter_nd_update(rows, at, initial)
 
     def _initial(self, tables, keys, which):
@@ -247,18 +262,45 @@ def split(tensor: tf.Tensor, sizes: Sequence[Any]) -> list[tf.Tensor]:
     return [tensor] if len(sizes) == 1 else tf.split(tensor, sizes)
 
 
-def segments(ends: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """The segment of each of `size` places, int32 `[size]`, if segment i ends before `ends[i]`."""
-    counts = tf.raw_ops.DenseBincount(input=ends, size=size, weights=tf.zeros([0], tf.int32))
-    return tf.cumsum(counts)
+def _first_buckets(tables, keys, sizes):
+    """Random words, uint64 `[num_keys]`, and the first bucket of each key: see `buckets.choices`.
+
+    In most batches all features have as many keys, and then no key needs the number of its table.
+    """
+    salts = [table.layout.salt % 2**64 for table in tables]
+    scales = [table.layout.scales[0] for table in tables]
+    begins = [table.first_bucket for table in tables]
+
+    def hashed(keys, of_tables):
+        words = (tf.bitcast(keys, tf.uint64) ^ of_tables(salts, tf.uint64)) * _word(FACTORS[0])
+        words = (words ^ _scaled(words, 2.0**-32, tf.uint64)) * _word(FACTORS[1])
+        first = _scaled(words, of_tables(scales, tf.float64), tf.int64)
+        return words, first + of_tables(begins, tf.int64) if any(begins) else first
+
+    def alike():
+        words, first = hashed(tf.reshape(keys, [len(tables), -1]), _column)
+        return tf.reshape(words, [-1]), tf.reshape(first, [-1])
+
+    def unlike():
+        which = _which(sizes, tf.range(tf.size(keys)))
+        return hashed(keys, lambda numbers, dtype: by_key(numbers, which, dtype))
+
+    if len(tables) == 1:
+        return unlike()
+    return tf.cond(tf.reduce_all(tf.equal(sizes, sizes[0])), alike, seldom(unlike))
 
 
-def _which(asked):
-    """Of each key the position in `asked`; None if there is one."""
-    if len(asked) == 1:
+def _column(numbers, dtype):
+    """The numbers `[n, 1]`, or one for all if it is the same."""
+    found = by_key(numbers, tf.range(len(numbers)), dtype)
+    return found[:, tf.newaxis] if found.shape.rank else found
+
+
+def _which(sizes, at):
+    """The feature that has the keys at some places; None if there is only one."""
+    if sizes.shape[0] == 1:
         return None
-    ends = tf.cumsum(tf.stack([tf.size(each.keys) for each in asked]))
-    return segments(ends, ends[-1])
+    return tf.searchsorted(tf.cumsum(sizes), tf.cast(at, tf.int32), side="right")
 
 
 def _in_range(table, keys):

@@ -164,9 +164,9 @@ def test_tables_of_all_kinds_in_one_lookup(sok):
     random = np.random.default_rng(1)
     keys = [np.unique(random.choice(PRESENT, 40 + 20 * n)) for n in range(len(initial))]
     made, _ = stock_of(sok, variables, [*keys, np.arange(50)])
-    sizes = [300, 1, 0, 70, 20, 60, 5, 400]
-    for source in (None, PRESENT):  # all present, and not
-        asked = [
+    different, alike = [300, 1, 0, 70, 20, 60, 5, 400], [50] * 8
+    for sizes, source in ((different, None), (different, PRESENT), (alike, None), (alike, PRESENT)):
+        asked = [  # all present, or not
             random.choice(own if source is None else np.r_[source, KEYS], size)
             for own, size in zip(keys, sizes, strict=True)
         ]
@@ -174,6 +174,29 @@ def test_tables_of_all_kinds_in_one_lookup(sok):
         for variable, own, rows in zip(variables, asked, looked_up(made, *asked), strict=True):
             expected = variable.find(own)[0].numpy()
             np.testing.assert_allclose(rows, expected, atol=1e-6, err_msg=variable.table_name)
+
+
+@pytest.mark.parametrize("size", [1, 7, 400])
+def test_keys_in_their_second_buckets(sok, size):
+    """Tables of different widths, nearly full, so that many keys lie there."""
+    random = np.random.default_rng(2)
+    variables = [sok.EmbeddingVariable(4, name=f"stock_full_{n}") for n in range(3)]
+    keys = [np.unique(random.integers(-(2**63), 2**63 - 1, n)) for n in (230, 20_000, 3_600)]
+    made, places = stock_of(sok, variables, keys)
+    assert len({table.layout.width for table in made.tables}) == 3
+    in_second = []
+    for own, place in zip(keys, places, strict=True):
+        first, _ = buckets.choices(place.keys.ravel(), place.layout)
+        numbers = np.arange(len(place.keys))[:, None]
+        in_second.append(place.keys[place.is_taken & (first.reshape(place.keys.shape) != numbers)])
+        assert len(own) / 60 < len(in_second[-1]) < len(own) / 4
+    absent = np.arange(size)
+    for others in (in_second, keys, [*in_second[:2], absent], [absent] * 3):
+        asked = [random.choice(own, size) for own in others]
+        asked_more = [asked[0], np.r_[asked[1], in_second[1][:3]], asked[2]]  # of different sizes
+        for batch in (asked, asked_more):
+            for variable, own, rows in zip(variables, batch, looked_up(made, *batch), strict=True):
+                np.testing.assert_array_equal(rows, variable.find(own)[0])
 
 
 @pytest.mark.parametrize("row_dtype, bits", [("bfloat16", 8), ("int8", 7)])
