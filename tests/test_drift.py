@@ -95,6 +95,19 @@ def test_weights_that_start_different_are_named(rank_results, world_size):
 
 
 @on_ranks
+def test_layers_adapted_to_other_data_are_named(rank_results, world_size):
+    ranks = rank_results(world_size, "drift.adapted")
+    for found in ranks:
+        assert found["predictions"] == ranks[0]["predictions"]
+        for name in ("StringLookup", "TextVectorization", "Normalization"):
+            assert found[name, True] is None
+            kind, message = found[name, False]
+            assert kind == "InvalidArgumentError" and "`adapt` with the same data" in message
+            words = name if name == "Normalization" else "lookup"
+            assert words.lower() in message.partition("Received: layer")[2]
+
+
+@on_ranks
 def test_rates_that_differ(rank_results, world_size):
     for found in rank_results(world_size, "drift.other_rates"):
         for name in ("eager", "graph"):

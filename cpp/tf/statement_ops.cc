@@ -17,24 +17,24 @@ namespace sok {
 
 REGISTER_OP("SokCompareStatements")
     .Input("statements: float")
-    .Attr("variables: list(string)")
+    .Attr("compared: list(string)")
     .Attr("tolerance: float")
     .SetIsStateful()  // it may raise, so it must run
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(
-        "Raises if statements [world_size, 2 + 2 * variables], one row per rank, differ between "
+        "Raises if statements [world_size, 2 + 2 * compared], one row per rank, differ between "
         "ranks by more than tolerance; the steps must be equal.");
 
 class CompareStatementsOp : public OpKernel {
  public:
   explicit CompareStatementsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("variables", &variables_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("compared", &compared_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("tolerance", &tolerance_));
   }
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& statements = ctx->input(0);
-    const int64_t width = 2 + 2 * static_cast<int64_t>(variables_.size());
+    const int64_t width = 2 + 2 * static_cast<int64_t>(compared_.size());
     OP_REQUIRES(ctx, statements.dims() == 2 && statements.dim_size(1) == width,
                 absl::InvalidArgumentError(absl::StrCat("statements must be [world_size, ", width,
                                                         "]. Received: shape ",
@@ -47,20 +47,20 @@ class CompareStatementsOp : public OpKernel {
                 absl::InvalidArgumentError(absl::StrCat(
                     "The optimizer's step must be the same on all ranks. Received, by rank: ",
                     ByRank(statements, 1))));
-    for (int64_t i = 0; i < static_cast<int64_t>(variables_.size()); ++i) {
+    for (int64_t i = 0; i < static_cast<int64_t>(compared_.size()); ++i) {
       const int64_t sum = 2 + 2 * i, size = sum + 1;
       OP_REQUIRES(
           ctx,
           !Differ(statements, sum, size, tolerance_) && !Differ(statements, size, size, tolerance_),
           absl::InvalidArgumentError(absl::StrCat(
-              "Ordinary variables must start alike on all ranks and stay alike. To start alike, "
-              "broadcast them: sok.callbacks.BroadcastVariables() in `fit`, "
+              "Ordinary variables, and what layers learn from data by `adapt`, must start alike on "
+              "all ranks and stay alike. To start alike, call `adapt` with the same data on all "
+              "ranks, and broadcast variables: sok.callbacks.BroadcastVariables() in `fit`, "
               "dist_model_parallel.broadcast_variables in a loop. To stay alike, average their "
               "gradients: sok.OptimizerWrapper, dist_model_parallel.DistributedOptimizer or "
               "DistributedGradientTape. A stock optimizer averages nothing, and under Keras 3 "
-              "neither does Horovod's DistributedOptimizer. Received: variable '",
-              variables_[i],
-              "' with sums of its absolute values, by rank: ", ByRank(statements, size))));
+              "neither does Horovod's DistributedOptimizer. Received: ",
+              compared_[i], " with sums of absolute values, by rank: ", ByRank(statements, size))));
     }
   }
 
@@ -88,7 +88,7 @@ class CompareStatementsOp : public OpKernel {
     return absl::StrCat("[", absl::StrJoin(values, ", "), "]");
   }
 
-  std::vector<std::string> variables_;
+  std::vector<std::string> compared_;
   float tolerance_;
 };
 REGISTER_KERNEL_BUILDER(Name("SokCompareStatements").Device(tensorflow::DEVICE_CPU),

@@ -14,8 +14,8 @@ class BroadcastVariables(tf.keras.callbacks.Callback):
     """Gives all ranks the weights of one rank, once, at the first step of `fit`.
 
     It does so before the step if the model is built. Otherwise (a subclassed model under tf_keras)
-    it does so after the step, and includes the optimizer's variables. Tables, and shards of one
-    rank, are unchanged.
+    it does so after the step, and includes the optimizer's variables. Tables, shards of one rank,
+    and vocabularies of layers are unchanged.
 
     Args:
         root_rank: The rank whose values are used.
@@ -47,3 +47,6 @@ class BroadcastVariables(tf.keras.callbacks.Callback):
         if comm.current().world_size > 1:
             replicas.check_same_shapes(variables, "sok_broadcast_shapes")
             replicas.broadcast(variables, self.root_rank, "sok_broadcast")
+            for layer in self.model._flatten_layers():
+                if isinstance(layer, tf.keras.layers.Normalization):
+                    layer.finalize_state()  # it reads constants, made of its variables

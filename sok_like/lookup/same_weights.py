@@ -10,12 +10,16 @@ these variables.
     compared       x   x   x        x        x          before the step is taken
 
 Not at step 1: some programs broadcast variables after it.
+
+In a step of `fit` they also compare what the model's layers have learned from data by `adapt`: a
+vocabulary, means, boundaries. Few of these are variables, and a rank may have seen other data.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,13 +27,15 @@ import tensorflow as tf
 
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.local_variables import is_local
-from sok_like.runtime.framework import hooks
+from sok_like.runtime.framework import hooks, running_keras
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import exchange_order
 from sok_like.runtime.ranks.comm import Communicator
 
 # Relative, for these sums: hosts with different processors may differ in the last bits.
 TOLERANCE = 1e-5
+# Attributes in which Keras' layers keep what `adapt` has learned, beside `lookup_table`.
+_LEARNED = ("mean", "variance", "bin_boundaries", "idf_weights_const")
 
 
 class _Asked(threading.local):
@@ -57,23 +63,27 @@ def compare(communicator: Communicator) -> list[tf.Tensor]:
     function within the tape) and in a v1 graph it compares nothing. Returns tensors that later ops
     must wait for. Errors are raised on all ranks.
     """
-    variables = _trained_variables()
-    if not variables:
+    variables, layers = _compared()
+    number = len(variables) + len(layers)
+    if not number:
         return []
-    step = tf.identity(_counter(variables[0]).assign_add(1, read_value=True))
+    step = tf.identity(_counter((variables + layers)[0]).assign_add(1, read_value=True))
     is_power = tf.equal(tf.bitwise.bitwise_and(step, step - 1), 0)
     due = (step > 1) & (is_power | tf.equal(step, 3))
 
+    def sums(*values):
+        return _sums(*values, *map(_learned, layers))
+
     def exchange():
         # One op for all variables: TensorFlow's own ops would be ten per variable to trace.
-        values = tf.numpy_function(_sums, [as_tf_table(v) for v in variables], tf.int64)
-        values = tf.ensure_shape(values, [2 * len(variables)])
-        name = f"comparison_of_{len(variables)}_ordinary_variables"
+        values = tf.numpy_function(sums, [as_tf_table(v) for v in variables], tf.int64)
+        values = tf.ensure_shape(values, [2 * number])
+        name = f"comparison_of_{number}_ordinary_variables"
         notes, _ = exchange_order.exchange_notes(values, [], communicator, name)
-        by_rank = tf.reshape(notes, [communicator.world_size, 2 * len(variables)])
+        by_rank = tf.reshape(notes, [communicator.world_size, 2 * number])
         by_rank = tf.bitcast(tf.cast(by_rank, tf.int32), tf.float32)
         # Learning rates and steps, which come first, matter to optimizers only.
-        with tf.control_dependencies(check(tf.pad(by_rank, [[0, 0], [2, 0]]), variables)):
+        with tf.control_dependencies(check(tf.pad(by_rank, [[0, 0], [2, 0]]), variables, layers)):
             return tf.constant(True)
 
     if tf.executing_eagerly():
@@ -90,12 +100,26 @@ def _sums(*values):
     return np.array(sums, np.float32).view(np.int32).astype(np.int64)
 
 
-def check(statements: Any, variables: list[Any]) -> list:
+def _learned(layer):
+    """What the layer has learned by `adapt`, as numbers; of a vocabulary a digest."""
+    values = (getattr(layer, name, None) for name in _LEARNED)
+    numbers = [np.ravel(value) for value in values if value is not None]
+    if (vocabulary := getattr(layer, "lookup_table", None)) is not None:
+        tokens, places = vocabulary.export()
+        in_order = tf.io.serialize_tensor(tf.gather(tokens, tf.argsort(places))).numpy()
+        digest = hashlib.blake2b(in_order, digest_size=8).digest()
+        numbers.append(np.frombuffer(digest, np.uint32) / 2**32)
+    return np.concatenate([np.zeros(1), *numbers])
+
+
+def check(statements: Any, variables: Sequence[Any], layers: Sequence[Any] = ()) -> list:
     """Raises unless all ranks' statements `[world_size, ...]` agree; in a graph returns the op."""
+    names = [f"variable '{getattr(variable, 'path', variable.name)}'" for variable in variables]
+    names += [f"layer '{layer.name}', adapted to other data," for layer in layers]
     with tf.device("CPU:0"):  # the op's only device, even if gradients are averaged on another
         op = libraries.ops().sok_compare_statements(
             statements=statements,
-            variables=[getattr(v, "path", v.name) for v in variables],
+            compared=names,
             tolerance=TOLERANCE,
         )
     return [] if op is None else [op]
@@ -109,25 +133,28 @@ def sums_of(variable: Any) -> tf.Tensor:
     return tf.cast(tf.stack(sums), tf.float32)
 
 
-def _trained_variables():
-    """The ordinary variables of the tape whose gradient is being taken; only once per tape."""
+def _compared():
+    """The ordinary variables of the tape whose gradient is being taken, and the model's layers that
+    have learned from data; only once per tape."""
     if not _asked.calls or not tf.compat.v1.executing_eagerly_outside_functions():
-        return []
+        return [], []
     tape, target, sources = _asked.calls[-1]
-    if hasattr(tape, "_sok_compared"):
-        return []
+    if getattr(tape, "_sok_compared", False):
+        return [], []
     if not tf.executing_eagerly():
         # The gradient of a loop or branch can use only variables that its body uses.
         graph = tf.compat.v1.get_default_graph()
         targets = tf.nest.flatten(target, expand_composites=True)
         if any(getattr(target, "graph", None) is not graph for target in targets):
-            return []
+            return [], []
     variables = list(filter(_is_ordinary, tf.nest.flatten(sources)))
     # If the program asks for tables only: all that the tape watches.
     variables = variables or list(filter(_is_ordinary, tape.watched_variables()))
-    if variables:
-        tape._sok_compared = True
-    return variables
+    model = running_keras.model()
+    layers = [] if model is None else model._flatten_layers()
+    learners = [layer for layer in layers if {"adapt", "finalize_state"} <= {*dir(layer)}]
+    tape._sok_compared = bool(variables or learners)
+    return variables, learners
 
 
 def _is_ordinary(source):
@@ -137,14 +164,14 @@ def _is_ordinary(source):
     return getattr(source, "_sok_distribution", None) is None
 
 
-def _counter(variable):
-    """Number of gradients taken beside a table, int64, counted at their first variable."""
-    table = as_tf_table(variable)
-    if not hasattr(table, "_sok_gradients_taken"):
+def _counter(owner):
+    """Number of gradients taken beside a table, int64, counted at their first variable or layer."""
+    owner = owner if isinstance(owner, tf.keras.layers.Layer) else as_tf_table(owner)
+    if not hasattr(owner, "_sok_gradients_taken"):
         with tf.init_scope(), tf.device("CPU:0"):
             counter = tf.Variable(0, dtype=tf.int64, trainable=False, name="gradients_taken")
-        object.__setattr__(table, "_sok_gradients_taken", counter)
-    return table._sok_gradients_taken
+        object.__setattr__(owner, "_sok_gradients_taken", counter)
+    return owner._sok_gradients_taken
 
 
 def comparison() -> Callable[[Communicator], list[tf.Tensor]]:

@@ -21,6 +21,7 @@ def checks(world_size):
         every["global_metrics"] = global_metrics
         every["other_metrics"] = other_metrics
         every["other_models"] = other_models
+        every["adapted"] = adapted
         every["other_start"] = lambda: start(seed=rank())
         every["other_rates"] = other_rates
         every["other_rates_in_session"] = other_rates_in_session
@@ -199,6 +200,53 @@ def start(seed):
     """What three steps raise that nothing made to start alike."""
     tf.keras.utils.set_random_seed(20 + seed)
     return raised(lambda: fit(make_model(), []))
+
+
+def adapted():
+    """What `fit` raises, by kind of layer and whether ranks adapt it to the same data.
+
+    Under "predictions", those after `BroadcastVariables` and a normalization of other data.
+    """
+    layers, found = tf.keras.layers, {}
+    for kind in (layers.StringLookup, layers.TextVectorization, layers.Normalization):
+        for alike in (True, False):
+            tf.keras.utils.set_random_seed(1)
+            data = np.arange(1.0, 5.0) * (1 if alike else 1 + rank())
+            model = adapted_model(kind, data)
+            found[kind.__name__, alike] = raised(lambda m=model, k=kind: fit_on(m, k, []))
+    import sok_like as sok
+
+    model = adapted_model(layers.Normalization, np.arange(4.0) * (1 + rank()))
+    fit_on(model, layers.Normalization, [sok.callbacks.BroadcastVariables()])
+    found["predictions"] = model.predict(np.ones([2, 1], np.float32), verbose=0).tolist()
+    return found
+
+
+def adapted_model(kind, data):
+    """A model of one layer of this kind, adapted, and a table."""
+    import sok_like as sok
+
+    is_text = kind is not tf.keras.layers.Normalization
+    data = data.astype(str) if is_text else data.astype(np.float32)[:, np.newaxis]
+    layer = kind(output_sequence_length=1) if kind is tf.keras.layers.TextVectorization else kind()
+    layer.adapt(data)
+    inputs = tf.keras.Input([1], dtype="string" if is_text else "float32")
+    learned = layer(inputs)
+    keys = learned if is_text else tf.keras.layers.Discretization([0.0])(learned)
+    rows = tf.keras.layers.Flatten()(sok.HashEmbedding(2)(keys))
+    if not is_text:
+        rows = tf.keras.layers.Concatenate()([rows, learned])
+    return tf.keras.Model(inputs, tf.keras.layers.Dense(1)(rows))
+
+
+def fit_on(model, kind, callbacks):
+    import sok_like as sok
+
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE)), "mse")
+    inputs = np.arange(1.0, 7.0, dtype=np.float32)[:, np.newaxis]
+    if kind is not tf.keras.layers.Normalization:
+        inputs = tf.constant(inputs.astype(str))
+    model.fit(inputs, np.ones([6, 1]), batch_size=2, callbacks=callbacks, verbose=0)
 
 
 def other_rates():

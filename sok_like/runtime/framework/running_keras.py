@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import threading
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +15,12 @@ from sok_like.runtime.framework import hooks
 
 _withins: dict[str, hooks.Within] = {}  # not in `_Steps`, which programs copy
 compiled = hooks.Within()  # a step that XLA is to compile is being traced, or is running
+_running = threading.local()
+
+
+def model() -> tf.keras.Model | None:
+    """The model of which Keras is tracing or running a step in this thread."""
+    return getattr(_running, "model", None)
 
 
 @functools.cache
@@ -52,7 +59,7 @@ def note_steps(kind: str, within: hooks.Within, why: str) -> None:
         returned = own(self, force)
         if not isinstance(getattr(self, attribute), _Steps):
             by_xla = bool(self.jit_compile and not self.run_eagerly)
-            setattr(self, attribute, _Steps(getattr(self, attribute), kind, by_xla))
+            setattr(self, attribute, _Steps(getattr(self, attribute), kind, by_xla, self))
         # One of the two Kerases returns it.
         return None if returned is None else getattr(self, attribute)
 
@@ -63,15 +70,19 @@ def note_steps(kind: str, within: hooks.Within, why: str) -> None:
 class _Steps:
     """A function of Keras that makes steps, and notes when it is running."""
 
-    def __init__(self, own, kind, by_xla):
-        self._own, self._kind, self._by_xla = own, kind, by_xla
+    def __init__(self, own, kind, by_xla, model):
+        self._own, self._kind, self._by_xla, self._model = own, kind, by_xla, model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _withins[self._kind], compiled if self._by_xla else contextlib.nullcontext():
-            return self._own(*args, **kwargs)
+        outer, _running.model = model(), self._model
+        try:
+            with _withins[self._kind], compiled if self._by_xla else contextlib.nullcontext():
+                return self._own(*args, **kwargs)
+        finally:
+            _running.model = outer
 
     def __getattr__(self, name):  # of a `tf.function`
-        if name in ("_own", "_kind", "_by_xla"):  # while it is being copied
+        if name in ("_own", "_kind", "_by_xla", "_model"):  # while it is being copied
             raise AttributeError(name)
         return getattr(self._own, name)
 
