@@ -56,13 +56,12 @@ class Measured(NamedTuple):
     seconds: float
 
 
-def calibrate(steps: Sequence[Measured], cores: int, page: float) -> Machine:
+def calibrate(steps: Sequence[Measured], cores: int) -> Machine:
     """The constants >= 0 whose predictions have the least squares of relative errors.
 
     Args:
         steps: Measured steps, of one rank and of several.
         cores: Cores of the host.
-        page: Seconds per byte of memory that the system clears, measured by itself.
 
     Returns:
         A machine with these constants, and the defaults of the network between hosts.
@@ -70,26 +69,24 @@ def calibrate(steps: Sequence[Measured], cores: int, page: float) -> Machine:
     Raises:
         ValueError: there are not steps of one rank and of several, or a time is not positive.
     """
-    require(page >= 0, "page", "a number >= 0", page)
     for step in steps:
         require(step.seconds > 0, "seconds", "positive", step.seconds)
     several = {step.ranks > 1 for step in steps}
     require(len(several) == 2, "steps", "steps of one rank and of several", sorted(several))
-    names = [c for term in list(TERMS)[:4] for c in TERMS[term] if c != "page"]
+    names = [c for term in list(TERMS)[:4] for c in TERMS[term]]
     occurs = [counts(step.workload, cores, step.ranks) for step in steps]
-    goals = [1 - page * c["page"] / s.seconds for c, s in zip(occurs, steps, strict=True)]
     columns = [[c[name] / s.seconds for c, s in zip(occurs, steps, strict=True)] for name in names]
     products = [[_dot(a, b) for b in columns] for a in columns]
-    wanted = [_dot(a, goals) for a in columns]
+    wanted = [sum(a) for a in columns]
     found = [0.0] * len(names)
     for _ in range(20_000):  # coordinate descent: each constant in turn, others fixed
         for i, row in enumerate(products):
             rest = wanted[i] - _dot(row, found) + row[i] * found[i]
             found[i] = max(0.0, rest / row[i]) if row[i] else 0.0
-    return Machine(cores, page=page, **dict(zip(names, found, strict=True)))
+    return Machine(cores, **dict(zip(names, found, strict=True)))
 
 
-def measure(ranks: int, workloads: Sequence[Workload]) -> tuple[list[Measured], int, float]:
+def measure(ranks: int, workloads: Sequence[Workload]) -> tuple[list[Measured], int]:
     """Measures steps on ranks of this host, in processes of their own.
 
     Args:
@@ -97,8 +94,7 @@ def measure(ranks: int, workloads: Sequence[Workload]) -> tuple[list[Measured], 
         workloads: What is measured, one after the other.
 
     Returns:
-        One measured step per workload, the number of cores, and the seconds that this system takes
-        to clear a byte of new memory.
+        One measured step per workload, and the number of cores.
 
     Raises:
         RuntimeError: the ranks have failed, with what they wrote last.
@@ -110,18 +106,14 @@ def measure(ranks: int, workloads: Sequence[Workload]) -> tuple[list[Measured], 
         raise RuntimeError(f"{ranks} rank(s) could not be measured: {done.stderr[-2000:]}")
     told = json.loads(done.stdout.splitlines()[-1])
     pairs = zip(workloads, told["seconds"], strict=True)
-    return (
-        [Measured(workload, ranks, seconds) for workload, seconds in pairs],
-        told["cores"],
-        told["page"],
-    )
+    return [Measured(workload, ranks, seconds) for workload, seconds in pairs], told["cores"]
 
 
 def measured_machine() -> Machine:
     """The constants of this host, from steps of 1 and 2 ranks; RuntimeError if ranks fail."""
-    one, cores, page = measure(1, CALIBRATION)
-    two, _, _ = measure(2, CALIBRATION)
-    return calibrate([*one, *two], cores, page)
+    one, cores = measure(1, CALIBRATION)
+    two, _ = measure(2, CALIBRATION)
+    return calibrate([*one, *two], cores)
 
 
 def _dot(a, b):

@@ -37,10 +37,10 @@ def main() -> None:
     workloads = sorted([*predict.CALIBRATION, *PREDICTED], key=lambda w: (w.tables, w.dim))
     known, checked = [], []
     for ranks in (1, 2, 4):
-        steps, cores, page = predict.measure(ranks, workloads if ranks < 4 else PREDICTED)
+        steps, cores = predict.measure(ranks, workloads if ranks < 4 else PREDICTED)
         known += [step for step in steps if step.workload in predict.CALIBRATION]
         checked += [step for step in steps if step.workload in PREDICTED]
-    machine = predict.calibrate(known, cores, page)
+    machine = predict.calibrate(known, cores)
     if args.machine:
         with open(args.machine, "w") as file:
             json.dump(vars(machine), file, indent=1)

@@ -6,7 +6,7 @@ of products, a constant of the machine times how often that occurs on a rank:
     ops        step, table         calls from Python and TensorFlow's ops, on one core
     tables     key, row, moved     searching for equal keys; finding rows; moving their floats
     exchanges  exchange            ranks meet, three times per step
-    copies     routed, byte, page  packing, copying and unpacking messages within the host
+    copies     routed, byte        packing, copying and unpacking messages within the host
     messages   message             latency of a message to a rank of another host; on paper
     network    network             bytes that leave the host; on paper
 
@@ -33,15 +33,12 @@ TERMS = {
     "ops": ("step", "table"),
     "tables": ("key", "row", "moved"),
     "exchanges": ("exchange",),
-    "copies": ("routed", "byte", "page"),
+    "copies": ("routed", "byte"),
     "messages": ("message",),
     "network": ("network",),
 }
 _EXCHANGES = 3  # keys, rows, gradients
 _KEYS_PER_THREAD = 1024  # cpp/core/cpu/table_impl.h
-# glibc's malloc never keeps a larger piece of memory: the system clears its pages at each step.
-_KEPT_BYTES = 32 * 2**20
-_MESSAGE_BUFFERS = 4  # rows and gradients, sent and received
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +92,6 @@ class Machine:
         exchange: Per exchange between ranks of one host.
         routed: Per different key that is sent to its owner.
         byte: Per byte of a rank's messages.
-        page: Per byte of memory that the system clears.
         message: Latency of a message between hosts, in seconds.
         network: Per byte that leaves a host: 1 / bandwidth in bytes per second.
     """
@@ -109,7 +105,6 @@ class Machine:
     exchange: float
     routed: float
     byte: float
-    page: float
     message: float = 20e-6
     network: float = 8 / 25e9  # 25 Gbit/s
 
@@ -179,8 +174,6 @@ def counts(workload, cores, ranks, ranks_per_host=None):
     leaving = workload.tables * _bytes_to_others(workload, ranks)
     sent = leaving * ranks / others if others else 0.0  # a rank's message to itself is copied, too
     exchanges = _EXCHANGES if others else 0
-    message = 4 * rows * workload.dim if others else 0
-    cleared = _MESSAGE_BUFFERS * message if message > _KEPT_BYTES else 0
     return {
         "step": waits,
         "table": workload.tables * waits,
@@ -191,7 +184,6 @@ def counts(workload, cores, ranks, ranks_per_host=None):
         "exchange": exchanges * waits,
         "routed": rows * bool(others) / threads,
         "byte": sent / threads,
-        "page": cleared / threads,
         "message": exchanges * remote,
         "network": together * sent * remote / ranks,
     }

@@ -2,17 +2,15 @@
 
     python -m sok_like.run -np 2 -m benchmarks.predict.steps '[{"tables": 26, ...}]'
 
-Rank 0 prints one JSON object: `seconds` per workload, the number of `cores`, and `page`, the
-seconds per byte of new memory. A time is the least of many bursts of steps: other programs take the
-cores in some bursts, not in all. The tables have 2 million rows per kind of workload.
+Rank 0 prints one JSON object: `seconds` per workload, and the number of `cores`. A time is the
+least of many bursts of steps: other programs take the cores in some bursts, not in all. The tables
+have 2 million rows per kind of workload.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -118,19 +116,6 @@ class _Steps:
         return min(self._burst(_BURST) for _ in range(self._bursts))
 
 
-def _page(num_bytes=64 * 2**20):
-    """Seconds per byte of memory that is new to the process, as large messages are."""
-    times = []
-    for _ in range(5):
-        new = np.frombuffer(
-            mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.int8
-        )
-        start = time.perf_counter()
-        new[:: mmap.PAGESIZE] = 1
-        times.append((time.perf_counter() - start) / num_bytes)
-    return statistics.median(times)
-
-
 def main(text: str) -> None:
     """Measures the workloads in a JSON list of objects with the fields of `Workload`."""
     workloads = [Workload(**fields) for fields in json.loads(text)]
@@ -145,7 +130,7 @@ def main(text: str) -> None:
     seconds = np.min([[each.least() for each in steps] for _ in range(_ROUNDS)], axis=0).tolist()
     if comm.current().rank == 0:
         cores = len(os.sched_getaffinity(0))
-        print(json.dumps({"seconds": seconds, "cores": cores, "page": _page()}))
+        print(json.dumps({"seconds": seconds, "cores": cores}))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ MACHINE = Machine(
     exchange=2e-4,
     routed=6e-8,
     byte=2e-10,
-    page=1e-9,
 )
 
 
@@ -31,7 +30,7 @@ def steps(machine, ranks=(1, 2)):
 
 
 def test_constants_are_found_again():
-    found = program.calibrate(steps(MACHINE), cores=2, page=1e-9)
+    found = program.calibrate(steps(MACHINE), cores=2)
     for workload in (Workload(1, 8192, 64), Workload(26, 1024, 16), Workload(100, 512, 32, 4, 0.5)):
         for ranks in (1, 2, 4, 64):
             expected = predict(workload, MACHINE, ranks, 2)
@@ -43,20 +42,20 @@ def test_constants_are_found_again():
 def test_constants_are_not_negative():
     # Two ranks are faster than one here: no constant could say so.
     fast = [step._replace(seconds=step.seconds / step.ranks**2) for step in steps(MACHINE)]
-    found = program.calibrate(fast, cores=2, page=0.0)
+    found = program.calibrate(fast, cores=2)
     assert min(found.constants().values()) >= 0
 
 
 @pytest.mark.parametrize("ranks", [[1], [2]])
 def test_steps_of_one_and_of_several_ranks_are_needed(ranks):
     with pytest.raises(ValueError, match="`steps` must be steps of one rank and of several"):
-        program.calibrate(steps(MACHINE, ranks), cores=2, page=0.0)
+        program.calibrate(steps(MACHINE, ranks), cores=2)
 
 
 def test_a_time_must_be_positive():
     wrong = [step._replace(seconds=0.0) for step in steps(MACHINE)]
     with pytest.raises(ValueError, match="`seconds` must be positive. Received: seconds=0.0"):
-        program.calibrate(wrong, cores=2, page=0.0)
+        program.calibrate(wrong, cores=2)
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def test_the_program_prints_what_predict_returns(file, capsys):
 
 def test_measured_constants_are_written_and_used(tmp_path, monkeypatch, capsys):
     def measure(ranks, workloads):
-        return [step for step in steps(MACHINE, [ranks])], 2, 1e-9
+        return [step for step in steps(MACHINE, [ranks])], 2
 
     monkeypatch.setattr(program, "measure", measure)
     path = tmp_path / "new.json"
@@ -95,9 +94,9 @@ def test_measured_constants_are_written_and_used(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.ranks
 def test_measures_steps_on_two_ranks():
-    (step,), cores, page = program.measure(2, [Workload(tables=2, batch=8, dim=4)])
+    (step,), cores = program.measure(2, [Workload(tables=2, batch=8, dim=4)])
     assert step.workload.tables == 2 and step.ranks == 2 and step.seconds > 0
-    assert cores >= 1 and page > 0
+    assert cores >= 1
 
 
 def test_ranks_that_fail_are_said():

@@ -40,13 +40,6 @@ def test_a_thread_gets_1024_keys_at_least(batch, threads):
     assert counts(workload, 4, 1)["key"] == pytest.approx(2 * batch / threads)
 
 
-@pytest.mark.parametrize("batch, buffers", [(131_072, 0), (131_073, 4)])
-def test_a_message_above_32_mib_is_new_memory(batch, buffers):
-    found = counts(Workload(tables=1, batch=batch, dim=64), 2, 2)["page"]
-    assert found == buffers * batch * 64 * 4
-    assert counts(Workload(tables=1, batch=batch, dim=64), 2, 1)["page"] == 0
-
-
 def test_optimizers_differ_by_their_slot_rows():
     moved = [counts(dataclasses.replace(WORKLOAD, slots=n), 1, 1)["moved"] for n in (0, 1, 2)]
     assert moved == [8_192 * 8 * n for n in (3, 4, 5)]
