@@ -48,6 +48,7 @@ def suites() -> dict:
         "groups-1-key": (lambda quick: groups.groups(1, 1, quick, most=1), 15, 50),
         "groups-26-keys": (lambda quick: groups.groups(26, 1, quick, most=1), 15, 20),
         "served": (served.served, 15, 20),
+        "predict-row": (served.predict_row, 15, 20),
     }
 
 

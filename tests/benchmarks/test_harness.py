@@ -150,7 +150,7 @@ def test_command_line_knows_what_there_is():
     args = command.parse(["--only", "w1", "--quick", "--threads", "2"])
     assert (args.only, args.quick, args.threads) == ("w1", True, 2)
     assert {name.split("-")[0] for name in command.suites()} == {
-        *("w1", "w2", "w3", "w4", "strings", "groups", "served"),
+        *("w1", "w2", "w3", "w4", "strings", "groups", "served", "predict"),
     }
 
 
