@@ -108,6 +108,19 @@ def test_layers_adapted_to_other_data_are_named(rank_results, world_size):
 
 
 @on_ranks
+@pytest.mark.parametrize("kind", drift.STATISTICS)
+def test_moving_statistics_are_averaged(rank_results, kind, world_size):
+    mean, variance = np.ones(2), np.ones(2)  # as set before
+    for batches in zip(*map(drift.samples, range(world_size)), strict=True):
+        mean = 0.5 * mean + 0.5 * np.mean([batch.mean(0) for batch in batches], 0)
+        variance = 0.5 * variance + 0.5 * np.mean([batch.var(0) for batch in batches], 0)
+    for found in rank_results(world_size, "drift.moving_statistics"):
+        np.testing.assert_allclose(found[kind], [mean, variance], rtol=1e-5)
+        error, message = found["error"]
+        assert error == "NotImplementedError" and "synchronized=True on layer" in message
+
+
+@on_ranks
 def test_rates_that_differ(rank_results, world_size):
     for found in rank_results(world_size, "drift.other_rates"):
         for name in ("eager", "graph"):

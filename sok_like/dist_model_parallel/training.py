@@ -15,12 +15,12 @@ import tensorflow as tf
 from sok_like.lookup import replicas
 from sok_like.lookup.local_marks import mark_local
 from sok_like.lookup.local_variables import is_local, unique_in_graph
-from sok_like.optimizers import families, stages
+from sok_like.optimizers import families, moving_statistics, stages
 from sok_like.optimizers.loss_scale import all_finite
 from sok_like.runtime.checks import require
 from sok_like.runtime.framework.running_keras import optimizer_family
 from sok_like.runtime.framework.scoped_attributes import view
-from sok_like.runtime.ranks import comm, exchange_order, horovod
+from sok_like.runtime.ranks import comm, horovod
 from sok_like.runtime.ranks.initialize import ensure_initialized
 
 
@@ -86,8 +86,8 @@ def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str)
         to_average = [
             tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in to_average
         ]
-    means = exchange_order.collective_in_turn(
-        communicator, "average", to_average, unique_in_graph(name)
+    means = moving_statistics.average(
+        to_average, [variables[i] for i in shared], communicator, unique_in_graph(name)
     )
     for i, gradient in zip(shared, means, strict=True):
         gradients[i] = gradient

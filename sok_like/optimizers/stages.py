@@ -1,6 +1,6 @@
 """The stages of a step: each takes (gradient, variable) pairs and returns those still to train.
 
-    average          ordinary gradients over ranks, for `sok.OptimizerWrapper`
+    average          ordinary gradients over ranks, for `sok.OptimizerWrapper`; moving statistics
     report_missing   warns of variables without a gradient
     train_tables     updates embedding variables by the core's fused rule
     sum_rows         sums the parts of a row's gradient, for Keras 3
@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from sok_like.lookup import same_weights
 from sok_like.lookup.local_variables import is_local
-from sok_like.optimizers import owner
+from sok_like.optimizers import moving_statistics, owner
 from sok_like.runtime import ops
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.variable import is_embedding_variable, unwrap
@@ -65,14 +65,12 @@ def average(optimizer: Any, pairs: Pairs, step: Step) -> Pairs:
     # Tables, and shards of dense tables (dist_model_parallel), belong to one rank.
     is_shared = [g is not None and not is_local(v) for g, v in pairs]
     may_average = step.average and optimizer._sok_average and world_size > 1
-    if not may_average or not any(is_shared):
+    if not may_average or not (any(is_shared) or moving_statistics.have_moved()):
         return pairs
     shared = [g if is_one else None for (g, _), is_one in zip(pairs, is_shared, strict=True)]
     variables = [v for (_, v), is_one in zip(pairs, is_shared, strict=True) if is_one]
     shared.append(_statement(step.learning_rate, step.number, variables, communicator))
-    *means, statements = exchange_order.collective_in_turn(
-        communicator, "average", shared, "sok_gradients"
-    )
+    *means, statements = moving_statistics.average(shared, variables, communicator, "sok_gradients")
     step.rates_compared = True
     with tf.control_dependencies(same_weights.check(statements * world_size, variables)):
         return [

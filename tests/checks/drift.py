@@ -5,6 +5,7 @@ import tensorflow as tf
 
 SCORES = {0: [1.0, 0.5, 0.2, 0.1], 1: [1.0, 2.0, 3.0, 4.0]}  # rank: a metric, by epoch
 RATE = 0.1
+STATISTICS = ("fit", "eager", "graph", "graph_within", "no_weights")
 RATES = ("eager", "graph", "eager_not_averaged", "graph_not_averaged", "graph_dmp")
 
 
@@ -22,6 +23,7 @@ def checks(world_size):
         every["other_metrics"] = other_metrics
         every["other_models"] = other_models
         every["adapted"] = adapted
+        every["moving_statistics"] = moving_statistics
         every["other_start"] = lambda: start(seed=rank())
         every["other_rates"] = other_rates
         every["other_rates_in_session"] = other_rates_in_session
@@ -386,3 +388,50 @@ def other_rates_of_tables_in_session():
         session.run(v1.global_variables_initializer())
         rates = [RATE, RATE, RATE / (1 + rank())]
         return [raised(lambda r=r: session.run(train, {rate: r})) for r in rates]
+
+
+def moving_statistics():
+    """The statistics after steps on `samples` by kind of loop, and what `synchronized` raises."""
+    found = {kind: _statistics(kind) for kind in STATISTICS}
+    synchronized = tf.keras.layers.BatchNormalization(synchronized=True)
+    found["error"] = raised(lambda: synchronized(tf.ones([2, 2]), training=True))
+    return found
+
+
+def samples(of_rank):
+    return np.random.default_rng(of_rank).normal(of_rank, 1 + of_rank, [3, 4, 2]).astype("float32")
+
+
+def _statistics(kind):
+    import sok_like as sok
+    from sok_like import dist_model_parallel as dmp
+
+    alone = {"center": False, "scale": False} if kind == "no_weights" else {}
+    normalize = tf.keras.layers.BatchNormalization(momentum=0.5, **alone)
+    inputs, batches = tf.keras.Input([2]), samples(rank())
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, name="head")(normalize(inputs)))
+    model.set_weights([np.ones_like(w) for w in model.get_weights()])
+    targets = np.ones([12, 1], np.float32)
+    if kind == "fit":
+        model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE)), "mse")
+        model.fit(batches.reshape(12, 2), targets, batch_size=4, shuffle=False, verbose=0)
+    else:
+        optimizer = tf.keras.optimizers.SGD(RATE)
+        optimizer.build(model.trainable_variables)
+
+        def in_training(batch):
+            return model(batch, training=True)
+
+        in_training = tf.function(in_training) if kind == "graph_within" else in_training
+
+        def step(batch):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(in_training(batch) - 1.0))
+            tape = dmp.DistributedGradientTape(tape)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+        step = tf.function(step) if kind == "graph" else step
+        for batch in batches:
+            step(tf.constant(batch))
+    return [np.array(weight) for weight in normalize.get_weights()[-2:]]
