@@ -142,7 +142,7 @@ class StockTables:
         keys = joined([each.keys for each in asked])
         # Of all features: a branch takes this one tensor, not the keys of each.
         sizes = tf.stack([tf.size(each.keys) for each in asked])
-        numbers, absent = self._find([each.table for each in asked], keys, sizes)
+        numbers, elsewhere, is_absent = self._find([each.table for each in asked], keys, sizes)
         sizes_of_groups = tf.split(sizes, [len(group) for group in groups])
 
         def by_group(values):
@@ -154,25 +154,25 @@ class StockTables:
 
         @seldom
         def filled():
-            is_absent = tf.scatter_nd(absent, tf.ones_like(absent[:, 0], tf.bool), [tf.size(keys)])
-            parts = (by_group(values) for values in (numbers, is_absent, keys))
+            is_missing = tf.scatter_nd(elsewhere, is_absent, [tf.size(keys)])
+            parts = (by_group(values) for values in (numbers, is_missing, keys))
             tables = [[each.table for each in group] for group in groups]
             of_groups = zip(tables, sizes_of_groups, *parts, strict=True)
             return [self._filled(*group) for group in of_groups]
 
         # Only batches with missing keys pay for their rows.
-        return tf.nest.flatten(tf.cond(tf.size(absent) > 0, filled, present))
+        return tf.nest.flatten(tf.cond(tf.reduce_any(is_absent), filled, present))
 
     def _find(self, tables, keys, sizes):
-        """The row of each key in the rows of its dim, 0 if it is absent; where these are `[n, 1]`.
+        """The row of each key in the rows of its dim, any number for absent ones.
 
-        Most keys lie in their first bucket, see `buckets.place`.
+        Most keys are in their first bucket. Returns also where in `keys` the others are, `[n, 1]`,
+        and whether these are absent `[n]`.
         """
         words, first = _first_buckets(tables, keys, sizes)
         slot, is_elsewhere = self._slots(first, keys)
         numbers = self._numbers_at(first, slot)
 
-        @seldom
         def others():
             at = tf.where(is_elsewhere)
             place = at[:, 0]
@@ -182,12 +182,10 @@ class StockTables:
             second = tf.bitwise.bitwise_xor(tf.gather(first, place), way)
             slot, is_absent = self._slots(second, tf.gather(keys, place))
             found = self._numbers_at(second, slot)
-            found = tf.where(is_absent, tf.zeros_like(found), found)
-            absent = tf.gather(at, tf.where(is_absent)[:, 0])
-            return tf.tensor_scatter_nd_update(numbers, at, found), absent
+            return tf.tensor_scatter_nd_update(numbers, at, found), at, is_absent
 
         def none():
-            return numbers, tf.zeros([0, 1], tf.int64)
+            return numbers, tf.zeros([0, 1], tf.int64), tf.zeros([0], tf.bool)
 
         return tf.cond(tf.reduce_any(is_elsewhere), others, none)
 
@@ -207,6 +205,7 @@ class StockTables:
 
     def _filled(self, tables, sizes, numbers, is_absent, keys):
         """Rows of tables of one dim, with those of missing keys."""
+        numbers = tf.where(is_absent, tf.zeros_like(numbers), numbers)
         rows, at = self._decoded(tables[0].dim, numbers), tf.where(is_absent)
         initial = self._initial(tables, tf.gather_nd(keys, at), _which(sizes, at[:, 0]))
         return tf.tensor_scatter_nd_update(rows, at, initial)
