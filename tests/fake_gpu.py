@@ -68,8 +68,8 @@ ABSENT_ON_THE_FAKE = {
         "tests/lookup/test_by_key.py::test_lookups_of_tensorflow",
         "tests/lookup/test_by_key.py::test_training_over_ranks",
         "tests/lookup/test_by_key.py::test_weights_have_the_gradient",
-        "tests/group_embedding/test_get_embedding_variable.py::test_a_partitioned_table",
-        "tests/sok2/test_optimizer.py::test_sgd",
+        "tests/group_embedding/test_variables.py::test_a_partitioned_table",
+        "tests/sok2/test_training.py::test_sgd",
         "tests/sok2/test_variables.py::test_dynamic_variable_under_its_names",
     ],
     "TensorFlow sums the gradient of a sequence's rows beside them": [

@@ -79,7 +79,6 @@ MANY_ARGUMENTS = {
     "feature_column/categorical": "sparse_column_with_embedding",
     "feature_column/columns": "embedding_column shared_embedding_columns",
     "feature_column/graph_layers": "input_layer sequence_input_layer linear_model",
-    "feature_column/layers": "create_variable",
     "group_embedding/variables": "get_embedding_variable get_multihash_variable",
     "group_embedding/lookup_sparse": "group_embedding_lookup_sparse group_embedding_lookup",
     "inspection/estimate": "estimate_memory",

@@ -1,13 +1,5 @@
 """DeepRec's names: `install()` puts them into TensorFlow, `CollectiveStrategy` is its strategy."""
 
-from sok_like.deeprec.collective_strategy import CollectiveStrategy as CollectiveStrategy
-from sok_like.deeprec.names import CacheStrategy as CacheStrategy
-from sok_like.deeprec.names import StorageType as StorageType
-from sok_like.deeprec.names import install as install
-from sok_like.deeprec.names import uninstall as uninstall
+from sok_like.runtime.framework import lazy_modules
 
-__all__ = ["CacheStrategy", "CollectiveStrategy", "StorageType", "install", "uninstall"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__, __getattr__, __dir__ = lazy_modules.names(__name__)

@@ -1,19 +1,25 @@
-"""`sok.deeprec.install()` puts DeepRec's names where DeepRec's scripts look for them.
+"""DeepRec's names, where DeepRec's scripts look for them, and its strategy for several ranks.
 
     import sok_like as sok
     import tensorflow.compat.v1 as tf
 
-    sok.deeprec.install()
-    tf.config.experimental.enable_distributed_strategy(strategy="collective")
+    strategy = sok.deeprec.CollectiveStrategy()    `install()`, and the ranks
+    with strategy.scope():                         optimizers average, sessions start alike
+        with strategy.embedding_scope():           no effect: tables are spread over the ranks
+            rows = tf.nn.group_embedding_lookup_sparse(...)
 
-TensorFlow is changed only by this call, and `uninstall()` restores it.
+TensorFlow is changed only by `install()` and in `scope()`; `uninstall()` restores it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import importlib
+import inspect
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -31,10 +37,15 @@ from sok_like.group_embedding.variables import (
     get_embedding_variable,
     get_multihash_variable,
 )
+from sok_like.lookup import replicas
 from sok_like.optimizers import deeprec as optimizers
-from sok_like.optimizers.wrapper import train_tables
+from sok_like.optimizers.embedding_aware import knows_tables
+from sok_like.optimizers.wrapper import OptimizerWrapper, train_tables
+from sok_like.runtime.checks import require
 from sok_like.runtime.framework import hooks
+from sok_like.runtime.ranks import comm, lookup_options
 from sok_like.table import policies
+from sok_like.table.variable import is_embedding_variable
 
 # DeepRec's kinds of storage, for `StorageOption`, which supports DRAM, HBM and DRAM_SSDHASH.
 StorageType = enum.Enum(
@@ -49,21 +60,17 @@ _hooks: list[hooks.Hook] = []
 
 
 def enable_group_embedding(fusion_type: str = "collective") -> None:
-    """DeepRec's earlier name for `enable_distributed_strategy`.
-
-    Args:
-        fusion_type: Its `strategy`.
-    """
+    """DeepRec's earlier name for `enable_distributed_strategy`, and for its `strategy`."""
     enable_distributed_strategy(fusion_type)
 
 
 def _refused(name, instead):
-    """Stands for a function of DeepRec that is missing here; names another way."""
+    """Stands for a function or method of DeepRec that is missing here; names another way."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{name} is not in this version. {instead}")
 
-    refuse.__name__ = name
+    refuse.__name__, refuse.__doc__ = name, f"Raises NotImplementedError. {instead}"
     return refuse
 
 
@@ -206,3 +213,97 @@ def _linear_model(own, features, feature_columns, *args, **kwargs):
     ours = any(table_column(column) is not None for column in feature_columns)
     make = feature_column.linear_model if ours else own
     return make(features, feature_columns, *args, **kwargs)
+
+
+class CollectiveStrategy:
+    """Training on the ranks of the job, like DeepRec's class of this name.
+
+    It calls `sok.deeprec.install()` and `sok.enable_distributed_strategy("collective")`. In DeepRec
+    the environment variable `COLLECTIVE_STRATEGY`, "sok" or "hb", chooses an engine; here both are
+    the same. Unlike DeepRec's, `scope` does not change the learning rate.
+
+    Raises:
+        ValueError: `COLLECTIVE_STRATEGY` has another value.
+    """
+
+    def __init__(self) -> None:
+        engine, engines = os.environ.get("COLLECTIVE_STRATEGY", "sok"), ("sok", "hb")
+        require(engine in engines, "COLLECTIVE_STRATEGY", f"one of {engines}", engine)
+        enable_distributed_strategy("collective")  # may raise, so it comes first
+        install()
+
+    @contextlib.contextmanager
+    def scope(self, *args: Any, **kwargs: Any) -> Iterator[CollectiveStrategy]:
+        """A scope in which `tf.compat.v1.train` works on ranks.
+
+        Each optimizer's `apply_gradients` averages the gradients of ordinary variables over ranks,
+        with and without tables. Losses are treated as means over the rank's own batch:
+        `gradient_scale="auto"` is "mean". `MonitoredTrainingSession` gives all ranks rank 0's
+        ordinary variables before the first step. Without a `config` it allows soft placement of
+        ops.
+
+        Args:
+            *args, **kwargs: DeepRec's; ignored.
+        """
+        train, why = tf.compat.v1.train, "sok.deeprec.CollectiveStrategy.scope"
+        steps = train.Optimizer, "apply_gradients", _averaging
+        sessions = train, "MonitoredTrainingSession", _starting_alike
+        with contextlib.ExitStack() as stack:
+            for place in (steps, sessions):
+                stack.callback(hooks.wrap(*place, why, copies=False).undo)
+            stack.enter_context(lookup_options.losses_are_means)
+            yield self
+
+    @contextlib.contextmanager
+    def embedding_scope(self, **kwargs: Any) -> Iterator[CollectiveStrategy]:
+        """In DeepRec, tables must be made in it. Here tables are spread over ranks everywhere.
+
+        Args:
+            **kwargs: DeepRec's; ignored.
+        """
+        yield self
+
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return comm.current().world_size
+
+    def rank(self) -> int:
+        """This process's rank."""
+        return comm.current().rank
+
+    estimator = _refused(
+        "estimator",
+        "TensorFlow has no Estimator since 2.16. Train in tf.train.MonitoredTrainingSession, or "
+        "with Keras and sok.GroupEmbedding.",
+    )
+    export_saved_model = _refused(
+        "export_saved_model",
+        "A graph of tf.compat.v1 is not exported. Make the model a tf.Module or a Keras model, "
+        "restore its tables by sok.Saver, and call sok.export_saved_model(model, path).",
+    )
+
+
+def _averaging(own, self, grads_and_vars, *args, **kwargs):
+    # A class with tables calls this function with gradients that it has averaged.
+    if comm.current().world_size == 1 or knows_tables(self):
+        return own(self, grads_and_vars, *args, **kwargs)
+    return OptimizerWrapper(self).apply_gradients(list(grads_and_vars), *args, **kwargs)
+
+
+def _starting_alike(own, *args, **kwargs):
+    arguments = inspect.signature(own).bind(*args, **kwargs).arguments
+    arguments["hooks"] = [*(arguments.get("hooks") or []), _Broadcast()]
+    if arguments.get("config") is None:  # scripts name "/gpu:0", which a machine may lack
+        arguments["config"] = tf.compat.v1.ConfigProto(allow_soft_placement=True)
+    return own(**arguments)
+
+
+class _Broadcast(tf.compat.v1.train.SessionRunHook):
+    """Gives all ranks rank 0's ordinary variables whenever a session is created."""
+
+    def begin(self) -> None:
+        ordinary = [v for v in tf.compat.v1.global_variables() if not is_embedding_variable(v)]
+        self._assign = replicas.broadcast(ordinary, 0, "collective_strategy")
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        session.run(self._assign)

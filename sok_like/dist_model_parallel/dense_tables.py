@@ -56,29 +56,27 @@ class DenseTables(tf.__internal__.tracking.Trackable):
         layer.build()
         parts = []
         plan, here = layer._held()
-        keys = {table.table_id: key for key, table in self.tables().items()}
-        for table_id, (weight, first_row) in here.items():
-            if plan.kinds[table_id] == HASHED:
+        for key, table in self.tables().items():
+            if table.table_id not in here:
                 continue
-            table, shard = plan.tables[table_id], plan.shard(table_id, layer.rank)
-            shape = table.input_dim, table.output_dim
+            weight, first_row = here[table.table_id]
             # All ranks have the whole of a replicated table.
-            written = layer.rank == 0 or plan.kinds[table_id] != DATA_PARALLEL
-            found = {keys[table_id]: as_tf_table(weight)}
+            written = layer.rank == 0 or plan.kinds[table.table_id] != DATA_PARALLEL
             slots = _slots(weight, optimizers)
-            found |= {f"{keys[table_id]}.{name}": slot for name, slot in slots.items()}
-            for key, variable in found.items():
-                held = HeldSlice(slice_of(shard), variable, first_row)
-                parts.append(DenseSlice(key, shape, held, written))
+            variables = {f"{key}.{name}": slot for name, slot in slots.items()}
+            for name, variable in {key: as_tf_table(weight), **variables}.items():
+                shard = slice_of(plan.shard(table.table_id, layer.rank))
+                held = HeldSlice(shard, variable, first_row)
+                parts.append(DenseSlice(name, (table.input_dim, table.output_dim), held, written))
         return parts
 
     def tables(self) -> dict[str, Any]:
         """The dense tables of the plan, by key."""
         layer: Any = self._layer()
         plan = layer.strategy.plan
-        found = [table for table in plan.tables if plan.kinds[table.table_id] != HASHED]
-        names = table_names.within(layer.name, [_name(table.config) for table in found])
-        named = zip(names, found, strict=True)
+        dense = [table for table in plan.tables if plan.kinds[table.table_id] != HASHED]
+        names = table_names.within(layer.name, [_name(table.config) for table in dense])
+        named = zip(names, dense, strict=True)
         return {table_names.key_of(name, table.table_id): table for name, table in named}
 
     def shapes(self) -> dict[str, tuple[int, int]]:
@@ -92,28 +90,28 @@ class DenseTables(tf.__internal__.tracking.Trackable):
             return []
         layers = (*layer.dp_layers, *layer.local_embedding_layers, *layer.row_layers)
         anchors = [] if layer._anchor is None else [layer._anchor]
-        return [each.weights[0] for each in layers if each.weights] + anchors
+        return [held.weights[0] for held in layers if held.weights] + anchors
 
     def variables_in(self, optimizer: Any) -> list[Any]:
         """The layer's variables that an optimizer knows, and their slot variables."""
-        found = []
+        variables = []
         for variable in self.own_variables():
             slots = slot_objects(optimizer, variable)
             if slots is not None:
-                found += [variable, *slots.values()]
-        return found
+                variables += [variable, *slots.values()]
+        return variables
 
 
 def _name(config):
     """The name of an embedding; that of a table without one if Keras has made it."""
-    name, layer_type = config.get("name"), config["layer_type"]
-    made = re.sub(r"(?<!^)(?=[A-Z])", "_", getattr(layer_type, "__name__", "")).lower()
-    return "embedding" if not name or re.fullmatch(rf"{made}(_\d+)?", name) else name
+    name, class_name = config.get("name"), getattr(config["layer_type"], "__name__", "")
+    of_keras = re.sub(r"(?<!^)(?=[A-Z])", "_", class_name).lower()
+    return "embedding" if not name or re.fullmatch(rf"{of_keras}(_\d+)?", name) else name
 
 
 def _slots(variable, optimizers):
     """Slot variables by name, from the only optimizer that has any."""
-    found: dict[int, dict[str, Any]] = {}
+    by_optimizer: dict[int, dict[str, Any]] = {}
     for optimizer in optimizers:
         inner = getattr(optimizer, "inner_optimizer", None) or optimizer
         if hasattr(inner, "get_slot_names"):
@@ -126,55 +124,54 @@ def _slots(variable, optimizers):
             slots = slot_objects(inner, variable) or {}
             slots = {name: as_tf_table(slot) for name, slot in slots.items()}
         if slots:
-            found[id(inner)] = slots
-    if len(found) > 1:
+            by_optimizer[id(inner)] = slots
+    if len(by_optimizer) > 1:
         raise NotImplementedError(
             "A checkpoint must have one optimizer with slot variables of a dense table. "
-            f"Received: {len(found)} for '{variable.name}'"
+            f"Received: {len(by_optimizer)} for '{variable.name}'"
         )
-    return next(iter(found.values()), {})
-
-
-_SHARD = (
-    "This rank's shard of layer '{name}' cannot be part of a SavedModel, which would hold no whole "
-    "table. `sok.export_saved_model(model, path)`, called by all ranks, writes one with whole "
-    "tables. Received: an export to a SavedModel (model.export, tf.saved_model.save)"
-)
+    return next(iter(by_optimizer.values()), {})
 
 
 def refuse_shards(layer: Any) -> None:
     """Makes TensorFlow's and Keras' own exports of this rank's shards raise."""
+    text = (
+        f"This rank's shard of layer '{layer.name}' cannot be part of a SavedModel, which would "
+        "hold no whole table. `sok.export_saved_model(model, path)`, called by all ranks, writes "
+        "one with whole tables. Received: an export to a SavedModel (model.export, "
+        "tf.saved_model.save)"
+    )
     for held in (*layer.local_embedding_layers, *layer.row_layers):
         for weight in held.weights:
-            refuse_saved_model(weight, _SHARD.format(name=layer.name))
+            refuse_saved_model(weight, text)
 
 
 def spread_tables(layer: Any) -> dict[str, Spread]:
     """The sharded dense tables, as `table_<id>`."""
     dense, kinds = layer.dense_in_files, layer.strategy.plan.kinds
-    ids = {key: table.table_id for key, table in dense.tables().items()}
-    ids = {key: table_id for key, table_id in ids.items() if kinds[table_id] != DATA_PARALLEL}
-    found = {_key(table_id): Spread(dense.shapes()[key]) for key, table_id in ids.items()}
+    keys = {key: f"table_{table.table_id}" for key, table in dense.tables().items()
+            if kinds[table.table_id] != DATA_PARALLEL}  # fmt: skip
+    spread = {name: Spread(dense.shapes()[key]) for key, name in keys.items()}
+
+    def read(held, start, stop):
+        first = held.place.begin[0]
+        return held.read(held.place.rows(first + start, first + stop))
+
     for part in dense.dense_parts(()):
-        if part.key in ids:
+        if part.key in keys:
             held, place = part.held, part.held.place
-            read = functools.partial(_read, held)
+            rows = place.begin, place.shape[0], functools.partial(read, held)
             dtype = held.variable.dtype.base_dtype
-            found[_key(ids[part.key])] = Spread(
-                part.shape, dtype, place.begin, place.shape[0], read
-            )
-    return found
+            spread[keys[part.key]] = Spread(part.shape, dtype, *rows)
+    return spread
 
 
-def _read(held, start, stop):
-    first = held.place.begin[0]
-    return held.read(held.place.rows(first + start, first + stop))
-
-
-def outputs(layer: Any, inputs: list[Any], whole: dict[str, Any], tables: Any) -> list[Any]:
+def export_outputs(
+    layer: Any, inputs: list[Any], whole: dict[str, Any], variables: Any
+) -> list[Any]:
     """The layer's outputs for data-parallel inputs, without an exchange.
 
-    `whole` has the variables that stand for `spread_tables`, and `tables` those of this rank.
+    `whole` has the variables that stand for `spread_tables`, and `variables` those of this rank.
     """
     if not layer.dp_input:
         raise ValueError(
@@ -182,29 +179,24 @@ def outputs(layer: Any, inputs: list[Any], whole: dict[str, Any], tables: Any) -
             "its own inputs, so no single process can take them all and it cannot be exported. Put "
             "its weights (`get_weights`, `set_weights`) into a layer with dp_input=True."
         )
-    plan, found = layer.strategy.plan, []
-    for i, ids in enumerate(inputs):
-        table_id = plan.input_table_map[i]
-        samples = layer.flatten(i, ids)
-        if _key(table_id) in whole:
-            table = whole[_key(table_id)]
-            checked = require_in_range(samples.ids, table.shape[0], layer._names[table_id])
-            rows = tf.cast(tf.gather(table, checked), tf.float32)
+    outputs = []
+    for i, table_id in enumerate(layer.strategy.plan.input_table_map):
+        samples, table = layer.flatten(i, inputs[i]), layer._tables[table_id]
+        variable = whole.get(f"table_{table_id}")
+        if variable is not None:
+            checked = require_in_range(samples.ids, table.num_rows, table.name)
+            rows = tf.cast(tf.gather(variable, checked), tf.float32)
             rows = combined(rows, samples.combiner, samples.row_splits)
         else:
-            shard = layer.shard_of(table_id, exchange.ALL_RANKS)
-            feature = layer.feature(table_id, shard, samples, tables)
-            if plan.kinds[table_id] == DATA_PARALLEL:
+            shard = table.shard_of(exchange.ALL_RANKS)
+            feature = layer.feature(table, shard, samples, variables)
+            if table.kind == DATA_PARALLEL:
                 (rows,) = exchange.lookup_here([feature], training=False)
             else:
                 of_samples = samples.ids, samples.combiner, samples.row_splits
                 (rows,) = lookup([HashFeature(feature.variable, *of_samples)], training=False)
-        found.append(samples.restore(rows))
-    return found
-
-
-def _key(table_id):
-    return f"table_{table_id}"
+        outputs.append(samples.restore(rows))
+    return outputs
 
 
 def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:

@@ -20,13 +20,12 @@ from sok_like.lookup.dense_lookup import (
     check_ids,
     lookup_rows,
     require_in_range,
-    symbolic_output,
 )
 from sok_like.lookup.flat_ids import FlatIds
-from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.lookup.hash_lookup import HashFeature
 from sok_like.lookup.local_marks import mark_local
 from sok_like.lookup.padding import check_pad_key, mask_of
-from sok_like.lookup.table_layer import TableLayer, freeze_tables, keras_arguments
+from sok_like.lookup.table_layer import ConfiguredLayer, TableLayer
 from sok_like.runtime.checks import OPTIONAL_COMBINERS, check_combiner, check_integer, require
 from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
@@ -36,8 +35,33 @@ from sok_like.table.keys import as_key_dtype
 from sok_like.table.variable import EmbeddingVariable
 
 
+class _ByCombiner:
+    """What Keras asks of a layer with `output_dim`, and with a `combiner` or masked ids."""
+
+    output_dim: int
+    combiner: str | None
+    _masked_id: Any  # None: there is no mask
+
+    def compute_mask(self, inputs, mask=None):
+        return mask_of(inputs, self._masked_id)
+
+    def compute_output_shape(self, input_shape):
+        shape = tuple(input_shape)
+        return (*(shape if self.combiner is None else shape[:-1]), self.output_dim)
+
+    def compute_output_spec(self, inputs, *args, **kwargs):
+        import keras
+
+        layer: Any = self
+        ids = tf.TensorSpec(inputs.shape, tf.as_dtype(inputs.dtype))
+        check_ids(ids, self.combiner, layer.name)
+        ragged = getattr(inputs, "ragged", False) and self.combiner is None
+        shape = self.compute_output_shape(inputs.shape)
+        return keras.KerasTensor(shape, dtype=layer.compute_dtype, ragged=ragged)
+
+
 @tf.keras.utils.register_keras_serializable(package="sok_like")
-class Embedding(tf.keras.layers.Layer):
+class Embedding(_ByCombiner, ConfiguredLayer):
     """Looks up ids in a dense table, and combines the rows of a sample if it has a combiner.
 
     Args:
@@ -80,6 +104,12 @@ class Embedding(tf.keras.layers.Layer):
         tf.errors.InvalidArgumentError: an id is outside the table; names the id and the table.
     """
 
+    _arguments = (
+        *("input_dim", "output_dim", "embeddings_initializer", "embeddings_regularizer"),
+        *("activity_regularizer", "embeddings_constraint", "combiner", "use_custom_kernel"),
+        "mask_zero",
+    )
+
     def __init__(
         self,
         input_dim: int,
@@ -109,8 +139,7 @@ class Embedding(tf.keras.layers.Layer):
         of = f"layer '{self.name}'"
         require(not mask_zero or combiner is None, "mask_zero", required, mask_zero, of)
         self.mask_zero = self.supports_masking = bool(mask_zero)
-        # XLA cannot compile shapes that depend on values, such as the number of unique ids.
-        self.supports_jit = False
+        self._masked_id = 0 if mask_zero else None
         if weights is not None:
             self.set_weights(weights)
 
@@ -147,30 +176,6 @@ class Embedding(tf.keras.layers.Layer):
         rows = lookup_rows(table, inputs, self.combiner, weights, self.name)
         return tf.cast(rows, self.compute_dtype)
 
-    def compute_mask(self, inputs, mask=None):
-        return mask_of(inputs, 0) if self.mask_zero else None
-
-    def compute_output_shape(self, input_shape):
-        shape = tuple(input_shape)
-        return (*(shape if self.combiner is None else shape[:-1]), self.output_dim)
-
-    def compute_output_spec(self, inputs, weights=None):
-        return symbolic_output(self, inputs)
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "input_dim": self.input_dim,
-            "output_dim": self.output_dim,
-            "embeddings_initializer": tf.keras.initializers.serialize(self.embeddings_initializer),
-            "embeddings_regularizer": tf.keras.regularizers.serialize(self.embeddings_regularizer),
-            "activity_regularizer": tf.keras.regularizers.serialize(self.activity_regularizer),
-            "embeddings_constraint": tf.keras.constraints.serialize(self.embeddings_constraint),
-            "combiner": self.combiner,
-            "use_custom_kernel": self.use_custom_kernel,
-            "mask_zero": self.mask_zero,
-        }
-
     @classmethod
     def from_config(cls, config):
         """A layer from its configuration, or from that of Keras' Embedding.
@@ -184,7 +189,7 @@ class Embedding(tf.keras.layers.Layer):
 
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")
-class HashEmbedding(TableLayer):
+class HashEmbedding(_ByCombiner, TableLayer):
     """Looks up keys in a hash table, and combines the rows of a sample if it has a combiner.
 
     Keys are any 64-bit integers, and the table grows with them. On several ranks key k is on rank
@@ -223,6 +228,13 @@ class HashEmbedding(TableLayer):
             an InvalidArgumentError on all of them.
     """
 
+    hash_table = True  # for the planner
+    gradient_scale, wire_dtype = "mean", None
+    _arguments = (
+        *("hash_table", "output_dim", "combiner", "embeddings_initializer", "capacity"),
+        *("initial_capacity", "key_dtype", "pad_key"),
+    )
+
     def __init__(
         self,
         output_dim: int,
@@ -236,7 +248,7 @@ class HashEmbedding(TableLayer):
     ):
         # Inputs are keys; Keras must not cast them to floats.
         kwargs.setdefault("autocast", False)
-        super().__init__(**keras_arguments(kwargs))
+        super().__init__(**kwargs)
         self.output_dim = check_integer("output_dim", output_dim)
         self.combiner = check_combiner(combiner, OPTIONAL_COMBINERS)
         self.embeddings_initializer = tf.keras.initializers.get(embeddings_initializer)
@@ -244,9 +256,8 @@ class HashEmbedding(TableLayer):
         self.initial_capacity = check_integer("initial_capacity", initial_capacity, 0)
         self.key_dtype = as_key_dtype(key_dtype, self.name)
         self.pad_key = check_pad_key(pad_key, f"layer '{self.name}'")
-        self.supports_masking = self.pad_key is not None and combiner is None
-        # XLA cannot compile the table's ops; Keras 3 checks this first.
-        self.supports_jit = False
+        self._masked_id = self.pad_key if combiner is None else None
+        self.supports_masking = self._masked_id is not None
 
     def build(self, input_shape=None):
         """Makes the table, which does not depend on inputs."""
@@ -263,7 +274,7 @@ class HashEmbedding(TableLayer):
                 initial_capacity=self.initial_capacity,
             )
             self._weight = as_weight(table)
-            freeze_tables(self)
+            self._freeze_tables()
         if comm.current().world_size > 1:
             mark_local(self._weight)
         self.built = True
@@ -274,35 +285,8 @@ class HashEmbedding(TableLayer):
         check_ids(inputs, self.combiner, self.name)
         flat = FlatIds(inputs, self.combiner, hashed=True, pad_key=self.pad_key)
         feature = HashFeature(self.table, flat.ids, flat.combiner, flat.row_splits)
-
-        def rows(training):
-            (found,) = lookup([feature], training=training, gradient_scale="mean", name=self.name)
-            return flat.restore(found)
-
-        return self.run(training, rows)
-
-    def compute_mask(self, inputs, mask=None):
-        return mask_of(inputs, self.pad_key) if self.supports_masking else None
-
-    def compute_output_shape(self, input_shape):
-        shape = tuple(input_shape)
-        return (*(shape if self.combiner is None else shape[:-1]), self.output_dim)
-
-    def compute_output_spec(self, inputs, training=None):
-        return symbolic_output(self, inputs)
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "hash_table": True,  # for the planner
-            "output_dim": self.output_dim,
-            "combiner": self.combiner,
-            "embeddings_initializer": tf.keras.initializers.serialize(self.embeddings_initializer),
-            "capacity": self.capacity,
-            "initial_capacity": self.initial_capacity,
-            "key_dtype": self.key_dtype.name,
-            "pad_key": self.pad_key,
-        }
+        (rows,) = self.look_up(training, [feature])
+        return self.as_output(flat.restore(rows))
 
     @classmethod
     def from_config(cls, config):
@@ -310,7 +294,7 @@ class HashEmbedding(TableLayer):
 
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")
-class ConcatOneHotEmbedding(tf.keras.layers.Layer):
+class ConcatOneHotEmbedding(ConfiguredLayer):
     """Looks up one id per feature in one table, which holds the features' rows in order.
 
     Args:
@@ -330,6 +314,8 @@ class ConcatOneHotEmbedding(tf.keras.layers.Layer):
         tf.errors.InvalidArgumentError: an id is outside its feature; the message names both.
     """
 
+    _arguments = ("feature_sizes", "embedding_width")
+
     def __init__(self, feature_sizes: Sequence[int], embedding_width: int, **kwargs: Any):
         kwargs.setdefault("autocast", False)  # would cast ids to floats
         super().__init__(**kwargs)
@@ -345,20 +331,13 @@ class ConcatOneHotEmbedding(tf.keras.layers.Layer):
         )
         with tf.init_scope(), tf.name_scope(self.name):
             self._table.build(None)
-        self.supports_jit = False
-
-    def build(self, input_shape=None):
-        """The table exists since the construction."""
-        self.built = True
 
     def call(self, inputs):
         inputs = inputs if tf.is_tensor(inputs) else tf.convert_to_tensor(inputs)
         shape = inputs.shape
-        if shape.rank != 2 or shape[1] not in (None, len(self.feature_sizes)):
-            raise ValueError(
-                f"`inputs` must be [batch, {len(self.feature_sizes)}], one id of each feature. "
-                f"Received: inputs of shape {shape} (layer '{self.name}')"
-            )
+        fits = shape.rank == 2 and shape[1] in (None, len(self.feature_sizes))
+        required = f"[batch, {len(self.feature_sizes)}], one id of each feature"
+        require(fits, "inputs", required, f"shape {shape}", f"layer '{self.name}'")
         starts = [0, *itertools.accumulate(self.feature_sizes[:-1])]
         ids = tf.cast(as_row_numbers(inputs), tf.int64)
         columns = tf.unstack(ids, num=len(starts), axis=1)
@@ -372,10 +351,3 @@ class ConcatOneHotEmbedding(tf.keras.layers.Layer):
 
     def compute_output_shape(self, input_shape):
         return (*tuple(input_shape), self.embedding_width)
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "feature_sizes": self.feature_sizes,
-            "embedding_width": self.embedding_width,
-        }

@@ -11,19 +11,25 @@ import tensorflow as tf
 
 from sok_like.dist_model_parallel import dense_tables, mp_input
 from sok_like.dist_model_parallel.dense_tables import DenseTables
-from sok_like.dist_model_parallel.local_layers import build_layer, check_descriptions, layer_table
+from sok_like.dist_model_parallel.local_layers import (
+    LookupTable,
+    build_layer,
+    check_descriptions,
+    layer_table,
+    lookup_tables,
+)
 from sok_like.dist_model_parallel.whole_tables import WholeTables
 from sok_like.lookup import exchange, exporting
-from sok_like.lookup.dense_lookup import DENSE_COMBINERS, as_tf_table, check_ids
+from sok_like.lookup.dense_lookup import as_tf_table, check_ids
 from sok_like.lookup.flat_ids import FlatIds, LookupShard
 from sok_like.lookup.local_marks import mark_local
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.lookup.padding import mask_of
+from sok_like.lookup.table_layer import ConfiguredLayer
 from sok_like.lookup.training_flag import by_training
 from sok_like.planner import DistEmbeddingStrategy
 from sok_like.planner.placement import check_threshold
 from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, HASHED, ROW_WISE, list_embeddings
-from sok_like.runtime.checks import OPTIONAL_COMBINERS, check_combiner, require
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import raise_on_all
 from sok_like.runtime.ranks.initialize import ensure_initialized
@@ -34,7 +40,7 @@ from sok_like.table.variable import unwrap
 
 # A package name of its own, because `sok.DistributedEmbedding` has the same class name.
 @tf.keras.utils.register_keras_serializable(package="sok_like.dist_model_parallel")
-class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
+class DistributedEmbedding(WholeTables, ConfiguredLayer):
     """Looks up several inputs in several tables that are sharded over ranks.
 
     It replaces a list of embeddings: on any number of ranks, `outputs = layer(inputs)` is what
@@ -59,9 +65,7 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             `[global_batch, hotness]`, and all of one kind within a `tf.function`.
         input_table_map: The table of each input; None: input i belongs to table i.
         data_parallel_threshold: Tables with at most as many elements are replicated on every rank.
-        wire_dtype: "bfloat16" or "float16" rounds rows and gradients on their way between ranks,
-            see docs/semantics/ranks.md. None or "float32": no rounding. Rows of
-            replicated tables do not travel.
+        wire_dtype: As in `sok.GroupEmbedding`. Rows of replicated tables do not travel.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
 
     Call arguments:
@@ -89,6 +93,11 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         dense_in_files: Its dense tables, as seen by checkpoints and Keras' files.
         not_in_files: Attributes that Keras' files leave out.
     """
+
+    _arguments = (
+        *("column_slice_threshold", "row_slice_threshold", "dp_input", "data_parallel_threshold"),
+        "wire_dtype",
+    )
 
     def __init__(
         self,
@@ -118,79 +127,28 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             check_threshold("data_parallel_threshold", data_parallel_threshold, 0)
         descriptions = list_embeddings(embeddings)
         check_descriptions(descriptions, bool(dp_input) or self.world_size == 1)
-        # Bypasses Keras' __setattr__, which would track the embeddings as sublayers.
-        object.__setattr__(self, "_descriptions", descriptions)
-        object.__setattr__(
-            self,
-            "strategy",
-            DistEmbeddingStrategy(
-                descriptions,
-                self.world_size,
-                strategy,
-                input_table_map,
-                column_slice_threshold,
-                row_slice_threshold if dp_input else None,
-                data_parallel_threshold if dp_input else None,
-            ),
-        )
+        given = (descriptions, self.world_size, strategy, input_table_map, column_slice_threshold)
+        thresholds = (row_slice_threshold, data_parallel_threshold) if dp_input else ()
+        placement = DistEmbeddingStrategy(*given, *thresholds)
         if not dp_input:
-            self.strategy.deal_hash_inputs()
-        object.__setattr__(self, "_shards", self._find_shards())
-        tables = self.strategy.plan.tables
-        legal = [OPTIONAL_COMBINERS if table.hashed else DENSE_COMBINERS for table in tables]
-        self._combiners = [
-            check_combiner(table.config.get("combiner"), each)
-            for each, table in zip(legal, tables, strict=True)
-        ]
-        self._names = [table.name for table in tables]
-        self._find_masks(tables)
+            placement.deal_hash_inputs()
+        tables = lookup_tables(placement)
+        hidden = {
+            "_descriptions": descriptions,
+            "strategy": placement,
+            "dense_in_files": DenseTables(self),
+            "_tables": tables,
+            "_tables_of_inputs": [tables[i] for i in placement.plan.input_table_map],
+        }
+        # Bypasses Keras' __setattr__, which would track the embeddings as sublayers.
+        for name, value in hidden.items():
+            object.__setattr__(self, name, value)
+        self.supports_masking = any(table.masked_id is not None for table in tables)
         self.dp_layers: list[Any] = []
         self.local_embedding_layers: list[Any] = []
         self.row_layers: list[Any] = []
         self.hash_layers: list[Any] = []
         self._anchor = None
-        object.__setattr__(self, "dense_in_files", DenseTables(self))
-        # XLA cannot compile shapes that depend on values, such as the number of unique ids.
-        self.supports_jit = False
-
-    def _find_masks(self, tables):
-        """Sets what is padding of each table, and the ids that the masks of its outputs leave out.
-
-        Id 0 of `mask_zero` has a row, as in Keras. A `pad_key` has none.
-        """
-        self._pad_keys = [t.config.get("pad_key") if t.hashed else None for t in tables]
-        self._masked: list[int | None] = []
-        for name, combiner, pad_key, table in zip(
-            self._names, self._combiners, self._pad_keys, tables, strict=True
-        ):
-            mask_zero = not table.hashed and table.config.get("mask_zero")
-            required = "False with a combiner, whose output has no positions to mask"
-            of = f"table '{name}'"
-            require(not mask_zero or combiner is None, "mask_zero", required, mask_zero, of)
-            self._masked.append(0 if mask_zero else pad_key if combiner is None else None)
-        self.supports_masking = any(pad is not None for pad in self._masked)
-
-    def _find_shards(self) -> list[list[LookupShard]]:
-        """The shards of each table, in column order; for a row-wise table one item for all."""
-        strategy = self.strategy
-        shards: list[list[LookupShard]] = [[] for _ in strategy.plan.tables]
-        for kind, group in enumerate(strategy.table_groups):
-            if kind == COLUMN_WISE:
-                continue
-            owner = exchange.BY_KEY if kind == HASHED else exchange.ALL_RANKS
-            for position, table_id in enumerate(group):
-                width = strategy.plan.tables[table_id].output_dim
-                shards[table_id].append(LookupShard(owner, width, 0, kind, position))
-        for rank, groups in enumerate(strategy.local_group_list):
-            for index, group in enumerate(groups):
-                config = strategy.local_configs[rank][index]
-                for position, k in enumerate(group):
-                    table_id = strategy.table_groups[COLUMN_WISE][strategy.table_ids[rank][k]]
-                    first_row = strategy.local_weight_offsets[rank][index][position]
-                    width = config["output_dim"]
-                    shard = LookupShard(rank, width, first_row, COLUMN_WISE, index)
-                    shards[table_id].append(shard)
-        return shards
 
     # Variables.
 
@@ -201,13 +159,10 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         strategy = self.strategy
         self.dp_layers = [build_layer(config) for config in strategy.dp_configs]
         vary = self.rank if self.world_size > 1 else 0
+        first_rows = strategy.local_weight_offsets[self.rank]
         self.local_embedding_layers = [
             build_layer(config, [b - a for a, b in itertools.pairwise(offsets)], vary)
-            for config, offsets in zip(
-                strategy.local_configs[self.rank],
-                strategy.local_weight_offsets[self.rank],
-                strict=True,
-            )
+            for config, offsets in zip(strategy.local_configs[self.rank], first_rows, strict=True)
         ]
         shards = strategy.row_sliced_configs[self.rank]
         shards = [config for config in shards if config["input_dim"] > 0]
@@ -216,10 +171,9 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         self.hash_layers = [build_layer(config) for config in strategy.hash_configs]
         if self.world_size > 1:
             # Otherwise ranks have other numbers of variables, and variables of other tables.
-            rows = [
-                config["input_dim"] for configs in strategy.row_sliced_configs for config in configs
-            ]
-            by_rows = not strategy.table_groups[COLUMN_WISE] and all(rows)
+            shards = itertools.chain(*strategy.row_sliced_configs)
+            by_rows = all(config["input_dim"] for config in shards)
+            by_rows = by_rows and not strategy.table_groups[COLUMN_WISE]
             for layer in (*self.local_embedding_layers, *self.row_layers):
                 mark_local(layer.weights[0], by_rows)
             for layer in self.hash_layers:
@@ -233,26 +187,30 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
 
     def _needs_anchor(self) -> bool:
         """Whether other ranks' tapes record an exchange that this rank's tape would miss."""
-        used = [shard for table_id in set(self.strategy.plan.input_table_map)
-                for shard in self._shards[table_id] if shard.kind != DATA_PARALLEL]  # fmt: skip
+        used = [shard for i in set(self.strategy.plan.input_table_map)
+                for shard in self._tables[i].shards if shard.kind != DATA_PARALLEL]  # fmt: skip
         layers = self._layers_here()
-        mine = [layers.get((shard.kind, shard.position)) for shard in used if self._is_mine(shard)]
-        return bool(used) and not any(layer and layer.trainable_weights for layer in mine)
+        held = [layers.get((shard.kind, shard.position)) for shard in used if self._is_mine(shard)]
+        return bool(used) and not any(layer and layer.trainable_weights for layer in held)
 
     def _is_mine(self, shard: LookupShard) -> bool:
         return shard.owner in (self.rank, exchange.ALL_RANKS, exchange.BY_KEY)
 
     def _layers_here(self) -> dict[tuple[int, int], Any]:
         """This rank's layers, by kind of table and position within that kind."""
-        layers = {(DATA_PARALLEL, i): layer for i, layer in enumerate(self.dp_layers)}
-        layers |= {(COLUMN_WISE, i): layer for i, layer in enumerate(self.local_embedding_layers)}
-        layers |= {(HASHED, i): layer for i, layer in enumerate(self.hash_layers)}
-        shards = self.strategy.row_sliced_configs[self.rank]
-        with_rows = [i for i, config in enumerate(shards) if config["input_dim"] > 0]
-        layers |= {
-            (ROW_WISE, i): layer for i, layer in zip(with_rows, self.row_layers, strict=True)
+        configs, row_layers = self.strategy.row_sliced_configs[self.rank], iter(self.row_layers)
+        by_kind = {
+            DATA_PARALLEL: self.dp_layers,
+            COLUMN_WISE: self.local_embedding_layers,
+            HASHED: self.hash_layers,
+            ROW_WISE: [next(row_layers, None) if c["input_dim"] > 0 else None for c in configs],
         }
-        return layers
+        return {
+            (kind, position): layer
+            for kind, layers in by_kind.items()
+            for position, layer in enumerate(layers)
+            if layer is not None
+        }
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
         children = super()._trackable_children(save_type, **kwargs)
@@ -301,15 +259,16 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         return by_training(training, lambda training: self._outputs(inputs, training))
 
     def _outputs(self, inputs, training):
-        tables = {place: layer_table(layer) for place, layer in self._layers_here().items()}
+        variables = {place: layer_table(layer) for place, layer in self._layers_here().items()}
         export = exporting.current()
         if export is not None and self.world_size > 1:
-            outputs = dense_tables.outputs(self, inputs, export.of_holder(self), tables)
+            whole = export.of_holder(self)
+            outputs = dense_tables.export_outputs(self, inputs, whole, variables)
         elif not self.dp_input and self.world_size > 1:
             dense_tables.refuse_shards(self)
-            outputs = mp_input.mp_input_lookup(self, inputs, tables, training)
+            outputs = mp_input.mp_input_lookup(self, inputs, variables, training)
         else:
-            outputs = self._lookup(self._in_input_order(inputs), tables, training)
+            outputs = self._lookup(self._in_input_order(inputs), variables, training)
         return [tf.cast(output, self.compute_dtype) for output in outputs]
 
     def _as_tensors(self, inputs):
@@ -318,34 +277,30 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
             try:
                 tensors.append(x if tf.is_tensor(x) else tf.convert_to_tensor(x))
             except (TypeError, ValueError) as error:
-                raise TypeError(
-                    "`inputs` must be a list of integer tensors, one per input. "
-                    f"Received: inputs[{i}]={x!r} (layer '{self.name}')"
-                ) from error
+                rule = "`inputs` must be a list of integer tensors, one per input"
+                received = f"inputs[{i}]={x!r} (layer '{self.name}')"
+                raise TypeError(f"{rule}. Received: {received}") from error
         return tensors
 
     def _check_count(self, received):
-        expected = len(self.strategy.input_table_map)
-        if not self.dp_input:
-            expected = len(self.strategy.input_ids_list[self.rank])
+        of_rank = self.strategy.input_ids_list[self.rank]
+        expected = len(self._tables_of_inputs if self.dp_input else of_rank)
         if received != expected:
+            whose = "all inputs" if self.dp_input else f"the inputs of rank {self.rank}"
             raise ValueError(
-                f"Expect {expected} inputs, got {received}: `inputs` must be a list of "
-                + ("all inputs" if self.dp_input else f"the inputs of rank {self.rank}")
-                + f" (layer '{self.name}')"
+                f"Expect {expected} inputs, got {received}: `inputs` must be a list of {whose} "
+                f"(layer '{self.name}')"
             )
 
-    def _lookup(self, inputs, tables, training):
-        plan = self.strategy.plan
+    def _lookup(self, inputs, variables, training):
         flat = [self.flatten(i, ids) for i, ids in enumerate(inputs)]
         here: list[exchange.ShardFeature] = []
         travelling: list[exchange.ShardFeature] = []
-        kinds = []
-        for table_id, samples in zip(plan.input_table_map, flat, strict=True):
-            kinds.append(self.world_size == 1 or plan.kinds[table_id] == DATA_PARALLEL)
-            for shard in self._shards[table_id]:
-                feature = self.feature(table_id, shard, samples, tables)
-                (here if kinds[-1] else travelling).append(feature)
+        are_here = []
+        for table, samples in zip(self._tables_of_inputs, flat, strict=True):
+            are_here.append(self.world_size == 1 or table.kind == DATA_PARALLEL)
+            features = [self.feature(table, shard, samples, variables) for shard in table.shards]
+            (here if are_here[-1] else travelling).extend(features)
         travelled, checks = [], []
         if self.world_size > 1:
             dense_tables.refuse_shards(self)  # now Keras has made all variables
@@ -359,51 +314,43 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
                 checks = raise_on_all(problems, comm.current(), name)
             with tf.control_dependencies(checks):
                 here = [dataclasses.replace(f, ids=tf.identity(f.ids)) for f in here]
-        found = iter(travelled)
-        found_here = iter(exchange.lookup_here(here, training, self.name))
+        rows = iter(travelled)
+        rows_here = iter(exchange.lookup_here(here, training, self.name))
         outputs = []
-        for table_id, samples, is_here in zip(plan.input_table_map, flat, kinds, strict=True):
-            rows = [next(found_here if is_here else found) for _ in self._shards[table_id]]
-            outputs.append(samples.restore(rows[0] if len(rows) == 1 else tf.concat(rows, -1)))
+        for table, samples, is_here in zip(self._tables_of_inputs, flat, are_here, strict=True):
+            columns = [next(rows_here if is_here else rows) for _ in table.shards]
+            joined = columns[0] if len(columns) == 1 else tf.concat(columns, -1)
+            outputs.append(samples.restore(joined))
         return outputs
 
+    # For all kinds of lookups.
+
     def feature(
-        self, table_id: int, shard: LookupShard, samples: FlatIds, tables: Any
+        self, table: LookupTable, shard: LookupShard, samples: FlatIds, variables: Any
     ) -> exchange.ShardFeature:
         """The feature that looks samples up in a shard of a table."""
+        place = shard.kind, shard.position
         return exchange.ShardFeature(
             ids=samples.ids,
             row_splits=samples.row_splits,
             combiner=samples.combiner,
-            table_name=self._names[table_id],
-            num_rows=self.strategy.plan.tables[table_id].input_dim,
+            table_name=table.name,
+            num_rows=table.num_rows,
             dim=shard.dim,
             owner=shard.owner,
             row_offset=shard.row_offset,
-            variable=tables.get((shard.kind, shard.position)) if self._is_mine(shard) else None,
+            variable=variables.get(place) if self._is_mine(shard) else None,
         )
 
-    # For the lookup of model-parallel input.
+    def flatten(self, i: int, ids: Any) -> FlatIds:
+        """Checks input i and returns its flat ids."""
+        table = self._tables_of_inputs[i]
+        check_ids(ids, table.combiner, table.name)
+        return FlatIds(ids, table.combiner, table.is_hashed, table.pad_key)
 
     def anchor(self) -> Any:
         """The empty variable of a rank that has no other variable; None on other ranks."""
         return None if self._anchor is None else as_tf_table(self._anchor)
-
-    def shard_of(self, table_id: int, rank: int) -> LookupShard:
-        """A rank's shard of a column-wise table, or of a hash table."""
-        owners = (rank, exchange.BY_KEY)
-        return next(shard for shard in self._shards[table_id] if shard.owner in owners)
-
-    def is_hashed(self, table_id: int) -> bool:
-        """Whether a table is a hash table."""
-        return self.strategy.plan.kinds[table_id] == HASHED
-
-    def flatten(self, i: int, ids: Any) -> FlatIds:
-        """Checks input i and returns its flat ids."""
-        table_id = self.strategy.plan.input_table_map[i]
-        check_ids(ids, self._combiners[table_id], self._names[table_id])
-        pad_key = self._pad_keys[table_id]
-        return FlatIds(ids, self._combiners[table_id], self.is_hashed(table_id), pad_key)
 
     # Keras.
 
@@ -411,9 +358,9 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         """One mask per input, in input order, or None: as the embeddings alone would give."""
         if not self.supports_masking:
             return None
-        table_of = self.strategy.plan.input_table_map
-        in_order = self._in_input_order(_as_list(inputs))
-        return [mask_of(x, self._masked[i]) for i, x in zip(table_of, in_order, strict=True)]
+        ids = self._in_input_order(_as_list(inputs))
+        tables = self._tables_of_inputs
+        return [mask_of(x, table.masked_id) for table, x in zip(tables, ids, strict=True)]
 
     def _in_input_order(self, inputs):
         """All inputs. With dp_input=False, one rank takes them table after table."""
@@ -423,10 +370,10 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
         return [placed[i] for i in range(len(inputs))]
 
     def compute_output_shape(self, input_shape):
-        plan, shapes = self.strategy.plan, []
-        for table_id, shape in zip(plan.input_table_map, input_shape, strict=True):
-            kept = tuple(shape) if self._combiners[table_id] is None else tuple(shape)[:-1]
-            shapes.append((*kept, plan.tables[table_id].output_dim))
+        shapes = []
+        for table, shape in zip(self._tables_of_inputs, input_shape, strict=True):
+            leading = tuple(shape) if table.combiner is None else tuple(shape)[:-1]
+            shapes.append((*leading, table.dim))
         return shapes
 
     def compute_output_spec(self, inputs, training=None):
@@ -435,30 +382,24 @@ class DistributedEmbedding(WholeTables, tf.keras.layers.Layer):
 
         inputs = _as_list(inputs)
         self._check_count(len(inputs))
-        plan, specs = self.strategy.plan, []
         if not self.dp_input and self.world_size > 1:
             shapes = mp_input.output_shapes(self, inputs)
             return [keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes]
-        inputs = self._in_input_order(inputs)
+        inputs, specs = self._in_input_order(inputs), []
         shapes = self.compute_output_shape([x.shape for x in inputs])
-        for table_id, x, shape in zip(plan.input_table_map, inputs, shapes, strict=True):
-            combiner = self._combiners[table_id]
-            check_ids(tf.TensorSpec(x.shape, tf.as_dtype(x.dtype)), combiner, self._names[table_id])
-            ragged = bool(getattr(x, "ragged", False)) and combiner is None
+        for table, x, shape in zip(self._tables_of_inputs, inputs, shapes, strict=True):
+            ids = tf.TensorSpec(x.shape, tf.as_dtype(x.dtype))
+            check_ids(ids, table.combiner, table.name)
+            ragged = bool(getattr(x, "ragged", False)) and table.combiner is None
             specs.append(keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged))
         return specs
 
     def get_config(self):
         return {
             **super().get_config(),
-            "embeddings": [tf.keras.layers.serialize(each) for each in self._descriptions],
+            "embeddings": [tf.keras.layers.serialize(layer) for layer in self._descriptions],
             "strategy": self._strategy_name,
-            "column_slice_threshold": self.column_slice_threshold,
-            "row_slice_threshold": self.row_slice_threshold,
-            "dp_input": self.dp_input,
             "input_table_map": list(self.strategy.input_table_map),
-            "data_parallel_threshold": self.data_parallel_threshold,
-            "wire_dtype": self.wire_dtype,
         }
 
     @classmethod

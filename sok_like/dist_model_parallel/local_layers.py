@@ -1,17 +1,77 @@
-"""The Keras layers that hold a rank's variables, made from the planner's configurations."""
+"""What a plan says to a layer: where lookups find tables, and which layers hold its variables."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from sok_like.dist_model_parallel.embedding import Embedding, HashEmbedding
-from sok_like.lookup.dense_lookup import as_tf_table
-from sok_like.runtime.checks import as_integer, require
+from sok_like.lookup import exchange
+from sok_like.lookup.dense_lookup import DENSE_COMBINERS, as_tf_table
+from sok_like.lookup.flat_ids import LookupShard
+from sok_like.planner.tables import COLUMN_WISE, HASHED
+from sok_like.runtime.checks import OPTIONAL_COMBINERS, as_integer, check_combiner, require
 from sok_like.table.variable import unwrap
+
+
+class LookupTable(NamedTuple):
+    """What lookups know of a table."""
+
+    name: str
+    num_rows: int
+    dim: int
+    combiner: str | None
+    pad_key: int | None  # has no row
+    masked_id: int | None  # what masks leave out: id 0 of `mask_zero`, which has a row, or padding
+    kind: int
+    shards: list[LookupShard]  # in column order; of a row-wise table one item for all
+
+    @property
+    def is_hashed(self) -> bool:
+        """Whether it is a hash table."""
+        return self.kind == HASHED
+
+    def shard_of(self, rank: int) -> LookupShard:
+        """A rank's shard of a column-wise table, or of a hash table."""
+        return next(shard for shard in self.shards if shard.owner in (rank, exchange.BY_KEY))
+
+
+def lookup_tables(strategy: Any) -> list[LookupTable]:
+    """The tables of a DistEmbeddingStrategy, by number."""
+    shards: list[list[LookupShard]] = [[] for _ in strategy.plan.tables]
+    for kind, group in enumerate(strategy.table_groups):
+        if kind == COLUMN_WISE:
+            continue
+        owner = exchange.BY_KEY if kind == HASHED else exchange.ALL_RANKS
+        for position, table_id in enumerate(group):
+            width = strategy.plan.tables[table_id].output_dim
+            shards[table_id].append(LookupShard(owner, width, 0, kind, position))
+    for rank, groups in enumerate(strategy.local_group_list):
+        for index, group in enumerate(groups):
+            width = strategy.local_configs[rank][index]["output_dim"]
+            first_rows = strategy.local_weight_offsets[rank][index]
+            for position, k in enumerate(group):
+                table_id = strategy.table_groups[COLUMN_WISE][strategy.table_ids[rank][k]]
+                shard = LookupShard(rank, width, first_rows[position], COLUMN_WISE, index)
+                shards[table_id].append(shard)
+    return list(map(_lookup_table, strategy.plan.tables, strategy.plan.kinds, shards))
+
+
+def _lookup_table(table, kind, shards):
+    config, hashed = table.config, table.hashed
+    legal = OPTIONAL_COMBINERS if hashed else DENSE_COMBINERS
+    combiner = check_combiner(config.get("combiner"), legal)
+    mask_zero = not hashed and config.get("mask_zero")
+    required = "False with a combiner, whose output has no positions to mask"
+    fits = not mask_zero or combiner is None
+    require(fits, "mask_zero", required, mask_zero, f"table '{table.name}'")
+    pad_key = config.get("pad_key") if hashed else None
+    masked_id = 0 if mask_zero else pad_key if combiner is None else None
+    sizes = table.input_dim, table.output_dim
+    return LookupTable(table.name, *sizes, combiner, pad_key, masked_id, kind, shards)
 
 
 def check_descriptions(embeddings: Sequence[Any], can_mask: bool) -> None:
@@ -101,20 +161,16 @@ class ConcatInitializer(tf.keras.initializers.Initializer):
         require(min(self.sizes, default=0) >= 1, "sizes", "positive integers", sizes)
         one_each = isinstance(initializer, (list, tuple))
         identifiers = list(initializer) if one_each else [initializer] * len(self.sizes)
-        if len(identifiers) != len(self.sizes):
-            raise ValueError(
-                "`initializer` must be one initializer or one per item of `sizes`. "
-                f"Received: {len(identifiers)} initializers for {len(self.sizes)} sizes"
-            )
+        fits = len(identifiers) == len(self.sizes)
+        received = f"{len(identifiers)} initializers for {len(self.sizes)} sizes"
+        require(fits, "initializer", "one initializer or one per item of `sizes`", received)
         self.initializers = [tf.keras.initializers.get(each) for each in identifiers]
 
     def __call__(self, shape, dtype=None, **kwargs):
         """Initial rows `[sum(sizes), ...]`; ValueError if `shape` has another number of rows."""
         rows, *rest = shape
-        if rows != sum(self.sizes):
-            raise ValueError(
-                f"`shape` must start with sum(sizes)={sum(self.sizes)}. Received: shape={shape}"
-            )
+        fits = rows == sum(self.sizes)
+        require(fits, "shape", f"one that starts with sum(sizes)={sum(self.sizes)}", shape)
         parts = [
             initializer([size, *rest], dtype=dtype, **kwargs)
             for initializer, size in zip(self.initializers, self.sizes, strict=True)

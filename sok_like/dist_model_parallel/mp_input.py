@@ -25,6 +25,7 @@ from sok_like.lookup import exchange, same_weights
 from sok_like.lookup.dense_lookup import legal_ids
 from sok_like.lookup.flat_ids import FlatIds
 from sok_like.lookup.local_variables import unique_in_graph
+from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, exchange_order
 
@@ -39,28 +40,24 @@ class NotDivisibleError(tf.errors.InvalidArgumentError, ValueError):
 
 def output_shapes(layer: Any, inputs: list[Any]) -> list[tuple[int | None, ...]]:
     """Static shape of each output in a graph; `inputs` are this rank's own, of either Keras."""
-    plan, axes = layer.strategy.plan, _axes(layer, inputs)
+    axes = _axes(layer, inputs)
     shapes: list[tuple[int | None, ...]] = []
-    for table_id in plan.input_table_map:
-        dim = plan.tables[table_id].output_dim
-        flat = axes == 1 or layer._combiners[table_id] is not None
-        shapes.append((None, dim) if flat else (None, None, dim))
+    for table in layer._tables_of_inputs:
+        flat = axes == 1 or table.combiner is not None
+        shapes.append((None, table.dim) if flat else (None, None, table.dim))
     return shapes
 
 
 def _axes(layer, inputs):
     """The number of axes of this rank's inputs without a combiner: 1 or 2; 0 if it has both."""
-    mine, table_of = layer.strategy.input_ids_list[layer.rank], layer.strategy.plan.input_table_map
-    ranks = {
-        len(ids.shape)
-        for i, ids in zip(mine, inputs, strict=True)
-        if layer._combiners[table_of[i]] is None
-    }
+    tables = [layer._tables_of_inputs[i] for i in layer.strategy.input_ids_list[layer.rank]]
+    pairs = zip(tables, inputs, strict=True)
+    ranks = {len(ids.shape) for table, ids in pairs if table.combiner is None}
     return 0 if len(ranks) > 1 else next(iter(ranks), 2)
 
 
 def mp_input_lookup(
-    layer: Any, inputs: list[Any], tables: dict[tuple[int, int], Any], training: bool
+    layer: Any, inputs: list[Any], variables: dict[tuple[int, int], Any], training: bool
 ) -> list[tf.Tensor]:
     """Outputs for this rank's samples, in input order.
 
@@ -68,29 +65,29 @@ def mp_input_lookup(
     """
     communicator, world_size = comm.current(), layer.world_size
     name = unique_in_graph(layer.name)
-    mine = layer.strategy.input_ids_list[layer.rank]
+    own_inputs = layer.strategy.input_ids_list[layer.rank]
     # Outside of graphs any number of axes is fine.
     axes = 0 if tf.executing_eagerly() else _axes(layer, inputs) or -1
     samples, problems, sizes = {}, [], [tf.constant([axes], tf.int64)]
-    for i, ids in zip(mine, inputs, strict=True):
+    for i, ids in zip(own_inputs, inputs, strict=True):
         samples[i], wrong, of_input = _prepare(layer, i, ids)
         problems += wrong
         sizes.append(of_input)
+    # Ranks must agree on the places of tables: otherwise rows of another one would be misread.
+    places = [
+        f"{table.num_rows}x{s.dim} of {s.owner} at {s.row_offset} {table.combiner}"
+        for table in layer._tables_of_inputs
+        for s in table.shards
+    ]
+    call = f"{name}: {', '.join(places)}"
     try:
         notes = tf.concat(sizes, 0)
-        received, _ = exchange_order.exchange_notes(
-            notes, problems, communicator, name, _said(layer, name)
-        )
+        received, _ = exchange_order.exchange_notes(notes, problems, communicator, name, call)
     except tf.errors.InvalidArgumentError as error:
         if _ODD not in error.message:
             raise
         raise NotDivisibleError(None, None, error.message) from error
-    num_inputs = sum(len(ids) for ids in layer.strategy.input_ids_list)
-    received = tf.ensure_shape(received, [world_size + _PER_INPUT * num_inputs])
-    axes_told, received = _split_notes(layer, received)
-    checks = [*_require_equal_batches(received), *_require_axes(layer, axes_told, received)]
-    with tf.control_dependencies(checks):
-        received = tf.identity(received)
+    received = _checked_sizes(layer, received)
     static = None if tf.executing_eagerly() else output_shapes(layer, inputs)
     # All ranks know the sizes of all ranks' messages, so all raise.
     words = [
@@ -100,13 +97,14 @@ def mp_input_lookup(
     fitting = libraries.ops().sok_check_blocks(words=tf.stack(words))
     with tf.control_dependencies([] if fitting is None else [fitting]):
         received = tf.identity(received)
-        found = _lookup_hashed(layer, samples, tables, training, f"{name}_hashed")
-    dense = [i for i in mine if i not in found]
-    features = [_feature(layer, i, samples[i], tables) for i in dense]
-    found.update(zip(dense, exchange.lookup_here(features), strict=True))
-    outputs = [samples[i].restore(found.pop(i)) for i in mine]
+        rows = _lookup_hashed(layer, samples, variables, training, f"{name}_hashed")
+    dense = [i for i in own_inputs if i not in rows]
+    features = [_feature(layer, i, samples[i], variables) for i in dense]
+    rows.update(zip(dense, exchange.lookup_here(features), strict=True))
+    outputs = [samples[i].restore(rows.pop(i)) for i in own_inputs]
     with exchange_order.turn() as done:
-        message, words = _message(layer, outputs, sizes[1:], list(found.values()), name)
+        # What is left in `rows` is empty: inputs of other ranks.
+        message, words = _message(layer, outputs, sizes[1:], list(rows.values()), name)
         lookup = exchange_order.Lookup(
             communicator, name, same_weights.comparison(), layer.wire_dtype
         )
@@ -117,32 +115,21 @@ def mp_input_lookup(
     return _assemble(layer, arrived, received, call, static)
 
 
-def _said(layer, name):
-    """The call and what ranks must agree on: otherwise rows of another table would be misread."""
-    plan = layer.strategy.plan
-    places = [
-        f"{plan.tables[i].input_dim}x{s.dim} of {s.owner} at {s.row_offset} {layer._combiners[i]}"
-        for i in plan.input_table_map
-        for s in layer._shards[i]
-    ]
-    return f"{name}: {', '.join(places)}"
+def _feature(layer, i, samples, variables):
+    table = layer._tables_of_inputs[i]
+    return layer.feature(table, table.shard_of(layer.rank), samples, variables)
 
 
-def _feature(layer, i, samples, tables):
-    table_id = layer.strategy.plan.input_table_map[i]
-    return layer.feature(table_id, layer.shard_of(table_id, layer.rank), samples, tables)
-
-
-def _lookup_hashed(layer, samples, tables, training, name):
+def _lookup_hashed(layer, samples, variables, training, name):
     """Rows of all inputs of hash tables, by input; empty for inputs of other ranks."""
-    table_of = layer.strategy.plan.input_table_map
-    inputs = [i for i, table_id in enumerate(table_of) if layer.is_hashed(table_id)]
+    tables = layer._tables_of_inputs
+    inputs = [i for i, table in enumerate(tables) if table.is_hashed]
     if not inputs:
         return {}
     features = []
     for i in inputs:
-        empty = FlatIds(tf.zeros([0, 1], tf.int64), layer._combiners[table_of[i]], hashed=True)
-        features.append(_feature(layer, i, samples.get(i, empty), tables))
+        empty = FlatIds(tf.zeros([0, 1], tf.int64), tables[i].combiner, hashed=True)
+        features.append(_feature(layer, i, samples.get(i, empty), variables))
     # The message of all outputs scales the gradient.
     how = exchange.Exchange(name, training, layer.anchor(), 1.0, layer.wire_dtype)
     return dict(zip(inputs, exchange.exchange_lookup(features, how), strict=True))
@@ -150,10 +137,9 @@ def _lookup_hashed(layer, samples, tables, training, name):
 
 def _prepare(layer, i, ids):
     """An input as flat ids, texts that say what is wrong with it, and its sizes `[2]`."""
-    table_id = layer.strategy.plan.input_table_map[i]
-    combiner = layer._combiners[table_id]
+    table = layer._tables_of_inputs[i]
     ragged = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
-    if combiner is None and (ragged or ids.shape.rank not in (1, 2)):
+    if table.combiner is None and (ragged or ids.shape.rank not in (1, 2)):
         raise ValueError(
             "With dp_input=False on more than one rank, an input without a combiner must be a "
             "dense tensor [global_batch] or [global_batch, hotness]. "
@@ -163,79 +149,61 @@ def _prepare(layer, i, ids):
     batch = ids.nrows() if isinstance(ids, tf.RaggedTensor) else tf.shape(ids, tf.int64)[0]
     batch = tf.cast(batch, tf.int64)
     hotness = tf.ones([], tf.int64)
-    if combiner is None:
-        one_axis = ids.shape.rank == 1
-        hotness = -hotness if one_axis else tf.shape(ids, tf.int64)[1]
+    if table.combiner is None:
+        hotness = -hotness if ids.shape.rank == 1 else tf.shape(ids, tf.int64)[1]
     what = f"input {i} has a {_ODD} the number of ranks: "
     odd = tf.strings.join([what, tf.strings.as_string(batch), " samples"])
     problems = [tf.where(batch % layer.world_size != 0, odd, "")]
-    if not layer.is_hashed(table_id):
-        num_rows = layer.strategy.plan.tables[table_id].input_dim
+    if not table.is_hashed:
         # Errors about ids are raised before they are looked up.
-        flat.ids, wrong = legal_ids(flat.ids, num_rows, layer._names[table_id])
+        flat.ids, wrong = legal_ids(flat.ids, table.num_rows, table.name)
         problems.append(wrong)
     return flat, problems, tf.stack([batch // layer.world_size, hotness])
 
 
-def _split_notes(layer, received):
-    """The number of axes that each rank assumes, `[world_size]`, and all sizes, flat."""
-    axes, sizes = [], []
-    for inputs in layer.strategy.input_ids_list:
-        start = len(axes) + _PER_INPUT * sum(map(len, layer.strategy.input_ids_list[: len(axes)]))
-        axes.append(received[start])
-        sizes.append(received[start + 1 : start + 1 + _PER_INPUT * len(inputs)])
-    return tf.stack(axes), tf.concat(sizes, 0)
-
-
-def _require_axes(layer, told, received):
-    """Ops that raise on all ranks if a graph's shapes are not those of the inputs."""
-    if tf.executing_eagerly():
-        return []
-    table_of = layer.strategy.plan.input_table_map
-    inputs = [i for ids in layer.strategy.input_ids_list for i in ids]
-    plain = [k for k, i in enumerate(inputs) if layer._combiners[table_of[i]] is None]
-    if not plain:
-        return []
-    hotness = tf.gather(received[1::_PER_INPUT], plain)
+def _checked_sizes(layer, notes):
+    """The sizes of all inputs, rank after rank; raises on all ranks if they do not fit."""
+    inputs = layer.strategy.input_ids_list
+    lengths = [length for of_rank in inputs for length in (1, _PER_INPUT * len(of_rank))]
+    parts = tf.split(tf.ensure_shape(notes, [sum(lengths)]), lengths)
+    told_axes, sizes = tf.concat(parts[::2], 0), tf.concat(parts[1::2], 0)
+    batches = sizes[::_PER_INPUT]
+    rule = "all inputs must have the same global batch. Received samples per rank, input by input: "
+    sizes = checked(sizes, tf.reduce_all(batches == batches[0]), rule, _listed(batches))
+    tables = [layer._tables_of_inputs[i] for of_rank in inputs for i in of_rank]
+    plain = [k for k, table in enumerate(tables) if table.combiner is None]
+    if tf.executing_eagerly() or not plain:
+        return sizes
+    # In a graph the shapes were known before the inputs of other ranks.
+    hotness = tf.gather(sizes[1::_PER_INPUT], plain)
     axes = tf.where(hotness < 0, tf.ones_like(hotness), 2 * tf.ones_like(hotness))
-    alike = tf.reduce_all(axes == axes[0]) & tf.reduce_all(told == axes[0])
+    alike = tf.reduce_all(axes == axes[0]) & tf.reduce_all(told_axes == axes[0])
     rule = (
         "In a graph, with dp_input=False on more than one rank, all inputs without a combiner must "
         "be [global_batch], or all [global_batch, hotness]; ranks without such inputs assume the "
         "latter. Received: numbers of axes, rank after rank, "
     )
-    text = tf.strings.reduce_join(tf.strings.as_string(axes), separator=", ")
-    return [tf.debugging.Assert(alike, [tf.strings.join([rule, text])])]
+    return checked(sizes, alike, rule, _listed(axes))
 
 
-def _outputs_of_ranks(layer, received, static):
+def _listed(numbers):
+    return tf.strings.reduce_join(tf.strings.as_string(numbers), separator=", ")
+
+
+def _outputs_of_ranks(layer, sizes, static):
     """For each rank and each of its inputs: its number, the floats of its block, and its shape."""
-    found = []
-    sizes = iter(tf.unstack(tf.reshape(received, [-1, _PER_INPUT])))  # rank after rank
+    outputs = []
+    sizes = iter(tf.unstack(tf.reshape(sizes, [-1, _PER_INPUT])))  # rank after rank
     for rank, inputs in enumerate(layer.strategy.input_ids_list):
-        found.append([])
+        outputs.append([])
         for i, size in zip(inputs, sizes, strict=False):
-            table_id = layer.strategy.plan.input_table_map[i]
-            dim = layer.shard_of(table_id, rank).dim
+            table = layer._tables_of_inputs[i]
+            dim = table.shard_of(rank).dim
             # A hotness of -1 means that there is only one axis.
             flat = len(static[i]) == 2 if static is not None else int(size[1]) < 0
-            kept = size[:1] if layer._combiners[table_id] or flat else size
-            found[-1].append((i, size[0] * tf.abs(size[1]) * dim, tf.concat([kept, [dim]], 0)))
-    return found
-
-
-def _require_equal_batches(received):
-    """Raises, or in a graph returns ops that raise, on all ranks: all know all sizes."""
-    batches = received[::_PER_INPUT]
-    alike = tf.reduce_all(batches == batches[0])
-    samples = tf.strings.reduce_join(tf.strings.as_string(batches), separator=", ")
-    rule = "all inputs must have the same global batch. Received samples per rank, input by input: "
-    text = tf.strings.join([rule, samples])
-    if tf.executing_eagerly():
-        if not alike:
-            raise tf.errors.InvalidArgumentError(None, None, text.numpy().decode())
-        return []
-    return [tf.debugging.Assert(alike, [text])]
+            leading = size[:1] if table.combiner or flat else size
+            outputs[-1].append((i, size[0] * tf.abs(size[1]) * dim, tf.concat([leading, [dim]], 0)))
+    return outputs
 
 
 def _message(layer, outputs, sizes, empty, name):
@@ -264,36 +232,27 @@ def _message(layer, outputs, sizes, empty, name):
     return divide_gradient(tf.reshape(message, [-1])), words
 
 
-def _cut(arrived, sizes, heads, call):
-    """The parts of a message. In the gradient, parts numbered in `heads` name their call."""
+def _assemble(layer, arrived, sizes, call, static):
+    """Joins the ranks' columns, in input order; `static`: their shapes in a graph."""
+    lengths, outputs, heads = [], [], []
+    for of_rank in _outputs_of_ranks(layer, sizes, static):
+        heads.append(len(lengths))
+        lengths += [tf.constant(_HEAD, tf.int64), *(words for _, words, _ in of_rank)]
+        outputs += [(i, shape) for i, _, shape in of_rank]
 
     @tf.custom_gradient
-    def run(arrived):
-        def back(*grads):
+    def cut(arrived):
+        def back(*gradients):
             head = exchange_order.head_of_gradients(call)
-            return tf.concat([head if i in heads else g for i, g in enumerate(grads)], 0)
+            return tf.concat([head if i in heads else g for i, g in enumerate(gradients)], 0)
 
-        return tf.split(arrived, tf.stack(sizes)), back
+        return tf.split(arrived, tf.stack(lengths)), back
 
-    return run(arrived)
-
-
-def _assemble(layer, arrived, received, call, static):
-    """Joins the ranks' columns, in input order; `static`: their shapes in a graph."""
-    sizes, shapes, numbers, heads = [], [], [], []
-    for of_rank in _outputs_of_ranks(layer, received, static):
-        heads.append(len(sizes))
-        sizes.append(tf.constant(_HEAD, tf.int64))
-        for i, words, shape in of_rank:
-            sizes.append(words)
-            shapes.append(shape)
-            numbers.append(i)
+    blocks = [part for place, part in enumerate(cut(arrived)) if place not in heads]
     columns: dict[int, list[tf.Tensor]] = {}
-    parts = _cut(arrived, sizes, heads, call)
-    parts = [part for place, part in enumerate(parts) if place not in heads]
-    for i, part, shape in zip(numbers, parts, shapes, strict=True):
-        columns.setdefault(i, []).append(tf.reshape(part, shape))
-    outputs = [tf.concat(columns[i], -1) for i in range(len(columns))]
+    for (i, shape), block in zip(outputs, blocks, strict=True):
+        columns.setdefault(i, []).append(tf.reshape(block, shape))
+    joined = [tf.concat(columns[i], -1) for i in range(len(columns))]
     if static is None:
-        return outputs
-    return [tf.ensure_shape(o, shape) for o, shape in zip(outputs, static, strict=True)]
+        return joined
+    return [tf.ensure_shape(o, shape) for o, shape in zip(joined, static, strict=True)]

@@ -26,8 +26,10 @@ from sok_like.runtime.ranks.agreement import all_or_none, one_rank_at_a_time, se
 from sok_like.saving.format import durable
 from sok_like.table.keys import in_key_dtype, owned
 from sok_like.table.slices import HeldSlice, TableSlice
-from sok_like.table.variable import EmbeddingVariable
 from sok_like.table.weights import replace_rows
+
+# Bytes of a table that a rank sends at once.
+CHUNK_BYTES = 64 * 2**20
 
 
 class Held(NamedTuple):
@@ -48,23 +50,15 @@ def slice_of(shard: Shard) -> TableSlice:
     return TableSlice((shard.row_start, shard.column_start), (shard.row_stop, shard.column_stop))
 
 
-def get_tables(held: Held, all_ranks: bool) -> list[Any]:
-    """All whole tables on rank 0 or on all ranks; an empty list elsewhere."""
-    wholes = [get_table(held, table.table_id, all_ranks) for table in held.plan.tables]
-    return wholes if all_ranks or comm.current().rank == 0 else []
-
-
 def get_table(held: Held, table_id: int, all_ranks: bool) -> Any:
     """A whole table on rank 0 or on all ranks; None elsewhere."""
     plan, here = held
     if plan.kinds[table_id] == HASHED:
         variable = here[table_id][0]
         snapshot = variable.snapshot(with_slots=False)
-        content = snapshot.keys.numpy(), snapshot.rows.numpy()
-        return gather_by_key(variable, *content, all_ranks)
+        return gather_by_key(variable, snapshot.keys.numpy(), snapshot.rows.numpy(), all_ranks)
     communicator = comm.current()
     receive = all_ranks or communicator.rank == 0
-    table = plan.tables[table_id]
     own_slice: Any = held.dense_slice(table_id) if table_id in here else None
     if plan.kinds[table_id] == DATA_PARALLEL or communicator.world_size == 1:
         return own_slice.read(own_slice.place).numpy() if receive else None
@@ -73,24 +67,46 @@ def get_table(held: Held, table_id: int, all_ranks: bool) -> Any:
     types = exchange_order.collective_in_turn(
         communicator, "all_gather", tf.constant([own_type], tf.int32), "dmp_table_dtype"
     )
-    dtype = tf.as_dtype(int(tf.reduce_max(types)))
-    whole: Any = (
-        np.empty([table.input_dim, table.output_dim], dtype.as_numpy_dtype) if receive else None
-    )
-    rows = max(1, CHUNK_BYTES // (table.output_dim * dtype.size))
-    for start in range(0, table.input_dim, rows):
-        chunk = TableSlice((start, 0), (min(start + rows, table.input_dim), table.output_dim))
-        block = np.zeros([0], dtype.as_numpy_dtype)
+    dtype = tf.as_dtype(int(tf.reduce_max(types))).as_numpy_dtype
+    shape = plan.tables[table_id].input_dim, plan.tables[table_id].output_dim
+    whole: Any = np.empty(shape, dtype) if receive else None
+    row_bytes = shape[1] * np.dtype(dtype).itemsize
+    for chunk in TableSlice((0, 0), shape).by_rows(max(1, CHUNK_BYTES // row_bytes)):
+        block = np.zeros([0], dtype)
         common = own_slice and own_slice.place.common(chunk)
         if common and common.size:
             block = own_slice.read(common).numpy().reshape(-1)
         received = send(block, communicator, all_ranks)
-        at = 0
         for shard in plan.shards_of(table_id) if receive else ():
             common = slice_of(shard).common(chunk)
-            whole[common.slices] = received[at : at + common.size].reshape(common.shape)
-            at += common.size
+            block, received = np.split(received, [common.size])
+            whole[common.slices] = block.reshape(common.shape)
     return whole
+
+
+def gather_by_key(variable, keys, rows, all_ranks):
+    """Gathers keys and rows of all ranks, sorted by key, on rank 0 or all ranks; None elsewhere."""
+    communicator = comm.current()
+
+    def check():
+        in_key_dtype(tf.constant(keys), variable)
+
+    if variable.key_dtype.size < 8:  # raises on all ranks if a key does not fit
+        all_or_none(check, communicator)
+    if communicator.world_size > 1:
+        longest = int(send(np.array([len(keys)], np.int64), communicator, True).max())
+        step = max(1, CHUNK_BYTES // (8 + rows.itemsize * rows.shape[1]))
+        parts = [(keys[:0], rows[:0])]
+        for start in range(0, longest, step):
+            of_keys = send(keys[start : start + step], communicator, all_ranks)
+            of_rows = send(rows[start : start + step].reshape(-1), communicator, all_ranks)
+            parts.append((of_keys, of_rows.reshape(-1, rows.shape[1])))
+        if not all_ranks and communicator.rank != 0:
+            return None
+        keys, rows = map(np.concatenate, zip(*parts, strict=True))
+    keys = in_key_dtype(tf.constant(keys), variable).numpy()
+    order = np.argsort(keys, kind="stable")
+    return keys[order], rows[order]
 
 
 def set_tables(held: Held, weights: Sequence[Any], chunk: int, use_lock: bool) -> None:
@@ -132,12 +148,17 @@ def _open(held, weights):
     arrays = []
     for table, weight in zip(plan.tables, weights, strict=True):
         what = f"weights[{table.table_id}]"
-        if table.hashed:
-            keys, rows = open_pair(what, weight, table.output_dim)
-            check_capacity(what, here[table.table_id][0], keys)
-            arrays.append((keys, rows))
-        else:
+        if not table.hashed:
             arrays.append(open_whole(what, weight, table))
+            continue
+        arrays.append(open_pair(what, weight, table.output_dim))
+        variable, num_keys = here[table.table_id][0], len(owned(arrays[-1][0]))
+        capacity = variable.get_config()["capacity"]
+        if capacity is not None and num_keys > capacity:
+            raise ValueError(
+                f"`{what}` must hold at most capacity={capacity} keys per rank (table "
+                f"'{variable.table_name}'). Received: {num_keys}"
+            )
     return arrays
 
 
@@ -149,38 +170,8 @@ def open_whole(what: str, array: Any, table: TableConfig) -> np.ndarray:
             f"`{what}` must have the shape ({table.input_dim}, {table.output_dim}). "
             f"Received: shape {array.shape}"
         )
-    check_real(what, array)
+    _check_real(what, array)
     return array
-
-
-# Bytes of a table that a rank sends at once.
-CHUNK_BYTES = 64 * 2**20
-
-
-def gather_by_key(variable, keys, rows, all_ranks):
-    """Gathers keys and rows of all ranks, sorted by key, on rank 0 or all ranks; None elsewhere."""
-    communicator = comm.current()
-
-    def check():
-        in_key_dtype(tf.constant(keys), variable)
-
-    if variable.key_dtype.size < 8:  # raises on all ranks if a key does not fit
-        all_or_none(check, communicator)
-    if communicator.world_size > 1:
-        longest = int(send(np.array([len(keys)], np.int64), communicator, True).max())
-        step = max(1, CHUNK_BYTES // (8 + rows.itemsize * rows.shape[1]))
-        parts = []
-        for start in range(0, longest, step):
-            of_keys = send(keys[start : start + step], communicator, all_ranks)
-            of_rows = send(rows[start : start + step].reshape(-1), communicator, all_ranks)
-            parts.append((of_keys, of_rows.reshape(-1, rows.shape[1])))
-        if not all_ranks and communicator.rank != 0:
-            return None
-        keys = np.concatenate([keys[:0], *(part for part, _ in parts)])
-        rows = np.concatenate([rows[:0], *(part for _, part in parts)])
-    keys = in_key_dtype(tf.constant(keys), variable).numpy()
-    order = np.argsort(keys, kind="stable")
-    return keys[order], rows[order]
 
 
 def open_pair(what: str, pair: Any, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -193,7 +184,7 @@ def open_pair(what: str, pair: Any, width: int) -> tuple[np.ndarray, np.ndarray]
         raise ValueError(f"{rule}. Received: keys of shape {keys.shape} and dtype {keys.dtype}")
     if rows.shape != (len(keys), width):
         raise ValueError(f"{rule}. Received: {len(keys)} keys and rows of shape {rows.shape}")
-    check_real(what, rows)
+    _check_real(what, rows)
     keys = keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64)
     if len(np.unique(keys)) != len(keys):
         raise ValueError(f"{rule}, each key once. Received: duplicate keys")
@@ -217,17 +208,6 @@ def as_array(what: str, value: Any) -> np.ndarray:
         ) from error
 
 
-def check_real(what: str, array: np.ndarray) -> None:
-    """Raises ValueError unless `array` holds real numbers."""
+def _check_real(what, array):
     if array.dtype.kind not in "fiub" and array.dtype != tf.bfloat16.as_numpy_dtype:
         raise ValueError(f"`{what}` must hold real numbers. Received: {array.dtype}")
-
-
-def check_capacity(what: str, variable: EmbeddingVariable, keys: np.ndarray) -> None:
-    """Raises ValueError if this rank cannot hold its keys."""
-    capacity, num_keys = variable.get_config()["capacity"], len(owned(keys))
-    if capacity is not None and num_keys > capacity:
-        raise ValueError(
-            f"`{what}` must hold at most capacity={capacity} keys per rank (table "
-            f"'{variable.table_name}'). Received: {num_keys}"
-        )

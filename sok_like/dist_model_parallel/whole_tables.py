@@ -16,12 +16,13 @@ import tensorflow as tf
 from sok_like.dist_model_parallel import weights
 from sok_like.dist_model_parallel.dense_tables import slots_of, spread_tables
 from sok_like.dist_model_parallel.local_layers import layer_table
-from sok_like.dist_model_parallel.weights import Held, get_tables, set_tables
+from sok_like.dist_model_parallel.weights import Held, set_tables
 from sok_like.lookup import exporting
 from sok_like.planner.tables import HASHED
 from sok_like.runtime.checks import as_integer, check_integer
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import all_or_none, gather_text, one_rank_at_a_time
+from sok_like.table.content import slot_fields, slots_by_name
 from sok_like.table.keys import owned
 
 
@@ -32,7 +33,7 @@ class WholeTables:
     """
 
     strategy: Any
-    _shards: Any
+    _tables: Any
     build: Any
     _is_mine: Any
     _layers_here: Any
@@ -49,7 +50,9 @@ class WholeTables:
             the other ranks an empty list.
         """
         self.build()
-        return get_tables(self._held(), bool(all_ranks))
+        held, ids = self._held(), range(len(self._tables))
+        tables = [weights.get_table(held, table_id, bool(all_ranks)) for table_id in ids]
+        return tables if all_ranks or comm.current().rank == 0 else []
 
     def set_weights(
         self, weights: Sequence[Any], chunk: int = 134217728, use_lock: bool = False
@@ -88,7 +91,21 @@ class WholeTables:
             ValueError: the optimizer does not know a table, on any rank; all ranks raise.
         """
         self.build()
-        return get_state(self._held(), optimizer, bool(all_ranks))
+        plan, here = self._held()
+        own_slots, names = _known_slots(plan, here, optimizer)
+        tables = []
+        for table in plan.tables:
+            table_id, state = table.table_id, {}
+            if table.hashed:
+                state = _get_hash_slots(here[table_id][0], bool(all_ranks))
+            for name in names[table_id]:
+                slot = own_slots.get(table_id, {}).get(name)
+                shard = {} if slot is None else {table_id: (slot, here[table_id][1])}
+                state[name] = weights.get_table(Held(plan, shard), table_id, bool(all_ranks))
+            tables.append(state)
+        if not all_ranks and comm.current().rank != 0:
+            return {}
+        return {"iterations": int(tf.convert_to_tensor(optimizer.iterations)), "tables": tables}
 
     def set_optimizer_state(
         self, optimizer: Any, state: Any, chunk: int = 134217728, use_lock: bool = False
@@ -106,7 +123,25 @@ class WholeTables:
                 raise, and nothing has changed.
         """
         self.build()
-        set_state(self._held(), optimizer, state, chunk, bool(use_lock))
+        (plan, here), communicator = self._held(), comm.current()
+        own_slots, names = _known_slots(plan, here, optimizer)
+        sources: list[dict[str, Any]] = []
+
+        def check():
+            check_integer("chunk", chunk)
+            sources.extend(_open(plan, here, names, state))
+
+        def copy():
+            for table_id, (variable, first_row) in here.items():
+                if plan.tables[table_id].hashed:
+                    _set_hash_slots(variable, sources[table_id], state["iterations"])
+                for name, slot in own_slots.get(table_id, {}).items():
+                    slots = Held(plan, {table_id: (slot, first_row)})
+                    weights.copy_shard(slots, table_id, sources[table_id][name], chunk)
+
+        all_or_none(check, communicator)
+        one_rank_at_a_time(copy, communicator, bool(use_lock))
+        optimizer.iterations.assign(state["iterations"])
 
     def spread_for_export(self) -> dict[str, exporting.Spread]:
         """This layer's dense tables that `sok.export_saved_model` replaces."""
@@ -116,8 +151,8 @@ class WholeTables:
     def _held(self) -> Held:
         """What this rank holds, as Keras' variables; hash tables as EmbeddingVariables."""
         layers, places = self._layers_here(), {}
-        for table_id, shards in enumerate(self._shards):
-            for shard in shards:
+        for table_id, table in enumerate(self._tables):
+            for shard in table.shards:
                 layer = layers.get((shard.kind, shard.position))
                 if self._is_mine(shard) and layer is not None:
                     weight = layer_table(layer) if shard.kind == HASHED else layer.weights[0]
@@ -125,93 +160,41 @@ class WholeTables:
         return Held(self.strategy.plan, places)
 
 
-def _known_slots(held, optimizer, communicator):
+def _known_slots(plan, here, optimizer):
     """This rank's slot variables by table and name, and for each table the names on any rank."""
-    plan, here = held
-    mine: dict[int, dict[str, Any]] = {}
+    own_slots: dict[int, dict[str, Any]] = {}
 
     def find():
         for table_id, (variable, _) in here.items():
             if not plan.tables[table_id].hashed and variable.trainable:
-                mine[table_id] = slots_of(optimizer, variable)
+                own_slots[table_id] = slots_of(optimizer, variable)
 
-    all_or_none(find, communicator)
+    all_or_none(find, comm.current())
     names: list[set[str]] = [set() for _ in plan.tables]
-    line = json.dumps({table_id: list(slots) for table_id, slots in mine.items()}) + "\n"
-    for text in gather_text(line, communicator).splitlines():
+    line = json.dumps({table_id: list(slots) for table_id, slots in own_slots.items()}) + "\n"
+    for text in gather_text(line, comm.current()).splitlines():
         for table_id, of_table in json.loads(text).items():
             names[int(table_id)].update(of_table)
-    return mine, [sorted(of_table) for of_table in names]
-
-
-def get_state(held: Held, optimizer: Any, all_ranks: bool) -> dict[str, Any]:
-    """See `DistributedEmbedding.get_optimizer_state`."""
-    (plan, here), communicator = held, comm.current()
-    mine, names = _known_slots(held, optimizer, communicator)
-    tables = []
-    for table in plan.tables:
-        table_id, state = table.table_id, {}
-        if table.hashed:
-            state = _get_hash_slots(here[table_id][0], all_ranks)
-        for name in names[table_id]:
-            shard = {}
-            if name in mine.get(table_id, {}):
-                shard = {table_id: (mine[table_id][name], here[table_id][1])}
-            state[name] = weights.get_table(Held(plan, shard), table_id, all_ranks)
-        tables.append(state)
-    if not all_ranks and communicator.rank != 0:
-        return {}
-    return {"iterations": int(tf.convert_to_tensor(optimizer.iterations)), "tables": tables}
+    return own_slots, [sorted(of_table) for of_table in names]
 
 
 def _get_hash_slots(variable, all_ranks):
     snapshot = variable.snapshot()
-    # A rank without keys has no slot variables until its first update.
-    described = list(zip(_names(snapshot), snapshot.slot_widths.numpy().tolist(), strict=True))
-    told = gather_text(json.dumps(described) + "\n", comm.current()).splitlines()
-    known = max((json.loads(text) for text in told), key=len)
-    keys, width = snapshot.keys.numpy(), sum(size for _, size in known)
-    # A rank without keys has no slot rows, whatever slot variables other ranks have.
-    rows = snapshot.slot_rows.numpy().reshape(len(keys), width)
+    # A rank without keys has no slot rows, and no slot variables until its first update.
+    own_widths = [(name, rows.shape[1]) for name, rows in slots_by_name(snapshot).items()]
+    lines = gather_text(json.dumps(own_widths) + "\n", comm.current()).splitlines()
+    widths = dict(max(map(json.loads, lines), key=len))
+    keys = snapshot.keys.numpy()
+    rows = snapshot.slot_rows.numpy().reshape(len(keys), sum(widths.values()))
     whole = weights.gather_by_key(variable, keys, rows, all_ranks)
     if whole is None:
         return {}
-    ends = np.cumsum([size for _, size in known])[:-1]
-    parts = np.split(whole[1], ends, axis=1) if known else []
-    return {name: (whole[0], part) for (name, _), part in zip(known, parts, strict=True)}
+    parts = np.split(whole[1], np.cumsum(list(widths.values()))[:-1], axis=1) if widths else []
+    return {name: (whole[0], part) for name, part in zip(widths, parts, strict=True)}
 
 
-def _names(snapshot):
-    return [name.decode() for name in snapshot.slot_names.numpy().tolist()]
-
-
-def set_state(held: Held, optimizer: Any, state: Any, chunk: int, use_lock: bool) -> None:
-    """See `DistributedEmbedding.set_optimizer_state`."""
-    (plan, here), communicator = held, comm.current()
-    mine, names = _known_slots(held, optimizer, communicator)
-    sources: list[dict[str, Any]] = []
-
-    def check():
-        check_integer("chunk", chunk)
-        sources.extend(_open(held, names, state))
-
-    all_or_none(check, communicator)
-
-    def copy():
-        for table_id, (variable, first_row) in here.items():
-            if plan.tables[table_id].hashed:
-                _set_hash_slots(variable, sources[table_id], state["iterations"])
-            for name, slot in mine.get(table_id, {}).items():
-                slots = Held(plan, {table_id: (slot, first_row)})
-                weights.copy_shard(slots, table_id, sources[table_id][name], chunk)
-
-    one_rank_at_a_time(copy, communicator, use_lock)
-    optimizer.iterations.assign(state["iterations"])
-
-
-def _open(held, names, state):
+def _open(plan, here, names, state):
     """By table, each slot variable's array or `(keys, rows)`; ValueError if they do not fit."""
-    plan, here = held
     rule = '`state` must be {"iterations": an integer, "tables": one dictionary per embedding}'
     if not isinstance(state, Mapping) or set(state) != {"iterations", "tables"}:
         raise ValueError(f"{rule}. Received: {state!r:.80}")
@@ -238,43 +221,36 @@ def _open(held, names, state):
 
 
 def _open_hash_slots(what, slots, variable):
+    """By name, the rows of this rank's keys in ascending order, and these keys."""
     snapshot = variable.snapshot()
     present = np.sort(snapshot.keys.numpy())
-    known, opened = _names(snapshot), {}
-    if known and slots and sorted(known) != sorted(slots):
+    names, opened = sorted(slots_by_name(snapshot)), {}
+    if names and slots and names != sorted(slots):
         raise ValueError(
-            f"`{what}` must hold the table's slot variables, {sorted(known)}. "
-            f"Received: {sorted(slots)}"
+            f"`{what}` must hold the table's slot variables, {names}. Received: {sorted(slots)}"
         )
     for name, pair in slots.items():
         label = f'{what}["{name}"]'
         shape = weights.as_array(label, pair[1]).shape if len(pair) == 2 else (0,)
         keys, rows = weights.open_pair(label, pair, shape[-1])
-        mine = owned(keys)
-        if not np.array_equal(np.sort(keys[mine]), present):
+        of_rank = owned(keys)
+        of_rank = of_rank[np.argsort(keys[of_rank])]
+        if not np.array_equal(keys[of_rank], present):
             raise ValueError(
-                f"`{what}[\"{name}\"]` must have the keys of table '{variable.table_name}': set "
-                f"its weights first. Received: {len(mine)} keys for a rank that holds "
-                f"{len(present)}"
+                f"`{label}` must have the keys of table '{variable.table_name}': set its weights "
+                f"first. Received: {len(of_rank)} keys for a rank that holds {len(present)}"
             )
-        opened[name] = keys[mine], rows, mine
+        opened[name] = present, rows, of_rank
     return opened
 
 
 def _set_hash_slots(variable, slots, step):
-    if not slots:
-        return
-    (keys, _, _), *_ = slots.values()
-    order = np.argsort(keys)
-    keys, columns = keys[order], []
-    for of_slot, rows, mine in slots.values():
-        columns.append(np.asarray(rows[mine[np.argsort(of_slot)]], np.float32))
-    variable.load_snapshot(
-        keys=keys,
-        rows=variable.find(keys)[0],
-        slot_rows=np.concatenate(columns, axis=1),
-        slot_names=np.array([name.encode() for name in slots], dtype=object),
-        slot_widths=np.array([part.shape[1] for part in columns], np.int64),
-        optimizer_step=step,
-        replace=False,
-    )
+    if slots:
+        keys = next(iter(slots.values()))[0]
+        variable.load_snapshot(
+            keys=keys,
+            rows=variable.find(keys)[0],
+            **slot_fields({name: rows[of_rank] for name, (_, rows, of_rank) in slots.items()}),
+            optimizer_step=step,
+            replace=False,
+        )

@@ -7,10 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.embeddings.distributed_embedding import EmbeddingLayer
+from sok_like.lookup import padding
+from sok_like.lookup.flat_ids import FlatIds
 from sok_like.lookup.hash_lookup import HashFeature
-from sok_like.lookup.padding import mask_of
 from sok_like.runtime.checks import check_integer
-from sok_like.table.keys import as_keys
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")
@@ -57,15 +57,8 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         embedding_initializer: Any = None,
         **kwargs: Any,
     ):
-        super().__init__(
-            max_vocabulary_size_per_gpu=max_vocabulary_size_per_gpu,
-            embedding_vec_size=embedding_vec_size,
-            slot_num=slot_num,
-            use_hashtable=use_hashtable,
-            key_dtype=key_dtype,
-            embedding_initializer=embedding_initializer,
-            **kwargs,
-        )
+        sizes = (max_vocabulary_size_per_gpu, embedding_vec_size, slot_num)
+        super().__init__(*sizes, use_hashtable, key_dtype, embedding_initializer, **kwargs)
         self.nnz_per_slot = check_integer("nnz_per_slot", nnz_per_slot)
         self.dynamic_input = bool(dynamic_input)
         self.supports_masking = self.pad_key is not None
@@ -74,17 +67,11 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         if not tf.is_tensor(inputs) or isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):
             raise self._bad_input(inputs)
         self._check_shape(inputs.shape)
-        keys = as_keys(tf.reshape(inputs, [-1]))
-        keys_per_sample = 1 if self.dynamic_input else self.slot_num * self.nnz_per_slot
-        keys, row_splits = self.without_padding(keys, None)
-        feature = HashFeature(
-            self.table,
-            keys,
-            # Each position is a sample of one key, or of none if it is padding.
-            combiner="none" if row_splits is None else "sum",
-            row_splits=row_splits,
-            batch_multiple=keys_per_sample,
-        )
+        # Each position is a sample of one key, or of none if it is padding.
+        flat = FlatIds(inputs, None, hashed=True, pad_key=self.pad_key)
+        multiple = 1 if self.dynamic_input else self.slot_num * self.nnz_per_slot
+        of_keys = flat.ids, flat.combiner, flat.row_splits
+        feature = HashFeature(self.table, *of_keys, batch_multiple=multiple)
         shape = [-1, self.slot_num, self.nnz_per_slot, self.embedding_vec_size]
         return feature, None if self.dynamic_input else shape
 
@@ -102,11 +89,9 @@ class All2AllDenseEmbedding(EmbeddingLayer):
                     f"Received: shape {shape} (layer '{self.name}')"
                 )
             return
-        keys_per_sample = self.slot_num * self.nnz_per_slot
         per_sample = shape[1:].num_elements() if shape.rank else None
-        if shape.rank is not None and (
-            shape.rank < 2 or (per_sample is not None and per_sample != keys_per_sample)
-        ):
+        fits = per_sample in (None, self.slot_num * self.nnz_per_slot) and shape.rank not in (0, 1)
+        if not fits:
             raise ValueError(
                 f"The input must have the shape [batch, {self.slot_num}, {self.nnz_per_slot}]. "
                 f"Received: shape {shape} (layer '{self.name}'); a flat list of keys needs "
@@ -121,7 +106,7 @@ class All2AllDenseEmbedding(EmbeddingLayer):
 
     def compute_mask(self, inputs, mask=None):
         shape = None if self.dynamic_input else (-1, self.slot_num, self.nnz_per_slot)
-        return mask_of(inputs, self.pad_key, shape)
+        return padding.mask_of(inputs, self.pad_key, shape)
 
     def _check_symbol(self, inputs):
         self._check_shape(tf.TensorShape(inputs.shape))

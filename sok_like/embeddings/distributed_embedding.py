@@ -10,14 +10,14 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup import padding
-from sok_like.lookup.hash_lookup import HashFeature, lookup
-from sok_like.lookup.sparse_ids import samples_of
-from sok_like.lookup.table_layer import TableLayer, freeze_tables, keras_arguments
+from sok_like.lookup.flat_ids import FlatIds
+from sok_like.lookup.hash_lookup import HashFeature
+from sok_like.lookup.table_layer import TableLayer
 from sok_like.runtime.checks import check_combiner, check_integer, require, wrong_argument
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.runtime.ranks.lookup_options import check_gradient_scale, check_row_dtype
 from sok_like.table.keras_variable import as_weight
-from sok_like.table.keys import as_key_dtype, as_keys, check_dtype
+from sok_like.table.keys import as_key_dtype, check_dtype
 from sok_like.table.variable import EmbeddingVariable
 
 
@@ -30,34 +30,35 @@ class EmbeddingLayer(TableLayer):
     # Methods of a subclass: the error for an input of another kind, and the check of a shape.
     _bad_input: Any
     _check_symbol: Any
-    # The arguments that are attributes of the same name and value.
     _arguments: tuple[str, ...] = (
         *("max_vocabulary_size_per_gpu", "embedding_vec_size", "slot_num", "use_hashtable"),
-        *("gradient_scale", "row_dtype", "wire_dtype", "pad_key"),
+        *("key_dtype", "embedding_initializer", "gradient_scale", "row_dtype", "wire_dtype"),
+        "pad_key",
     )
 
     def __init__(
         self,
-        *,
         max_vocabulary_size_per_gpu: int | None,
         embedding_vec_size: int,
         slot_num: int,
         use_hashtable: bool = True,
         key_dtype: Any = None,
         embedding_initializer: Any = None,
+        *,
         gradient_scale: str = "auto",
         row_dtype: Any = None,
         wire_dtype: Any = None,
         pad_key: int | None = None,
         **kwargs: Any,
     ):
-        super().__init__(**keras_arguments(kwargs))
+        super().__init__(**kwargs)
         self.slot_num = check_integer("slot_num", slot_num)
         self.embedding_vec_size = check_integer("embedding_vec_size", embedding_vec_size)
-        most = max_vocabulary_size_per_gpu
-        if most is not None:
-            most = check_integer("max_vocabulary_size_per_gpu", most)
-        self.max_vocabulary_size_per_gpu = most
+        self.max_vocabulary_size_per_gpu = max_vocabulary_size_per_gpu
+        if max_vocabulary_size_per_gpu is not None:
+            self.max_vocabulary_size_per_gpu = check_integer(
+                "max_vocabulary_size_per_gpu", max_vocabulary_size_per_gpu
+            )
         self.use_hashtable = bool(use_hashtable)
         self.key_dtype = as_key_dtype(tf.int64 if key_dtype is None else key_dtype, self.name)
         self.embedding_initializer = tf.keras.initializers.get(
@@ -67,33 +68,19 @@ class EmbeddingLayer(TableLayer):
         self.row_dtype = check_row_dtype(row_dtype, f"layer '{self.name}'", "row_dtype")
         self.wire_dtype = check_row_dtype(wire_dtype, f"layer '{self.name}'")
         self.pad_key = padding.check_pad_key(pad_key, f"layer '{self.name}'")
-        # XLA cannot compile the table's ops; Keras 3 checks this first.
-        self.supports_jit = False
         self._weight = as_weight(
             EmbeddingVariable(
                 self.embedding_vec_size,
                 name=self.name,
                 key_dtype=self.key_dtype,
                 initializer=self.embedding_initializer,
-                capacity=most,
+                capacity=self.max_vocabulary_size_per_gpu,
                 use_hashtable=self.use_hashtable,
                 dtype=self.row_dtype,
             )
         )
-        freeze_tables(self)
+        self._freeze_tables()
         self.built = True
-
-    def build(self, input_shape=None):
-        # This only tells Keras that the layer is built.
-        self.built = True
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            **{argument: getattr(self, argument) for argument in self._arguments},
-            "key_dtype": self.key_dtype.name,
-            "embedding_initializer": tf.keras.initializers.serialize(self.embedding_initializer),
-        }
 
     @classmethod
     def from_config(cls, config):
@@ -107,18 +94,8 @@ class EmbeddingLayer(TableLayer):
 
     def call(self, inputs, training=None):
         feature, shape = self.request(inputs)
-
-        def look_up(training):
-            (rows,) = lookup(
-                [feature],
-                training=training,
-                gradient_scale=self.gradient_scale,
-                wire_dtype=self.wire_dtype,
-                name=self.name,
-            )
-            return rows if shape is None else tf.reshape(rows, shape)
-
-        return self.run(training, look_up)
+        (rows,) = self.look_up(training, [feature])
+        return self.as_output(rows if shape is None else tf.reshape(rows, shape))
 
     def compute_output_spec(self, inputs, training=None):
         import keras
@@ -129,12 +106,6 @@ class EmbeddingLayer(TableLayer):
         check_dtype(inputs.dtype)
         self._check_symbol(inputs)
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
-
-    def without_padding(self, keys: tf.Tensor, row_splits: tf.Tensor | None):
-        """Keys int64 `[num_keys]` without padding, and row splits; None if each row has one key."""
-        if self.pad_key is None:
-            return keys, row_splits
-        return padding.without(self.pad_key, keys, row_splits)
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")
@@ -155,12 +126,9 @@ class DistributedEmbedding(EmbeddingLayer):
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
         pad_key: Keys of this value are padding: they are not in the sum or mean, not inserted and
             not trained. None (default): no padding, so -1 is a key like any other.
-        gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
-            docs/semantics/ranks.md.
+        gradient_scale, wire_dtype: As in `sok.GroupEmbedding`.
         row_dtype: "bfloat16" or "float16" halves the memory of rows, see `dtype` of
             `sok.EmbeddingVariable`. None or "float32": no change.
-        wire_dtype: "bfloat16" or "float16" rounds rows and gradients on their way between ranks,
-            see docs/semantics/ranks.md. None or "float32": no rounding.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
 
     Input shape: integers, one of
@@ -200,15 +168,8 @@ class DistributedEmbedding(EmbeddingLayer):
             required = "'sum', 'mean' or 'sqrtn'; sok.All2AllDenseEmbedding does not combine"
             raise wrong_argument("combiner", required, combiner)
         check_combiner(combiner)
-        super().__init__(
-            max_vocabulary_size_per_gpu=max_vocabulary_size_per_gpu,
-            embedding_vec_size=embedding_vec_size,
-            slot_num=slot_num,
-            use_hashtable=use_hashtable,
-            key_dtype=key_dtype,
-            embedding_initializer=embedding_initializer,
-            **kwargs,
-        )
+        sizes = (max_vocabulary_size_per_gpu, embedding_vec_size, slot_num)
+        super().__init__(*sizes, use_hashtable, key_dtype, embedding_initializer, **kwargs)
         self.combiner = combiner
         self.max_nnz = check_integer("max_nnz", max_nnz)
         self.max_feature_num = check_integer("max_feature_num", max_feature_num)
@@ -217,43 +178,30 @@ class DistributedEmbedding(EmbeddingLayer):
         require(self.max_feature_num <= most, "max_feature_num", required, max_feature_num)
 
     def request(self, inputs):
-        keys, row_splits = self._samples(inputs)
-        keys, row_splits = self.without_padding(as_keys(keys), row_splits)
+        combiner = self.combiner
+        if isinstance(inputs, tf.SparseTensor):
+            fits = inputs.shape.rank in (None, 2)
+        elif isinstance(inputs, tf.RaggedTensor):
+            fits = inputs.flat_values.shape.rank == 1 and inputs.shape.rank in (2, 3)
+            if fits and inputs.shape.rank == 3:
+                inputs = inputs.values  # [batch * slot_num, None]
+        else:
+            fits = tf.is_tensor(inputs) and inputs.shape.rank in (2, 3)
+            if fits and self._dense_hotness(inputs) == 1:
+                combiner = None  # with one key per field the result is its row
+        if not fits:
+            raise self._bad_input(inputs)
+        flat = FlatIds(inputs, combiner, hashed=True, pad_key=self.pad_key)
         feature = HashFeature(
             self.table,
-            keys,
-            # With one key per field the result is its row, whatever the combiner.
-            combiner="none" if row_splits is None else self.combiner,
-            row_splits=row_splits,
+            flat.ids,
+            flat.combiner,
+            flat.row_splits,
             max_hotness=self.max_nnz,
             batch_multiple=self.slot_num,
             declared=self.combiner,
         )
         return feature, [-1, self.slot_num, self.embedding_vec_size]
-
-    def _samples(self, inputs):
-        """Flat keys and int64 row splits `[batch * slot_num + 1]`; None if each row has one key."""
-        if isinstance(inputs, tf.SparseTensor):
-            if inputs.shape.rank not in (None, 2):
-                raise self._bad_input(inputs)
-            (samples,) = samples_of([inputs])
-            return samples.keys, samples.row_splits
-        if isinstance(inputs, tf.RaggedTensor):
-            if inputs.flat_values.shape.rank != 1 or inputs.shape.rank not in (2, 3):
-                raise self._bad_input(inputs)
-            if inputs.shape.rank == 3:
-                inputs = inputs.values  # [batch * slot_num, None]
-                if not isinstance(inputs, tf.RaggedTensor):  # [batch * slot_num, hotness]
-                    inputs = tf.RaggedTensor.from_tensor(inputs)
-            return inputs.values, tf.cast(inputs.row_splits, tf.int64)
-        if not tf.is_tensor(inputs) or inputs.shape.rank not in (2, 3):
-            raise self._bad_input(inputs)
-        flat = tf.reshape(inputs, [-1])
-        if self._dense_hotness(inputs) == 1:
-            return flat, None
-        hotness = tf.shape(inputs, tf.int64)[2]
-        rows = tf.shape(inputs, tf.int64)[0] * tf.shape(inputs, tf.int64)[1]
-        return flat, tf.range(rows + 1) * hotness
 
     def _dense_hotness(self, inputs):
         """Keys per field, None if unknown; raises if the static shape is wrong."""

@@ -17,27 +17,15 @@ import tensorflow as tf
 
 from sok_like.embeddings.distributed_embedding import EmbeddingLayer
 from sok_like.lookup.float_ids import inputs_of, layer_of, nodes_of
-from sok_like.lookup.hash_lookup import lookup
-from sok_like.lookup.training_flag import by_training
+from sok_like.lookup.table_layer import TablesLayer
 from sok_like.runtime.framework.running_keras import is_keras_3
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")
-class FusedLookups(tf.keras.layers.Layer):
+class FusedLookups(TablesLayer):
     """Several embedding layers, looked up as one group. Made by `sok.fuse_lookups`.
 
-    Args:
-        layers: Two or more of `sok.DistributedEmbedding` and `sok.All2AllDenseEmbedding`.
-        **kwargs: Keras' own: `name`, which must be the same on all ranks.
-
-    Input shape:
-        A list with one input per layer, in order, as that layer takes it.
-
-    Output shape:
-        A list with the output of each layer.
-
-    Raises:
-        ValueError: the layers differ in `gradient_scale` or `wire_dtype`.
+    Inputs and outputs are lists with those of each layer. The name must be the same on all ranks.
     """
 
     def __init__(self, layers: Sequence[Any], **kwargs: Any):
@@ -50,24 +38,14 @@ class FusedLookups(tf.keras.layers.Layer):
                     f"Received: {sorted(values, key=str)}"
                 )
         self.layers = list(layers)
-        self.supports_jit = False
+        self.gradient_scale, self.wire_dtype = layers[0].gradient_scale, layers[0].wire_dtype
         self.supports_masking = any(layer.supports_masking for layer in self.layers)
         self.built = True
 
     def call(self, inputs, training=None):
         requests = [layer.request(x) for layer, x in zip(self.layers, inputs, strict=True)]
-
-        def look_up(training):
-            return lookup(
-                [feature for feature, _ in requests],
-                training=training,
-                gradient_scale=self.layers[0].gradient_scale,
-                wire_dtype=self.layers[0].wire_dtype,
-                name=self.name,
-            )
-
+        rows_of_layers = self.look_up(training, [feature for feature, _ in requests])
         outputs = []
-        rows_of_layers = by_training(training, look_up)
         for layer, (_, shape), rows in zip(self.layers, requests, rows_of_layers, strict=True):
             outputs.append(layer.as_output(rows if shape is None else tf.reshape(rows, shape)))
         return outputs

@@ -6,12 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.lookup.table_layer import ConfiguredLayer
 from sok_like.runtime.checks import check_integer
 from sok_like.runtime.ranks.initialize import check_replicas
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")
-class TFDistributedEmbedding(tf.keras.layers.Layer):
+class TFDistributedEmbedding(ConfiguredLayer):
     """`tf.nn.embedding_lookup` on an ordinary variable, of which every rank holds all rows.
 
     SOK 1.x split its lookups over the replicas of a `tf.distribute` strategy. Here a process is one
@@ -38,6 +39,8 @@ class TFDistributedEmbedding(tf.keras.layers.Layer):
         tf.errors.InvalidArgumentError: a key is out of range.
     """
 
+    _arguments = ("vocabulary_size", "embedding_vec_size", "initializer")
+
     def __init__(
         self,
         vocabulary_size: int,
@@ -47,10 +50,11 @@ class TFDistributedEmbedding(tf.keras.layers.Layer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
+        self.supports_jit = True  # as an ordinary lookup
         check_replicas()
-        self._vocabulary_size = check_integer("vocabulary_size", vocabulary_size)
-        self._embedding_vec_size = check_integer("embedding_vec_size", embedding_vec_size)
-        shape = (self._vocabulary_size, self._embedding_vec_size)
+        self.vocabulary_size = check_integer("vocabulary_size", vocabulary_size)
+        self.embedding_vec_size = check_integer("embedding_vec_size", embedding_vec_size)
+        shape = (self.vocabulary_size, self.embedding_vec_size)
         rows = initializer if hasattr(initializer, "shape") else None
         if rows is not None:
             if tuple(rows.shape) != shape:
@@ -61,17 +65,14 @@ class TFDistributedEmbedding(tf.keras.layers.Layer):
                 )
             # The initializer of a copy of the layer, whose rows come from a file of weights.
             initializer = "GlorotNormal"
-        self._initializer = tf.keras.initializers.get(initializer)
+        self.initializer = tf.keras.initializers.get(initializer)
 
         def first_rows(shape, dtype=None, **unused):
-            return self._initializer(shape, dtype) if rows is None else tf.cast(rows, dtype)
+            return self.initializer(shape, dtype) if rows is None else tf.cast(rows, dtype)
 
         self._embedding_weights = self.add_weight(
             name="EmbeddingWeights", shape=shape, initializer=first_rows, dtype="float32"
         )
-        self.built = True
-
-    def build(self, input_shape=None):
         self.built = True
 
     @property
@@ -84,12 +85,4 @@ class TFDistributedEmbedding(tf.keras.layers.Layer):
         return tf.cast(rows, self.compute_dtype or tf.float32)
 
     def compute_output_shape(self, input_shape):
-        return (*input_shape, self._embedding_vec_size)
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "vocabulary_size": self._vocabulary_size,
-            "embedding_vec_size": self._embedding_vec_size,
-            "initializer": tf.keras.initializers.serialize(self._initializer),
-        }
+        return (*input_shape, self.embedding_vec_size)

@@ -135,12 +135,8 @@ def categorical_column_with_embedding(
     """
     dtype = tf.as_dtype(dtype)
     require(isinstance(key, str) and bool(key), "key", "a non-empty string", key)
-    if dtype != tf.string and dtype not in DTYPES:
-        raise ValueError(
-            "`dtype` must be string, int64, int32, uint64 or uint32. "
-            f"Received: dtype={dtype.name} (column '{key}')"
-        )
-    of = f"column '{key}'"
+    of, is_legal = f"column '{key}'", dtype in (tf.string, *DTYPES)
+    require(is_legal, "dtype", "string, int64, int32, uint64 or uint32", dtype, of)
     if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
         required = "None or a sok.EmbeddingVariableOption"
         raise wrong_argument("ev_option", required, ev_option, of, error=TypeError)
@@ -226,15 +222,11 @@ def table_column(categorical: Any) -> EmbeddingCategoricalColumn | None:
     return categorical if isinstance(categorical, EmbeddingCategoricalColumn) else None
 
 
-_OF_A_DTYPE = (
-    *(fc.HashedCategoricalColumn, fc.VocabularyListCategoricalColumn),
-    fc.VocabularyFileCategoricalColumn,
-)
-_INTEGERS, _STRINGS, _NUMBERS, _IDS = "integers", "strings", "numbers", "integers or strings"
-
-
 def check_features(columns: Sequence[Any], features: Mapping[str, Any], layer: str) -> None:
-    """Checks that features are given and have a dtype that their columns support."""
+    """Checks that features are given and have a dtype that their columns support.
+
+    For a graph that is being built: Keras 3 runs no column on features then.
+    """
     for column, key in _features_of(columns):
         if key not in features:
             raise ValueError(
@@ -248,13 +240,12 @@ def check_features(columns: Sequence[Any], features: Mapping[str, Any], layer: s
             continue
         wanted = _wanted(column, key)
         fits = {
-            None: True,
-            _INTEGERS: may_be_keys(dtype),
-            _STRINGS: dtype == tf.string,
-            _NUMBERS: dtype.is_integer or dtype.is_floating,
-            _IDS: may_be_keys(dtype) or dtype == tf.string,
+            "numbers": dtype.is_integer or dtype.is_floating,
+            "integers": may_be_keys(dtype),
+            "strings": dtype == tf.string,
+            "integers or strings": may_be_keys(dtype) or dtype == tf.string,
         }
-        if not fits[wanted]:
+        if wanted is not None and not fits[wanted]:
             raise ValueError(
                 f"Feature '{key}' of column '{column.name}' must hold {wanted}. "
                 f"Received: {dtype.name}. Give `tf.keras.Input` another dtype (layer '{layer}')"
@@ -274,11 +265,12 @@ def _features_of(columns: Sequence[Any]) -> Iterator[tuple[Any, str]]:
 def _wanted(column, key):
     """The values that a column of TensorFlow takes; None for others."""
     if isinstance(column, fc.NumericColumn) or key == getattr(column, "weight_feature_key", None):
-        return _NUMBERS
+        return "numbers"
     if isinstance(column, fc.IdentityCategoricalColumn):
-        return _INTEGERS
+        return "integers"
     if isinstance(column, fc.CrossedColumn):
-        return _IDS
-    if isinstance(column, _OF_A_DTYPE):
-        return _STRINGS if column.dtype == tf.string else _INTEGERS
+        return "integers or strings"
+    vocabularies = fc.VocabularyListCategoricalColumn, fc.VocabularyFileCategoricalColumn
+    if isinstance(column, (fc.HashedCategoricalColumn, *vocabularies)):
+        return "strings" if column.dtype == tf.string else "integers"
     return None

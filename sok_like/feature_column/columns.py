@@ -29,6 +29,10 @@ from sok_like.runtime.checks import as_integer, require
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.table.variable import EmbeddingVariable
 
+v1 = tf.compat.v1
+WEIGHTS = "embedding_weights"  # TensorFlow's name of a column's variable
+_MORE_FIELDS = ("group", "shared_name")  # of a GroupEmbeddingColumn
+
 _here = threading.local()
 _unnamed = itertools.count()
 
@@ -60,35 +64,33 @@ def current_group() -> str | None:
     return getattr(_here, "group", None)
 
 
-v1 = tf.compat.v1
-WEIGHTS = "embedding_weights"  # TensorFlow's name of a column's variable
-
-
 def graph_weights(column: Any, weight_collections: list | None, trainable: bool) -> Any:
     """The table of an embedding column in the current variable scope; made if it is missing.
 
     A shared table is found by its name anywhere in the graph, as in TensorFlow.
     """
-    collections = list(weight_collections or [])
-    if v1.GraphKeys.GLOBAL_VARIABLES not in collections:
-        collections.append(v1.GraphKeys.GLOBAL_VARIABLES)
-    if column.shared_name is not None:
-        for table in v1.get_collection(column.shared_name):
-            _check_shared(column, table)
-            return table
-    if column.keys_column is None:
-        table = v1.get_variable(
-            WEIGHTS,
-            [column.categorical_column._num_buckets, column.dimension],
-            tf.float32,
-            column.initializer,
-            trainable=column.trainable and trainable,
-            collections=collections,
-        )
+    collections = [*(weight_collections or ()), v1.GraphKeys.GLOBAL_VARIABLES]
+    is_hashed = column.keys_column is not None
+    shape = [None if is_hashed else column.categorical_column._num_buckets, column.dimension]
+    shared = v1.get_collection(column.shared_name) if column.shared_name is not None else []
+    if shared:
+        if isinstance(shared[0], EmbeddingVariable):
+            fits = is_hashed and shared[0].dim == column.dimension
+        else:
+            fits = shared[0].shape == shape
+        if not fits:
+            raise ValueError(
+                f"The table of column '{column.name}' must have rows of {column.dimension} floats "
+                f"for the columns that share it. Received: {shared[0]!r}"
+            )
+        return shared[0]
+    options: dict[str, Any] = {"trainable": column.trainable and trainable}
+    if not is_hashed:
+        options["collections"] = list(dict.fromkeys(collections))
+        table = v1.get_variable(WEIGHTS, shape, tf.float32, column.initializer, **options)
     else:
         with v1.name_scope(None):  # the name already contains the variable scope
-            is_trainable = column.trainable and trainable
-            table = get_embedding_variable(WEIGHTS, trainable=is_trainable, **table_options(column))
+            table = get_embedding_variable(WEIGHTS, **table_options(column), **options)
         for collection in collections:
             if not any(held is table for held in v1.get_collection(collection)):
                 v1.add_to_collection(collection, table)
@@ -115,32 +117,11 @@ def initializer_of(ev_option: Any) -> Any:
     return None if init_option is None else init_option.initializer
 
 
-def _check_shared(column, table):
-    wanted = column.dimension
-    if column.keys_column is None:
-        fits = table.shape == [column.categorical_column._num_buckets, wanted]
-    else:
-        fits = isinstance(table, EmbeddingVariable) and table.dim == wanted
-    if not fits:
-        raise ValueError(
-            f"The table of column '{column.name}' must have rows of {wanted} floats for the "
-            f"columns that share it. Received: {table!r}"
-        )
-
-
-_MORE_FIELDS = ("group", "shared_name")
-
-
 class GroupEmbeddingColumn(fc.EmbeddingColumn):
-    """See `embedding_column`.
+    """See `embedding_column`."""
 
-    Attributes:
-        group: Name of the group; None outside of a scope.
-        shared_name: Name of the table that it shares with other columns, or None.
-    """
-
-    group: str | None
-    shared_name: str | None
+    group: str | None  # its name; None outside of a scope
+    shared_name: str | None  # of the table that it shares with other columns
 
     def __new__(cls, *args, group=None, shared_name=None, **kwargs):
         column = super().__new__(cls, *args, **kwargs)

@@ -14,17 +14,9 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as old
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
+from sok_like.feature_column import lookup
 from sok_like.feature_column.categorical import table_column
 from sok_like.feature_column.columns import graph_weights, is_fused
-from sok_like.feature_column.lookup import (
-    Call,
-    GraphInputs,
-    check_columns,
-    embeddings,
-    flat,
-    ids_and_weights,
-    sequences,
-)
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 from sok_like.group_embedding.variables import get_embedding_variable
 
@@ -53,8 +45,7 @@ def input_layer(
         cols_to_vars: A dictionary that receives one list of variables per column.
         cols_to_output_tensors: A dictionary that receives one `[batch, dimension]` per column.
         training: False reads initial rows of missing keys and inserts no keys.
-        gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
-            docs/semantics/ranks.md.
+        gradient_scale: As in `sok.GroupEmbedding`.
 
     Returns:
         float32 `[batch, sum of dimensions]`: the columns sorted by name.
@@ -63,26 +54,13 @@ def input_layer(
         RuntimeError: called eagerly or in a tf.function.
         ValueError: a column is not dense, or the variable scope forbids a variable.
     """
-    columns = check_columns(feature_columns, in_graph=True)
+    columns = lookup.check_columns(feature_columns, in_graph=True)
     _require_graph("input_layer", "DenseFeatures")
-    collections = _collections(weight_collections)
     with v1.variable_scope(None, "input_layer", list(features.values())):
-        inputs = GraphInputs(features)
-        tables, tensors = {}, {}
-        for column in columns:
-            with v1.variable_scope(None, getattr(column, "_var_scope_name", column.name)) as scope:
-                if is_fused(column):
-                    tables[column] = graph_weights(column, collections, trainable)
-                else:
-                    tensors[column] = column._get_dense_tensor(
-                        inputs, weight_collections=collections, trainable=trainable
-                    )
-                if cols_to_vars is not None:
-                    cols_to_vars[column] = v1.get_collection(
-                        v1.GraphKeys.GLOBAL_VARIABLES, scope.name
-                    )
-        tensors |= embeddings(list(tables), Call(tables, inputs, training, gradient_scale))
-        outputs = [flat(column, tensors[column]) for column in columns]
+        inputs = lookup.GraphInputs(features)
+        tables, tensors = _variables(columns, inputs, weight_collections, trainable, cols_to_vars)
+        tensors |= lookup.Call(tables, inputs, training, gradient_scale).embeddings()
+        outputs = [lookup.flat(column, tensors[column]) for column in columns]
         if cols_to_output_tensors is not None:
             cols_to_output_tensors.update(zip(columns, outputs, strict=True))
         fc._verify_static_batch_size_equality(outputs, columns)
@@ -113,24 +91,34 @@ def sequence_input_layer(
         ValueError: a column is not an embedding column over sequences.
         tf.errors.InvalidArgumentError: features have different lengths.
     """
-    columns = check_columns(feature_columns, in_graph=True, sequence=True)
+    columns = lookup.check_columns(feature_columns, in_graph=True, sequence=True)
     _require_graph("sequence_input_layer", "SequenceFeatures")
-    collections = _collections(weight_collections)
     with v1.variable_scope(None, "sequence_input_layer", list(features.values())):
-        tables = {}
-        for column in columns:
-            with v1.variable_scope(None, column._var_scope_name):
+        inputs = lookup.GraphInputs(features)
+        tables, _ = _variables(columns, inputs, weight_collections, trainable)
+        return lookup.Call(tables, inputs, training, gradient_scale).sequences()
+
+
+def _variables(columns, inputs, weight_collections, trainable, cols_to_vars=None):
+    """By column, the table of what is fused, and the tensor of what TensorFlow looks up."""
+    collections = _collections(weight_collections)
+    tables, tensors = {}, {}
+    for column in columns:
+        with v1.variable_scope(None, getattr(column, "_var_scope_name", column.name)) as scope:
+            if is_fused(column):
                 tables[column] = graph_weights(column, collections, trainable)
-        call = Call(tables, GraphInputs(features), training, gradient_scale)
-        return sequences(columns, call)
+            else:
+                options = {"weight_collections": collections, "trainable": trainable}
+                tensors[column] = column._get_dense_tensor(inputs, **options)
+            if cols_to_vars is not None:
+                variables = v1.GraphKeys.GLOBAL_VARIABLES
+                cols_to_vars[column] = v1.get_collection(variables, scope.name)
+    return tables, tensors
 
 
 def _collections(weight_collections):
-    collections = list(weight_collections or [])
-    for name in (v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.MODEL_VARIABLES):
-        if name not in collections:
-            collections.append(name)
-    return collections
+    names = v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.MODEL_VARIABLES
+    return list(dict.fromkeys([*(weight_collections or ()), *names]))
 
 
 def _require_graph(function, layer):
@@ -180,48 +168,44 @@ def linear_model(
     columns = sorted(old._normalize_feature_columns(feature_columns), key=lambda c: c.name)
     keyed = [column for column in columns if table_column(column) is not None]
     others = [column for column in columns if table_column(column) is None]
+    variables: dict[Any, Any] = {} if cols_to_vars is None else cols_to_vars
+    stock = (units, sparse_combiner, weight_collections, trainable, variables)
     if not keyed:
-        return _stock(
-            *(features, others, units, sparse_combiner, weight_collections, trainable, cols_to_vars)
-        )
+        return _stock(features, others, *stock)
     _require_graph("linear_model", "DenseFeatures")
-    bias_variables: dict[Any, Any] = {} if cols_to_vars is None else cols_to_vars
     with v1.variable_scope(None, "linear_model", list(features.values())):
-        parts = []
         if others:  # with the bias
-            stock = (units, sparse_combiner, weight_collections, trainable, bias_variables)
-            parts.append(_stock(features, others, *stock))
+            parts = [_stock(features, others, *stock)]
         else:
-            collections = _collections(weight_collections)
-            options = {"trainable": trainable, "collections": collections}
+            options = {"trainable": trainable, "collections": _collections(weight_collections)}
             zeros = v1.zeros_initializer()
             bias = v1.get_variable("bias_weights", [units], initializer=zeros, **options)
-            bias_variables["bias"] = [bias]
-        tables = [_weights(column, units, trainable) for column in keyed]
-        bias_variables.update({c: [t] for c, t in zip(keyed, tables, strict=True)})
-        inputs = GraphInputs(features)
-        pairs = [ids_and_weights(column, inputs) for column in keyed]
+            parts, variables["bias"] = [], [bias]
+        inputs, tables, ids, weights = lookup.GraphInputs(features), [], [], []
+        for column in keyed:
+            keys: Any = table_column(column)
+            with v1.variable_scope(None, column.name), v1.name_scope(None):
+                table = get_embedding_variable(
+                    "weights",
+                    units,
+                    key_dtype=keys.key_dtype,
+                    initializer=v1.zeros_initializer(),
+                    trainable=trainable,
+                    ev_option=keys.ev_option,
+                )
+            variables[column] = [table]
+            tables.append(table)
+            of_column = lookup.ids_and_weights(column, inputs)
+            ids.append(of_column[0])
+            weights.append(of_column[1])
         parts += group_embedding_lookup_sparse(
             tables,
-            [ids for ids, _ in pairs],
-            [sparse_combiner] * len(keyed),
-            sp_weights=[weights for _, weights in pairs],
+            ids,
+            sparse_combiner,
+            sp_weights=weights,
             name=re.sub(r"[^a-zA-Z0-9.]", "_", v1.get_variable_scope().name),
             training=training,
             gradient_scale=gradient_scale,
         )
         total = tf.add_n(parts)
         return total if others else total + bias
-
-
-def _weights(column, units, trainable):
-    keys = table_column(column)
-    with v1.variable_scope(None, column.name), v1.name_scope(None):
-        return get_embedding_variable(
-            "weights",
-            units,
-            key_dtype=keys.key_dtype,
-            initializer=v1.zeros_initializer(),
-            trainable=trainable,
-            ev_option=keys.ev_option,
-        )

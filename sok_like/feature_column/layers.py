@@ -13,19 +13,13 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc
 from tensorflow.python.feature_column import serialization
 
+from sok_like.feature_column import lookup
 from sok_like.feature_column.categorical import EmbeddingCategoricalColumn, check_features
 from sok_like.feature_column.columns import WEIGHTS, GroupEmbeddingColumn, is_fused, table_options
-from sok_like.feature_column.lookup import (
-    Call,
-    LayerInputs,
-    check_columns,
-    embeddings,
-    flat,
-    sequences,
-)
 from sok_like.lookup.dense_lookup import as_tf_table
-from sok_like.lookup.table_layer import freeze_tables, keras_arguments
+from sok_like.lookup.table_layer import TablesLayer
 from sok_like.lookup.training_flag import by_training
+from sok_like.runtime.checks import require
 from sok_like.runtime.ranks.lookup_options import check_gradient_scale
 from sok_like.table.variable import EmbeddingVariable
 
@@ -40,21 +34,12 @@ class _State(fc.StateManager):
         self._variables = {}
         self._resources = {}
 
-    def create_variable(
-        self,
-        feature_column,
-        name,
-        shape,
-        dtype=None,
-        trainable=True,
-        use_resource=True,
-        initializer=None,
-    ):
+    def create_variable(self, feature_column, name, shape, dtype=None, trainable=True, **options):
         weight = self._layer.add_weight(
             name=f"{feature_column.name}_{name}",
             shape=tuple(shape),
             dtype=(dtype or tf.float32).name,
-            initializer=initializer,
+            initializer=options.get("initializer"),
             trainable=trainable,
         )
         self._variables[feature_column, name] = weight
@@ -78,30 +63,27 @@ class _Columns:
     """The sorted columns of a layer, and its hash tables by key. It is opaque to Keras."""
 
     def __init__(self, feature_columns, sequence):
-        self.all = check_columns(feature_columns, in_graph=False, sequence=sequence)
+        self.all = lookup.check_columns(feature_columns, in_graph=False, sequence=sequence)
         self.fused = [column for column in self.all if is_fused(column)]
         self.stock = [column for column in self.all if not is_fused(column)]
         self.width = sum(column.variable_shape.num_elements() for column in self.all)
+        # By the key of each table, which is its shared name or its column's, one of its columns.
+        self.firsts = {column.shared_name or column.name: column for column in reversed(self.fused)}
         self.tables: dict[str, EmbeddingVariable] = {}
 
-    def table_keys(self):
-        """Maps each table's name to one of its columns."""
-        return {column.shared_name or column.name: column for column in reversed(self.fused)}
 
-
-class _ColumnsLayer(tf.keras.layers.Layer):
+class _ColumnsLayer(TablesLayer):
     _sequence = False
+    _arguments = ("gradient_scale",)
 
     def __init__(self, feature_columns: Any, *, gradient_scale: str = "auto", **kwargs: Any):
-        super().__init__(
-            autocast=False, **keras_arguments(kwargs)
-        )  # Keras would cast the weights of keys
+        # Keras would cast the weights of keys.
+        super().__init__(autocast=False, **kwargs)
         self.gradient_scale = check_gradient_scale(gradient_scale)
-        self.supports_jit = False  # XLA cannot compile the tables' ops
         self._columns = _Columns(feature_columns, self._sequence)
         self._state = _State(self)
         tables: dict[str, EmbeddingVariable] = {}
-        for key, column in sorted(self._columns.table_keys().items()):
+        for key, column in sorted(self._columns.firsts.items()):
             if column.keys_column is None:
                 column.create_state(self._state)
                 continue
@@ -115,7 +97,7 @@ class _ColumnsLayer(tf.keras.layers.Layer):
         self._columns.tables = tables
         for column in self._columns.stock:
             column.create_state(self._state)
-        freeze_tables(self)
+        self._freeze_tables()
         self.built = True
 
     @property
@@ -123,52 +105,42 @@ class _ColumnsLayer(tf.keras.layers.Layer):
         """The hash tables, by the name of their column or their shared name."""
         return dict(self._columns.tables)
 
-    def build(self, input_shape=None):
-        self.built = True
-
-    def _tables(self):
-        """The table of each fused column."""
-        firsts = self._columns.table_keys()
-        tables = {}
-        for column in self._columns.fused:
-            key = column.shared_name or column.name
-            if key in self._columns.tables:
-                tables[column] = self._columns.tables[key]
-            else:
-                tables[column] = self._state.get_variable(firsts[key], WEIGHTS)
-        return tables
-
     def _call(self, features, training):
-        return Call(self._tables(), self._inputs(features), training, self.gradient_scale)
+        # A graph is also built when tf_keras builds a model.
+        self._check(features, in_graph=not tf.executing_eagerly())
+        columns, tables = self._columns, {}
+        for column in columns.fused:
+            key = column.shared_name or column.name
+            if key in columns.tables:
+                tables[column] = columns.tables[key]
+            else:
+                tables[column] = self._state.get_variable(columns.firsts[key], WEIGHTS)
+        inputs = lookup.LayerInputs(dict(features), self._state)
+        return lookup.Call(tables, inputs, training, self.gradient_scale)
 
-    def _inputs(self, features):
-        if not isinstance(features, Mapping):
-            raise ValueError(
-                "The input must be a dictionary of features by name. "
-                f"Received: {features!r} (layer '{self.name}')"
-            )
-        if not tf.executing_eagerly():  # a graph is being built, also when tf_keras builds a model
+    def _check(self, features, in_graph):
+        is_named, of = isinstance(features, Mapping), f"layer '{self.name}'"
+        require(is_named, "features", "a dictionary of features by name", features, of)
+        if in_graph:
             check_features(self._columns.all, features, self.name)
-        return LayerInputs(dict(features), self._state)
 
-    def _shapes(self, features):
-        """Shapes of symbolic features, by name; Keras 3 does not run the columns on them."""
-        if not isinstance(features, Mapping):
-            self._inputs(features)  # raises
-        check_features(self._columns.all, features, self.name)
-        return {key: value.shape for key, value in features.items()}
-
-    def _batch(self, input_shape):
+    def compute_output_shape(self, input_shape):
         shapes = [shape for shape in input_shape.values() if shape is not None and len(shape)]
-        return shapes[0][0] if shapes else None
+        batch, width = shapes[0][0] if shapes else None, self._columns.width
+        return ((batch, None, width), (batch,)) if self._sequence else (batch, width)
+
+    def compute_output_spec(self, features, training=None):
+        import keras
+
+        self._check(features, in_graph=True)  # Keras 3 does not run columns on symbols
+        shape = self.compute_output_shape({key: value.shape for key, value in features.items()})
+        rows = shape[0] if self._sequence else shape
+        rows = keras.KerasTensor(rows, dtype=self.compute_dtype)
+        return (rows, keras.KerasTensor(shape[1], dtype="int64")) if self._sequence else rows
 
     def get_config(self):
         columns = serialization.serialize_feature_columns(self._columns.all)
-        return {
-            **super().get_config(),
-            "feature_columns": columns,
-            "gradient_scale": self.gradient_scale,
-        }
+        return {**super().get_config(), "feature_columns": columns}
 
     @classmethod
     def from_config(cls, config):
@@ -182,8 +154,7 @@ class DenseFeatures(_ColumnsLayer):
 
     Args:
         feature_columns: Dense columns of this package and of TensorFlow.
-        gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
-            docs/semantics/ranks.md.
+        gradient_scale: As in `sok.GroupEmbedding`.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`. The name is part of the tables' names,
             on which initial rows depend.
 
@@ -202,21 +173,13 @@ class DenseFeatures(_ColumnsLayer):
     def call(self, features, training=None):
         def tensors(training):
             call = self._call(features, training)
-            outputs = embeddings(self._columns.fused, call)
+            outputs = call.embeddings()
             for column in self._columns.stock:
                 outputs[column] = column.get_dense_tensor(call.inputs, self._state)
-            return tf.concat([flat(column, outputs[column]) for column in self._columns.all], 1)
+            flat = [lookup.flat(column, outputs[column]) for column in self._columns.all]
+            return tf.concat(flat, 1)
 
         return tf.cast(by_training(training, tensors), self.compute_dtype)
-
-    def compute_output_shape(self, input_shape):
-        return (self._batch(input_shape), self._columns.width)
-
-    def compute_output_spec(self, features, training=None):
-        import keras
-
-        shape = self.compute_output_shape(self._shapes(features))
-        return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")
@@ -244,21 +207,8 @@ class SequenceFeatures(_ColumnsLayer):
     _sequence = True
 
     def call(self, features, training=None):
-        def found(training):
-            return sequences(self._columns.all, self._call(features, training))
+        def tensors(training):
+            return self._call(features, training).sequences()
 
-        rows, lengths = by_training(training, found)
+        rows, lengths = by_training(training, tensors)
         return tf.cast(rows, self.compute_dtype), lengths
-
-    def compute_output_shape(self, input_shape):
-        batch = self._batch(input_shape)
-        return (batch, None, self._columns.width), (batch,)
-
-    def compute_output_spec(self, features, training=None):
-        import keras
-
-        rows, lengths = self.compute_output_shape(self._shapes(features))
-        return (
-            keras.KerasTensor(rows, dtype=self.compute_dtype),
-            keras.KerasTensor(lengths, dtype="int64"),
-        )

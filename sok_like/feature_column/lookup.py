@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -96,37 +96,50 @@ class Call(NamedTuple):
     training: bool
     gradient_scale: str
 
+    def embeddings(self, is_sequence: bool = False) -> dict[GroupEmbeddingColumn, tf.Tensor]:
+        """Looks up the columns, those of a group together: `[batch, dimension]` per column.
 
-def embeddings(
-    columns: Sequence[GroupEmbeddingColumn], call: Call, is_sequence: bool = False
-) -> dict[GroupEmbeddingColumn, tf.Tensor]:
-    """Looks up columns, those of a group together: `[batch, dimension]` per column.
+        With `is_sequence` it is `[batch, T, dimension]`.
+        """
+        groups: dict[Any, list[GroupEmbeddingColumn]] = {}
+        for column in self.tables:
+            groups.setdefault(column.group or column, []).append(column)  # alone without a group
+        outputs: dict[GroupEmbeddingColumn, tf.Tensor] = {}
+        for group, members in groups.items():
+            for column in members:
+                if column.keys_column is not None:
+                    of = f"column '{column.name}'"
+                    check_kind(self.tables[column], column.keys_column.dtype, of)
+            pairs = [_ids_and_weights(column, self.inputs) for column in members]
+            weights = [weights for _, weights in pairs]
+            no_weights = is_sequence and all(w is None for w in weights)
+            name = group if isinstance(group, str) else group.name
+            rows = group_embedding_lookup_sparse(
+                [self.tables[column] for column in members],
+                [ids for ids, _ in pairs],
+                [column.combiner for column in members],
+                sp_weights=None if no_weights else weights,
+                name=re.sub(r"[^a-zA-Z0-9.]", "_", name),
+                is_sequence=is_sequence,
+                training=self.training,
+                gradient_scale=self.gradient_scale,
+            )
+            outputs.update(zip(members, rows, strict=True))
+        return outputs
 
-    With `is_sequence` it is `[batch, T, dimension]`.
-    """
-    groups: dict[Any, list[GroupEmbeddingColumn]] = {}
-    for column in columns:
-        groups.setdefault(column.group or column, []).append(column)  # alone if it has no group
-    outputs: dict[GroupEmbeddingColumn, tf.Tensor] = {}
-    for group, members in groups.items():
-        name = group if isinstance(group, str) else group.name
-        for column in members:
-            if column.keys_column is not None:
-                check_kind(call.tables[column], column.keys_column.dtype, f"column '{column.name}'")
-        pairs = [_ids_and_weights(column, call.inputs) for column in members]
-        weights = [weights for _, weights in pairs]
-        rows = group_embedding_lookup_sparse(
-            [call.tables[column] for column in members],
-            [ids for ids, _ in pairs],
-            [column.combiner for column in members],
-            sp_weights=None if is_sequence and not any(w is not None for w in weights) else weights,
-            name=re.sub(r"[^a-zA-Z0-9.]", "_", name),
-            is_sequence=is_sequence,
-            training=call.training,
-            gradient_scale=call.gradient_scale,
-        )
-        outputs.update(zip(members, rows, strict=True))
-    return outputs
+    def sequences(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """`[batch, T, sum of dimensions]` of the columns in order, and lengths int64 `[batch]`."""
+        rows, columns = self.embeddings(is_sequence=True), list(self.tables)
+        ids = [ids_and_weights(column.categorical_column, self.inputs)[0] for column in columns]
+        lengths = list(map(_lengths, ids))
+        for column, length in zip(columns[1:], lengths[1:], strict=True):
+            text = (
+                "Features must have the same lengths. Received: different lengths in columns "
+                f"'{columns[0].name}' and '{column.name}'"
+            )
+            lengths[0] = checked(lengths[0], tf.reduce_all(tf.equal(length, lengths[0])), text)
+        with tf.control_dependencies([lengths[0]]):
+            return tf.concat([rows[column] for column in columns], 2), tf.identity(lengths[0])
 
 
 def _ids_and_weights(column, inputs):
@@ -173,37 +186,18 @@ def ids_and_weights(outer: Any, inputs: Any) -> tuple[Any, Any]:
         if isinstance(dense, tf.Tensor) and dense.shape.rank == 2 and dense.shape[1] == 1:
             ids, _ = inputs.sparse_tensors(outer.categorical_column)
             if not ids.shape.is_compatible_with(dense.shape):
-                return ids, _in_order_of(ids, dense, weight_key)
+                values = tf.cast(tf.reshape(dense, [-1]), tf.float32)
+                sizes = tf.size(values), tf.size(ids.values)
+                text = f"Feature '{weight_key}' must have a weight for each id. Received: weights"
+                values = checked(values, tf.equal(*sizes), f"{text} and ids:", *sizes)
+                return ids, tf.SparseTensor(ids.indices, values, ids.dense_shape)
     return inputs.sparse_tensors(outer)
-
-
-def _in_order_of(ids, dense, weight_key):
-    values = tf.cast(tf.reshape(dense, [-1]), tf.float32)
-    sizes = tf.size(values), tf.size(ids.values)
-    text = f"Feature '{weight_key}' must have a weight for each id. Received: weights and ids:"
-    values = checked(values, tf.equal(*sizes), text, *sizes)
-    return tf.SparseTensor(ids.indices, values, ids.dense_shape)
 
 
 def _retain(values, keep):
     if isinstance(values, tf.RaggedTensor):
         return tf.ragged.boolean_mask(values, values.with_values(keep))
     return tf.sparse.retain(values, keep)
-
-
-def sequences(columns: Sequence[GroupEmbeddingColumn], call: Call) -> tuple[tf.Tensor, tf.Tensor]:
-    """`[batch, T, sum of dimensions]` of the columns in order, and lengths int64 `[batch]`."""
-    rows = embeddings(columns, call, is_sequence=True)
-    ids = [ids_and_weights(column.categorical_column, call.inputs)[0] for column in columns]
-    lengths = list(map(_lengths, ids))
-    for column, length in zip(columns[1:], lengths[1:], strict=True):
-        text = (
-            "Features must have the same lengths. Received: different lengths in columns "
-            f"'{columns[0].name}' and '{column.name}'"
-        )
-        lengths[0] = checked(lengths[0], tf.reduce_all(tf.equal(length, lengths[0])), text)
-    with tf.control_dependencies([lengths[0]]):
-        return tf.concat([rows[column] for column in columns], 2), tf.identity(lengths[0])
 
 
 def _lengths(ids):

@@ -16,23 +16,18 @@ from sok_like.lookup import exporting
 from sok_like.lookup.dense_lookup import as_tf_table, check_weights
 from sok_like.lookup.sparse_ids import in_order, row_splits, samples_by_table, samples_of
 from sok_like.runtime.checks import COMBINERS, require, wrong_argument
+from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.ranks.lookup_options import check_gradient_scale, check_row_dtype
 from sok_like.table.keys import dtype_hint
 from sok_like.table.variable import EmbeddingVariable, unwrap
 
 
 class Ids(NamedTuple):
-    """Ids of one table.
+    """Ids of one table."""
 
-    Attributes:
-        ragged: A `tf.RaggedTensor` `[batch, None]` of integers; None before `by_sample`.
-        weights: Floats `[num_keys]`; None for ones.
-        sparse: The SparseTensor from which `ragged` was made; None if the input was ragged.
-    """
-
-    ragged: Any
-    weights: tf.Tensor | None
-    sparse: tf.SparseTensor | None
+    ragged: Any  # tf.RaggedTensor [batch, None] of integers; None if `sparse` is not sorted yet
+    weights: tf.Tensor | None  # floats [num_keys]; None for ones
+    sparse: tf.SparseTensor | None  # of which `ragged` was made; None if the input was ragged
 
 
 def table_name(table: Any) -> str:
@@ -46,20 +41,18 @@ def tables(params: Any) -> list:
     """`params` as a list of EmbeddingVariables and of dense tables for TensorFlow's gather."""
     require(params is not None, "params", "given", params)
     items = params if isinstance(params, (list, tuple)) else [params]
-    if not items:
-        raise ValueError(f"`params` must hold at least one table. Received: params={params!r}")
+    require(bool(items), "params", "at least one table", params)
     return [_table(param) for param in items]
 
 
 def _table(param):
     if isinstance(param, PartitionedVariable):
-        parts = list(param)
-        if len(parts) > 1:
+        if len(list(param)) > 1:
             raise TypeError(
                 "`params` must not hold a PartitionedVariable of several parts. "
-                f"Received: '{param.name}' in {len(parts)} parts"
+                f"Received: '{param.name}' in {len(list(param))} parts"
             )
-        (param,) = parts
+        (param,) = param
     param = unwrap(param)
     if isinstance(param, EmbeddingVariable):
         return param
@@ -89,16 +82,11 @@ def combiners(given: Sequence[str] | str | None, num_tables: int) -> list[str]:
     if given is None:
         warnings.warn("`combiners` is None: 'mean' is used.", stacklevel=3)
         given = "mean"
-    if isinstance(given, str):
-        given = [given] * num_tables
-    given = one_each("combiners", given, num_tables)
-    for combiner in given:
-        if combiner not in COMBINERS:
-            raise ValueError(
-                f"Each of `combiners` must be one of {COMBINERS}. "
-                f"Received: {combiner!r} in {given!r}"
-            )
-    return given
+    by_table = [given] * num_tables if isinstance(given, str) else given
+    by_table = one_each("combiners", by_table, num_tables)
+    legal = all(combiner in COMBINERS for combiner in by_table)
+    require(legal, "combiners", f"each one of {COMBINERS}", given)
+    return by_table
 
 
 def check_partition_strategy(partition_strategy: Any) -> None:
@@ -119,10 +107,32 @@ def check_mode(training: Any, gradient_scale: Any, wire_dtype: Any, name: str) -
     check_row_dtype(wire_dtype, f"lookup '{name}'")
 
 
+def ids_of_tables(sp_ids: Any, sp_weights: Any, tables: Sequence[Any], combined: bool) -> list[Ids]:
+    """Ids by table, and their weights. Sparse ids of hash tables that are combined: by one op."""
+    if isinstance(sp_ids, tf.RaggedTensor) and sp_ids.shape.rank == 3:
+        return _packed(sp_ids, sp_weights, tables)
+    sp_ids = one_each("sp_ids", sp_ids, len(tables))
+    sp_weights = [None] * len(tables) if sp_weights is None else sp_weights
+    ids = []
+    for i, weights, table in zip(
+        sp_ids, one_each("sp_weights", sp_weights, len(tables)), tables, strict=True
+    ):
+        together = combined and isinstance(table, EmbeddingVariable)
+        ids.append(ids_of(i, weights, table_name(table), together))
+    unsorted = [i for i in ids if i.ragged is None]
+    samples = iter(samples_of([i.sparse for i in unsorted], [i.weights for i in unsorted]))
+    return [i if i.ragged is not None else _ragged(*next(samples), i.sparse) for i in ids]
+
+
+def _ragged(keys, row_splits, weights, sparse=None):
+    ragged = tf.RaggedTensor.from_row_splits(keys, row_splits, validate=False)
+    return Ids(ragged, weights, sparse)
+
+
 def ids_of(sp_ids: Any, sp_weights: Any, name: str, together: bool = False) -> Ids:
     """Converts ids of one table and their weights to one form.
 
-    With `together`, sparse ids of a hash table may be left for `by_sample` to sort.
+    With `together`, sparse ids may be left unsorted, for all tables to be sorted by one op.
     """
     if not isinstance(sp_ids, (tf.SparseTensor, tf.RaggedTensor)):
         raise TypeError(
@@ -137,45 +147,41 @@ def ids_of(sp_ids: Any, sp_weights: Any, name: str, together: bool = False) -> I
     check_integers("sp_ids", sp_ids, name)
     if sp_weights is not None:
         check_weights(sp_ids, sp_weights, "sp_", f" (table '{name}')")
-    if isinstance(sp_ids, tf.RaggedTensor):
-        same = sp_weights is None or sp_weights.row_splits is sp_ids.row_splits
-        checks = [] if same else [(sp_ids.row_splits, sp_weights.row_splits)]
-        return Ids(sp_ids, _aligned(sp_weights, checks, name), None)
+    if is_ragged:
+        weights = None
+        if sp_weights is not None:
+            splits = sp_ids.row_splits, sp_weights.row_splits
+            weights = _at_same_places(sp_weights.values, *splits, name)
+        return Ids(sp_ids, weights, None)
     same = sp_weights is None or sp_weights.indices is sp_ids.indices
     if together and same and sp_ids.shape.rank == 2:
         return Ids(None, None if sp_weights is None else sp_weights.values, sp_ids)
-    sp_ids = in_order(sp_ids)
-    sp_weights = None if sp_weights is None else in_order(sp_weights)
-    ragged = tf.RaggedTensor.from_row_splits(sp_ids.values, row_splits(sp_ids), validate=False)
-    checks = [] if same else [(sp_ids.indices, sp_weights.indices)]
-    return Ids(ragged, _aligned(sp_weights, checks, name), sp_ids)
-
-
-def is_packed(sp_ids: Any) -> bool:
-    """Whether ids are those of all tables in one RaggedTensor, for `packed`."""
-    return isinstance(sp_ids, tf.RaggedTensor) and sp_ids.shape.rank == 3
-
-
-def packed(sp_ids: tf.RaggedTensor, sp_weights: Any, tables: Sequence[Any]) -> list[Ids]:
-    """Ids by table, of `[num_tables, batch, None]`."""
-    num_tables = len(tables)
-    fits = sp_ids.ragged_rank == 2 and sp_ids.shape[0] in (None, num_tables)
-    require(
-        fits,
-        "sp_ids",
-        f"of shape [num_tables, batch, None] and of ragged_rank 2 for {num_tables} tables",
-        f"shape {sp_ids.shape} of ragged_rank {sp_ids.ragged_rank}",
-    )
+    sp_ids, weights = in_order(sp_ids), None
     if sp_weights is not None:
-        same = is_packed(sp_weights) and sp_weights.ragged_rank == 2
-        required = "a RaggedTensor of the shape of `sp_ids`"
-        require(same, "sp_weights", required, sp_weights)
+        ordered = in_order(sp_weights)
+        weights = ordered.values
+        if not same:
+            weights = _at_same_places(weights, sp_ids.indices, ordered.indices, name)
+    return _ragged(sp_ids.values, row_splits(sp_ids), weights, sp_ids)
+
+
+def _packed(sp_ids, sp_weights, tables):
+    """Ids by table, of one RaggedTensor `[num_tables, batch, None]`."""
+    num_tables = len(tables)
+    required = f"of shape [num_tables, batch, None] and of ragged_rank 2 for {num_tables} tables"
+    shape = f"shape {sp_ids.shape} of ragged_rank {sp_ids.ragged_rank}"
+    fits = sp_ids.ragged_rank == 2 and sp_ids.shape[0] in (None, num_tables)
+    require(fits, "sp_ids", required, shape)
+    if sp_weights is not None:
+        same = isinstance(sp_weights, tf.RaggedTensor) and sp_weights.ragged_rank == 2
+        same = same and sp_weights.shape.rank == 3
+        require(same, "sp_weights", "a RaggedTensor of the shape of `sp_ids`", sp_weights)
     names = "', '".join(table_name(table) for table in tables)
     samples, table_splits = sp_ids.values, sp_ids.row_splits
     ids = ids_of(samples, None if sp_weights is None else sp_weights.values, names)
     weights = ids.weights
-    if weights is not None and sp_weights.row_splits is not table_splits:
-        weights = _at_same_places(weights, [(table_splits, sp_weights.row_splits)], names)
+    if weights is not None:
+        weights = _at_same_places(weights, table_splits, sp_weights.row_splits, names)
     if exporting.current() is None and all(isinstance(t, EmbeddingVariable) for t in tables):
         by_table = []
         for keys, splits, its_weights in samples_by_table(
@@ -183,13 +189,11 @@ def packed(sp_ids: tf.RaggedTensor, sp_weights: Any, tables: Sequence[Any]) -> l
         ):
             if sp_ids.shape[1] is not None:
                 splits.set_shape([sp_ids.shape[1] + 1])
-            ragged = tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
-            by_table.append(Ids(ragged, its_weights, None))
+            by_table.append(_ragged(keys, splits, its_weights))
         return by_table
+    fits = tf.equal(sp_ids.nrows(), tf.cast(num_tables, table_splits.dtype))
     rule = f"`sp_ids` must hold the ids of {num_tables} tables"
-    check = tf.debugging.assert_equal(sp_ids.nrows(), tf.cast(num_tables, table_splits.dtype), rule)
-    with tf.control_dependencies([] if check is None else [check]):
-        table_splits = tf.identity(table_splits)
+    table_splits = checked(table_splits, fits, rule)
 
     def of(values):
         inner = samples.with_values(values)
@@ -198,20 +202,6 @@ def packed(sp_ids: tf.RaggedTensor, sp_weights: Any, tables: Sequence[Any]) -> l
 
     weights_of = [None] * num_tables if weights is None else [w.values for w in of(weights)]
     return [Ids(i, w, None) for i, w in zip(of(samples.values), weights_of, strict=True)]
-
-
-def by_sample(ids: Sequence[Ids]) -> list[Ids]:
-    """Sorts what `ids_of` left unsorted, by one op for all tables."""
-    unsorted = [i for i in ids if i.ragged is None]
-    samples = iter(samples_of([i.sparse for i in unsorted], [i.weights for i in unsorted]))
-    by_table = []
-    for i in ids:
-        if i.ragged is None:
-            keys, splits, weights = next(samples)
-            ragged = tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
-            i = Ids(ragged, weights, i.sparse)
-        by_table.append(i)
-    return by_table
 
 
 def check_integers(argument: str, ids: Any, name: str) -> None:
@@ -223,22 +213,14 @@ def check_integers(argument: str, ids: Any, name: str) -> None:
         )
 
 
-def _aligned(weights, checks, name):
-    """Flat weights, checked to be at the positions of the ids; None for None."""
-    return None if weights is None else _at_same_places(weights.values, checks, name)
-
-
-def _at_same_places(weights, checks, name):
-    """Flat weights, once each pair of tensors of `checks` has been found equal."""
+def _at_same_places(weights, places, places_of_weights, name):
+    """Flat weights, once the tensors of places have been found equal."""
+    if places is places_of_weights:
+        return weights
+    left, right = tf.cast(places, tf.int64), tf.cast(places_of_weights, tf.int64)
+    alike = tf.raw_ops.Equal(x=left, y=right, incompatible_shape_error=False)  # may broadcast
+    alike = tf.reduce_all(alike) & tf.reduce_all(tf.equal(tf.shape(left), tf.shape(right)))
     rule = f"`sp_weights` must have exactly one weight per id (table '{name}')"
-    assertions = []
-    for left, right in checks:
-        left, right = tf.cast(left, tf.int64), tf.cast(right, tf.int64)
-        equal = tf.cond(
-            tf.reduce_all(tf.equal(tf.shape(left), tf.shape(right))),
-            lambda left=left, right=right: tf.reduce_all(tf.equal(left, right)),
-            lambda: False,
-        )
-        assertions.append(tf.debugging.Assert(equal, [rule]))
-    with tf.control_dependencies([check for check in assertions if check is not None]):
+    check = tf.debugging.Assert(alike, [rule])
+    with tf.control_dependencies([] if check is None else [check]):
         return tf.identity(weights)

@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,24 +18,25 @@ import tensorflow as tf
 
 from sok_like.lookup import padding
 from sok_like.lookup.flat_ids import FlatIds, flat_values, with_flat_values
-from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.lookup.hash_lookup import HashFeature
 from sok_like.lookup.sparse_ids import samples_of
-from sok_like.lookup.table_layer import freeze_tables, keras_arguments, unless_frozen
-from sok_like.lookup.training_flag import by_training
-from sok_like.runtime.checks import (
-    OPTIONAL_COMBINERS,
-    as_integer,
-    check_combiner,
-    wrong_argument,
-)
+from sok_like.lookup.table_layer import TablesLayer, in_config
+from sok_like.runtime.checks import OPTIONAL_COMBINERS, as_integer, check_combiner, require
 from sok_like.runtime.ranks.lookup_options import check_gradient_scale, check_row_dtype
 from sok_like.table.keys import check_kind, may_be_keys
 from sok_like.table.options import option_config, option_from_config
 from sok_like.table.variable import EmbeddingVariable
 
 
+@dataclasses.dataclass(frozen=True)
+class _Feature:
+    dim: int
+    table: str  # its name
+    combiner: str | None
+
+
 @tf.keras.utils.register_keras_serializable("sok_like")
-class GroupEmbedding(tf.keras.layers.Layer):
+class GroupEmbedding(TablesLayer):
     """Embeddings of several features, each in a hash table, with one exchange for all of them.
 
     Args:
@@ -75,6 +78,8 @@ class GroupEmbedding(tf.keras.layers.Layer):
         RuntimeError: `sok.Init` has not been called.
     """
 
+    _arguments = ("pad_key", "gradient_scale", "wire_dtype")
+
     def __init__(
         self,
         embedding_dims: Mapping[str, int] | Sequence[int],
@@ -87,8 +92,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
         wire_dtype: Any = None,
         **kwargs: Any,
     ):
-        super().__init__(autocast=False, **keras_arguments(kwargs))
-        self.supports_jit = False  # XLA cannot compile the tables' ops
+        super().__init__(autocast=False, **kwargs)
         self.gradient_scale = check_gradient_scale(gradient_scale)
         self.wire_dtype = check_row_dtype(wire_dtype, f"layer '{self.name}'")
         self.pad_key = pad_key
@@ -96,22 +100,18 @@ class GroupEmbedding(tf.keras.layers.Layer):
             self.pad_key = padding.check_pad_key(pad_key, f"layer '{self.name}'")
         self._is_dict = isinstance(embedding_dims, Mapping)
         dims = _by_feature("embedding_dims", embedding_dims, None, None)
+        are_positive = all((as_integer(dim) or 0) >= 1 for dim in dims.values())
+        require(are_positive, "embedding_dims", "positive integers", embedding_dims)
         own = {name: name if self._is_dict else f"table_{name}" for name in dims}
-        for name, dim in dims.items():
-            if (as_integer(dim) or 0) < 1:
-                raise ValueError(
-                    "`embedding_dims` must hold positive integers. "
-                    f"Received: embedding_dims[{name!r}]={dim!r}"
-                )
-        self._dims = {name: as_integer(dim) for name, dim in dims.items()}
-        self._table_names = _by_feature("tables", tables, dims, own)
+        table_names = _by_feature("tables", tables, dims, own)
         if combiners is None or isinstance(combiners, str):
             combiners = dict.fromkeys(dims, combiners) if self._is_dict else [combiners] * len(dims)
-        self._combiners = {
-            name: check_combiner(combiner, OPTIONAL_COMBINERS)
-            for name, combiner in _by_feature(
-                "combiners", combiners, dims, dict.fromkeys(dims, "mean")
-            ).items()
+        combiners = _by_feature("combiners", combiners, dims, dict.fromkeys(dims, "mean"))
+        self._features = {
+            name: _Feature(
+                int(dim), table_names[name], check_combiner(combiners[name], OPTIONAL_COMBINERS)
+            )
+            for name, dim in dims.items()
         }
         self._table_options = {
             name: {
@@ -122,67 +122,55 @@ class GroupEmbedding(tf.keras.layers.Layer):
             }
             for name, options in (table_options or {}).items()
         }
-        self._tables = _Tables(self._make_tables())
-        freeze_tables(self)
-        self.supports_masking = pad_key is not None and None in self._combiners.values()
+        # Bypasses Keras' __setattr__: it sees the attributes that `_make_tables` sets.
+        object.__setattr__(self, "_tables", self._make_tables())
+        self._freeze_tables()
+        self.supports_masking = pad_key is not None and any(
+            feature.combiner is None for feature in self._features.values()
+        )
         self.built = True
 
     def _make_tables(self):
-        unknown = sorted(set(self._table_options) - set(self._table_names.values()))
+        names = sorted({feature.table for feature in self._features.values()})
+        unknown = sorted(set(self._table_options) - set(names))
         if unknown:
             raise ValueError(
-                "`table_options` must name tables of the features, "
-                f"{sorted(set(self._table_names.values()))}. Received: {unknown} "
+                f"`table_options` must name tables of the features, {names}. Received: {unknown} "
                 f"(layer '{self.name}')"
             )
         tables: dict[str, EmbeddingVariable] = {}
-        for feature, name in self._table_names.items():
-            if name not in tables:
-                tables[name] = EmbeddingVariable(
-                    self._dims[feature],
-                    **self._table_options.get(name, {}),
-                    name=f"{self.name}/{name}",
+        for name, feature in self._features.items():
+            if feature.table not in tables:
+                options = self._table_options.get(feature.table, {})
+                table = EmbeddingVariable(
+                    feature.dim, **options, name=f"{self.name}/{feature.table}"
                 )
-                setattr(self, f"_table_{len(tables)}", tables[name].as_weight())
-            elif tables[name].dim != self._dims[feature]:
+                tables[feature.table] = table
+                setattr(self, f"_table_{len(tables)}", table.as_weight())
+            elif tables[feature.table].dim != feature.dim:
                 raise ValueError(
-                    f"Features of table '{name}' must have the same width, {tables[name].dim}. "
-                    f"Received: embedding_dims[{feature!r}]={self._dims[feature]} "
-                    f"(layer '{self.name}')"
+                    f"Features of table '{feature.table}' must have the same width, "
+                    f"{tables[feature.table].dim}. Received: embedding_dims[{name!r}]="
+                    f"{feature.dim} (layer '{self.name}')"
                 )
         return tables
 
     @property
     def tables(self) -> dict[str, EmbeddingVariable]:
         """The tables by name."""
-        return dict(self._tables.by_name)
-
-    def build(self, input_shape=None):
-        # This only tells Keras that the layer is built.
-        self.built = True
+        return dict(self._tables)
 
     def call(self, inputs, training=None):
-        features = self._features(inputs)
-        ids = self._flat_ids(features)
-        tables = [self._tables.by_name[self._table_names[name]] for name in features]
+        ids = self._flat_ids(self._given(inputs))
+        tables = [self._tables[feature.table] for feature in self._features.values()]
+        features = [
+            HashFeature(table, i.ids, i.combiner, i.row_splits)
+            for table, i in zip(tables, ids, strict=True)
+        ]
+        rows_of_features = zip(ids, self.look_up(training, features), strict=True)
+        return self._structure(self.as_output(i.restore(rows)) for i, rows in rows_of_features)
 
-        def rows(training):
-            combined = lookup(
-                [
-                    HashFeature(table, i.ids, i.combiner, i.row_splits)
-                    for table, i in zip(tables, ids, strict=True)
-                ],
-                training=training,
-                gradient_scale=self.gradient_scale,
-                wire_dtype=self.wire_dtype,
-                name=self.name,
-            )
-            outputs = [i.restore(tensor) for i, tensor in zip(ids, combined, strict=True)]
-            return [tf.cast(output, self.compute_dtype) for output in outputs]
-
-        return self._structure(unless_frozen(self, by_training(training, rows)))
-
-    def _features(self, inputs):
+    def _given(self, inputs):
         """The layer's features by name, from a dictionary or a list."""
         if self._is_dict != isinstance(inputs, Mapping) or not (
             self._is_dict or isinstance(inputs, (list, tuple))
@@ -192,47 +180,41 @@ class GroupEmbedding(tf.keras.layers.Layer):
                 f"The input must be {kind} of features, as `embedding_dims` is. "
                 f"Received: {inputs!r} (layer '{self.name}')"
             )
-        features = dict(inputs) if self._is_dict else dict(enumerate(inputs))
-        missing = [name for name in self._dims if name not in features]
-        if missing or (not self._is_dict and len(features) != len(self._dims)):
+        given = dict(inputs) if self._is_dict else dict(enumerate(inputs))
+        missing = [name for name in self._features if name not in given]
+        if missing or (not self._is_dict and len(given) != len(self._features)):
             raise ValueError(
-                f"The input must hold the features {list(self._dims)}. "
-                f"Received: {list(features)} (layer '{self.name}')"
+                f"The input must hold the features {list(self._features)}. "
+                f"Received: {list(given)} (layer '{self.name}')"
             )
-        return {name: features[name] for name in self._dims}
+        return {name: given[name] for name in self._features}
 
-    def _flat_ids(self, features):
+    def _flat_ids(self, given):
         """The features as flat keys."""
-        values = {
-            name: value if tf.is_tensor(value) else tf.convert_to_tensor(value)
-            for name, value in features.items()
-        }
-        for name, value in values.items():
+        keys, dtypes = {}, {}
+        for name, value in given.items():
+            value = value if tf.is_tensor(value) else tf.convert_to_tensor(value)
             self._check(name, value)
-        keys = {
-            name: with_flat_values(value, padding.keys_of_ids(flat_values(value)))
-            if _is_composite(value)
-            else padding.keys_of_ids(value)
-            for name, value in values.items()
-        }
-        sparse = [
-            name
+            dtypes[name] = value.dtype
+            if _is_composite(value):
+                flat = padding.keys_of_ids(flat_values(value))
+                keys[name] = with_flat_values(value, flat)
+            else:
+                keys[name] = padding.keys_of_ids(value)
+        # One op sorts the sparse features of all tables.
+        sparse = {
+            name: value
             for name, value in keys.items()
             if isinstance(value, tf.SparseTensor) and value.shape.rank == 2
-        ]
-        # One op sorts the sparse features of all tables.
-        for name, samples in zip(sparse, samples_of([keys[n] for n in sparse]), strict=True):
-            flat, splits = samples.keys, samples.row_splits
+        }
+        for name, (flat, splits, _) in zip(sparse, samples_of([*sparse.values()]), strict=True):
             keys[name] = tf.RaggedTensor.from_row_splits(flat, splits, validate=False)
-        return [
-            FlatIds(
-                keys[name],
-                None if value.shape.rank == 1 else self._combiners[name],
-                hashed=True,
-                pad_key=self.pad_key if self._may_be_padded(value.dtype) else None,
-            )
-            for name, value in values.items()
-        ]
+        ids = []
+        for name, value in keys.items():
+            combiner = None if value.shape.rank == 1 else self._features[name].combiner
+            pad_key = self.pad_key if self._may_be_padded(dtypes[name]) else None
+            ids.append(FlatIds(value, combiner, hashed=True, pad_key=pad_key))
+        return ids
 
     def _check(self, name, values):
         """Raises unless a tensor, or Keras 3's symbol for one, can be this feature."""
@@ -255,7 +237,7 @@ class GroupEmbedding(tf.keras.layers.Layer):
                 "or 'string', or put `tf.keras.layers.Discretization` before it. "
                 f"Received: {dtype.name} {where}"
             )
-        check_kind(self._tables.by_name[self._table_names[name]], dtype, where[1:-1])
+        check_kind(self._tables[self._features[name].table], dtype, where[1:-1])
         # Only Keras, when it builds a model, passes floats.
         padded = self.pad_key is not None and dense and rank == 2 and not dtype.is_floating
         if padded and not self._may_be_padded(dtype):
@@ -270,84 +252,65 @@ class GroupEmbedding(tf.keras.layers.Layer):
         return self.pad_key is not None and of_its_kind
 
     def _structure(self, values):
-        return dict(zip(self._dims, values, strict=True)) if self._is_dict else list(values)
+        return dict(zip(self._features, values, strict=True)) if self._is_dict else list(values)
 
     def compute_mask(self, inputs, mask=None):
         """Masks like the output; None for features that are combined."""
         if not self.supports_masking:
             return None
         masks = []
-        for name, value in self._features(inputs).items():
+        for name, value in self._given(inputs).items():
             value = value if hasattr(value, "dtype") else tf.convert_to_tensor(value)
-            masked = self._combiners[name] is None and self._may_be_padded(tf.as_dtype(value.dtype))
+            masked = self._features[name].combiner is None
+            masked = masked and self._may_be_padded(tf.as_dtype(value.dtype))
             masks.append(padding.mask_of(value, self.pad_key) if masked else None)
         return self._structure(masks)
 
     def compute_output_shape(self, input_shape):
-        shapes = self._features(input_shape)
-        return self._structure([self._shape(name, shape) for name, shape in shapes.items()])
+        return self._structure(itertools.starmap(self._shape, self._given(input_shape).items()))
 
     def _shape(self, name, shape):
-        leading = tuple(shape) if self._combiners[name] is None else tuple(shape)[:1]
-        return (*leading, self._dims[name])
+        feature = self._features[name]
+        return (*tuple(shape)[: None if feature.combiner is None else 1], feature.dim)
 
     def compute_output_spec(self, inputs, training=None):
         import keras
 
-        features = self._features(inputs)
-        for name, value in features.items():
+        specs = []
+        for name, value in self._given(inputs).items():
             self._check(name, value)
-        return self._structure(
-            [
-                keras.KerasTensor(
-                    self._shape(name, value.shape),
-                    dtype=self.compute_dtype,
-                    ragged=self._combiners[name] is None and _is_composite(value),
-                )
-                for name, value in features.items()
-            ]
-        )
+            shape = self._shape(name, value.shape)
+            ragged = self._features[name].combiner is None and _is_composite(value)
+            specs.append(keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged))
+        return self._structure(specs)
 
     def get_config(self):
+        features = self._features.values()
         options = {
             name: {key: _option_config(key, value) for key, value in given.items()}
             for name, given in self._table_options.items()
         }
         return {
             **super().get_config(),
-            "embedding_dims": self._structure(self._dims.values()),
-            "tables": self._structure(self._table_names.values()),
-            "combiners": self._structure(self._combiners.values()),
+            "embedding_dims": self._structure(feature.dim for feature in features),
+            "tables": self._structure(feature.table for feature in features),
+            "combiners": self._structure(feature.combiner for feature in features),
             "table_options": options,
-            "pad_key": self.pad_key,
-            "gradient_scale": self.gradient_scale,
-            "wire_dtype": self.wire_dtype,
         }
-
-
-class _Tables:
-    """Tables by name. It is opaque to Keras, which sees the attributes."""
-
-    def __init__(self, by_name):
-        self.by_name = by_name
 
 
 def _by_feature(argument, values, features, default):
     """A dictionary by feature: names of a dictionary, positions of a list."""
     if values is None and features is not None:
         return default
-    if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
-        required = "a dictionary or a list with an entry for each feature"
-        raise wrong_argument(argument, required, values)
+    fits = not isinstance(values, str) and hasattr(values, "__len__") and len(values) > 0
+    require(fits, argument, "a dictionary or a list with an entry for each feature", values)
     by_feature = dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
     if features is None:
         return by_feature
     unknown = [name for name in by_feature if name not in features]
-    if unknown or (not isinstance(values, Mapping) and len(by_feature) != len(features)):
-        raise ValueError(
-            f"`{argument}` must have an entry for each feature of {list(features)}. "
-            f"Received: {argument}={values!r}"
-        )
+    fits = not unknown and (isinstance(values, Mapping) or len(by_feature) == len(features))
+    require(fits, argument, f"given for each feature of {list(features)}", values)
     return {name: by_feature.get(name, default[name]) for name in features}
 
 
@@ -358,8 +321,6 @@ def _is_composite(values):
 
 
 def _option_config(name, value):
-    if name == "initializer":
-        return tf.keras.initializers.serialize(value)
     if name in ("key_dtype", "dtype") and value is not None:
-        return tf.as_dtype(value).name
-    return option_config(value)
+        value = tf.as_dtype(value)
+    return in_config(name, option_config(value))

@@ -64,10 +64,7 @@ def group_embedding_lookup_sparse(
             here works on its tables in parallel, whatever the number.
         training: False reads initial rows of missing keys without inserting them. None: the flag of
             the Keras call in progress; outside of one, and without a flag, True.
-        gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
-            docs/semantics/ranks.md. For EmbeddingVariables only.
-        wire_dtype: "bfloat16" or "float16" rounds rows and gradients of EmbeddingVariables on their
-            way between ranks, see there. None or "float32": no rounding.
+        gradient_scale, wire_dtype: As in `sok.GroupEmbedding`; for EmbeddingVariables only.
 
     Returns:
         A list of `[batch, embedding_dim]` in the order of `params`; an empty sample, or one whose
@@ -82,9 +79,6 @@ def group_embedding_lookup_sparse(
             positions of the ids.
     """
     tables = arguments.tables(params)
-    is_packed = arguments.is_packed(sp_ids)
-    if not is_packed:
-        sp_ids = arguments.one_each("sp_ids", sp_ids, len(tables))
     combiners = arguments.combiners(combiners, len(tables))
     arguments.check_partition_strategy(partition_strategy)
     name = name or "group_embedding_lookup_sparse"
@@ -92,25 +86,14 @@ def group_embedding_lookup_sparse(
     if sp_weights is not None and is_sequence:
         required = "None if is_sequence is True: nothing is combined"
         raise wrong_argument("sp_weights", required, sp_weights)
-    if sp_weights is None and not is_packed:
-        sp_weights = [None] * len(tables)
-    if not is_packed:
-        sp_weights = arguments.one_each("sp_weights", sp_weights, len(tables))
     check_integer("params_num_per_group", params_num_per_group)
     with tf.name_scope(name):
-        if is_packed:
-            ids = arguments.packed(sp_ids, sp_weights, tables)
-        else:
-            ids = []
-            for i, weights, table in zip(sp_ids, sp_weights, tables, strict=True):
-                is_combined = isinstance(table, EmbeddingVariable) and not is_sequence
-                ids.append(arguments.ids_of(i, weights, table_name(table), is_combined))
-            ids = arguments.by_sample(ids)
+        ids = arguments.ids_of_tables(sp_ids, sp_weights, tables, combined=not is_sequence)
         looked_up = list(zip(tables, ids, combiners, strict=True))
-        if is_sequence:
-            features = [_row_feature(table, i.ragged.values) for table, i, _ in looked_up]
-        else:
-            features = [_combined_feature(*item) for item in looked_up]
+        features = []
+        for table, (ragged, weights, _), combiner in looked_up:
+            combined = () if is_sequence else (combiner, ragged.row_splits, weights)
+            features.append(_feature(table, ragged.values, *combined))
         fused = _lookup_group(features, training, gradient_scale, wire_dtype, name)
         outputs = []
         for (table, i, combiner), rows in zip(looked_up, fused, strict=True):
@@ -119,7 +102,8 @@ def group_embedding_lookup_sparse(
             if is_sequence:
                 rows = _as_sequence(rows, i)
             else:
-                rows.set_shape([_static_batch(i), rows.shape[-1]])
+                source = i.ragged if i.sparse is None else i.sparse
+                rows.set_shape([source.shape.with_rank(2)[0], rows.shape[-1]])
             outputs.append(rows)
         return outputs
 
@@ -145,10 +129,7 @@ def group_embedding_lookup(
         One tensor per table, with the shape of its ids plus a last axis `embedding_dim`.
 
     Raises:
-        ValueError: an argument is of another kind, or lists differ in length.
-        TypeError: an item is not a table or is a PartitionedVariable of several parts, ids are not
-            dense integers, or `training` is neither a bool nor None.
-        tf.errors.InvalidArgumentError: an id is outside a tf.Variable.
+        ValueError, TypeError, tf.errors.InvalidArgumentError: As there; also if ids are not dense.
     """
     tables = arguments.tables(params)
     ids = arguments.one_each("ids", ids, len(tables))
@@ -165,7 +146,7 @@ def group_embedding_lookup(
         ids = [tf.convert_to_tensor(i) for i in ids]
         for i, table in zip(ids, tables, strict=True):
             arguments.check_integers("ids", i, table_name(table))
-        features = [_row_feature(*item) for item in zip(tables, ids, strict=True)]
+        features = [_feature(t, tf.reshape(i, [-1])) for t, i in zip(tables, ids, strict=True)]
         fused = _lookup_group(features, training, gradient_scale, wire_dtype, name)
         outputs = []
         for table, i, rows in zip(tables, ids, fused, strict=True):
@@ -181,18 +162,11 @@ def group_embedding_lookup(
 # ---- EmbeddingVariables ----
 
 
-def _combined_feature(table, ids: Ids, combiner):
+def _feature(table, keys, *combined):
+    """None for a tf.Variable."""
     if not isinstance(table, EmbeddingVariable):
         return None
-    return HashFeature(
-        table, as_keys(ids.ragged.values), combiner, ids.ragged.row_splits, weights=ids.weights
-    )
-
-
-def _row_feature(table, ids):
-    if not isinstance(table, EmbeddingVariable):
-        return None
-    return HashFeature(table, tf.reshape(as_keys(ids), [-1]))
+    return HashFeature(table, as_keys(keys), *combined)
 
 
 def _lookup_group(features, training, gradient_scale, wire_dtype, name):
@@ -237,15 +211,8 @@ def _as_sequence(rows, ids: Ids):
     dim = rows.shape[-1]
     if ids.sparse is None:
         padded = ids.ragged.with_values(rows).to_tensor()
-        padded.set_shape([_static_batch(ids), None, dim])
-        return padded
+        return tf.ensure_shape(padded, [ids.ragged.shape[0], None, dim])
     # Rows go to the positions of their ids, which may have gaps between them.
     shape = tf.concat([ids.sparse.dense_shape, [dim]], 0)
     padded = tf.scatter_nd(ids.sparse.indices, rows, shape)
-    padded.set_shape(ids.sparse.shape.with_rank(2).concatenate([dim]))
-    return padded
-
-
-def _static_batch(ids: Ids):
-    shape = ids.ragged.shape if ids.sparse is None else ids.sparse.shape.with_rank(2)
-    return shape[0]
+    return tf.ensure_shape(padded, ids.sparse.shape.with_rank(2).concatenate([dim]))

@@ -15,7 +15,6 @@ least as many rows as the first.)
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from typing import Any
 
 import tensorflow as tf
@@ -27,17 +26,11 @@ from sok_like.runtime.ranks import comm, horovod
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.runtime.ranks.lookup_options import check_row_dtype
 from sok_like.table.keys import as_key_dtype
-from sok_like.table.policies import (
-    EmbeddingVariableOption,
-    InitializerOption,
-    with_steps_to_live,
-)
+from sok_like.table.policies import EmbeddingVariableOption, InitializerOption, with_steps_to_live
 from sok_like.table.variable import EmbeddingVariable
 
-_DEFAULT_INITIALIZER = "random_uniform"
-
-# Eager tables by communicator. If `sok.Init` replaces it, its tables go with it.
-_eager: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+v1 = tf.compat.v1
+OPERATIONS = ("add", "mul", "mult", "concat")
 
 
 def get_embedding_variable(
@@ -90,13 +83,13 @@ def get_embedding_variable(
             other settings.
         TypeError: `ev_option` is not an EmbeddingVariableOption.
     """
-    scope = tf.compat.v1.get_variable_scope()
+    scope = v1.get_variable_scope()
     is_name, of = isinstance(name, str) and bool(name), f"table '{name}'"
     require(is_name, "name", "a string that is not empty", name)
     if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
         required = "a sok.EmbeddingVariableOption"
         raise wrong_argument("ev_option", required, ev_option, of, error=TypeError)
-    global_variables = tf.compat.v1.GraphKeys.GLOBAL_VARIABLES
+    global_variables = v1.GraphKeys.GLOBAL_VARIABLES
     holds_it = collections is None or global_variables in collections
     required = f"a list with '{global_variables}', whose initializer makes the table ready"
     require(holds_it, "collections", required, collections, of)
@@ -112,7 +105,7 @@ def get_embedding_variable(
     ev_option = with_steps_to_live(ev_option, steps_to_live, of)
     full_name = f"{scope.name}/{name}" if scope.name else name
     ensure_initialized()
-    initializers = (of_option, initializer, scope.initializer, _DEFAULT_INITIALIZER)
+    initializers = (of_option, initializer, scope.initializer, "random_uniform")
     options = {
         "embedding_dim": embedding_dim,
         "name": full_name,
@@ -124,7 +117,11 @@ def get_embedding_variable(
         "ev_option": ev_option,
     }
     with tf.init_scope():
-        tables = _tables()
+        # Eager tables go with the communicator, when `sok.Init` replaces it.
+        owner: Any = comm.current() if tf.executing_eagerly() else v1.get_default_graph()
+        if not hasattr(owner, "_sok_tables"):
+            owner._sok_tables = {}
+        tables = owner._sok_tables
         table = tables.get(full_name)
         if table is None:
             if scope.reuse is True:
@@ -135,7 +132,7 @@ def get_embedding_variable(
             table = tables[full_name] = EmbeddingVariable(**options)
             if not tf.executing_eagerly():
                 for collection in collections or ():
-                    tf.compat.v1.get_default_graph().add_to_collections([collection], table)
+                    owner.add_to_collections([collection], table)
         for argument, value in options.items():
             if _comparable(table.options[argument]) != _comparable(value):
                 raise ValueError(
@@ -144,17 +141,6 @@ def get_embedding_variable(
                 )
         table.is_partitioned |= partitioner is not None
         return table
-
-
-def _tables() -> dict:
-    """Tables by full name, of the current graph or of the eager program."""
-    owner: Any = comm.current()
-    if tf.executing_eagerly():
-        return _eager.setdefault(owner, {})
-    graph: Any = tf.compat.v1.get_default_graph()
-    if not hasattr(graph, "_sok_tables"):
-        graph._sok_tables = {}
-    return graph._sok_tables
 
 
 def _comparable(value):
@@ -168,20 +154,11 @@ def _comparable(value):
     return value
 
 
-v1 = tf.compat.v1
-OPERATIONS = ("add", "mul", "mult", "concat")
-
-
 class MultiHashVariable:
-    """See `get_multihash_variable`; `tf.nn.embedding_lookup` takes it.
-
-    Attributes:
-        name: Its name.
-        variables: The two tf.Variables, `[rows, width]`.
-        operation: "add", "mul" or "concat".
-    """
+    """See `get_multihash_variable`; `tf.nn.embedding_lookup` takes it."""
 
     def __init__(self, name: str, variables: list, operation: str):
+        # Two tf.Variables [rows, width]; the operation is "add", "mul" or "concat".
         self.name, self.variables, self.operation = name, variables, operation
 
     def lookup(self, ids: Any) -> tf.Tensor:
@@ -235,9 +212,6 @@ def get_multihash_variable(
         partitioner: Ignored: the tables are small, and every rank holds all of them.
 
     The other arguments are those of `tf.compat.v1.get_variable`.
-
-    Raises:
-        ValueError: an argument is not one of these values.
     """
     of, strategy = f"table '{name}'", complementary_strategy
     require(num_of_partitions == 2, "num_of_partitions", "2", num_of_partitions, of)
@@ -249,23 +223,11 @@ def get_multihash_variable(
     require(fits, "dims", "two pairs [rows, width] of positive integers", dims, of)
     same = operation == "concat" or pairs[0][1] == pairs[1][1]
     require(same, "dims", f"of the same width if operation='{operation}'", dims, of)
+    of_tables = (dtype, initializer, regularizer, trainable, collections, caching_device)
+    # A partitioner is not passed on.
+    rest = (None, validate_shape, use_resource, custom_getter, constraint, synchronization)
     variables = [
-        v1.get_variable(
-            f"{name}_{number}",
-            shape,
-            dtype,
-            initializer,
-            regularizer=regularizer,
-            trainable=trainable,
-            collections=collections,
-            caching_device=caching_device,
-            validate_shape=validate_shape,
-            use_resource=use_resource,
-            custom_getter=custom_getter,
-            constraint=constraint,
-            synchronization=synchronization,
-            aggregation=aggregation,
-        )
+        v1.get_variable(f"{name}_{number}", shape, *of_tables, *rest, aggregation)
         for number, shape in enumerate(pairs)
     ]
     return MultiHashVariable(name, variables, "mul" if operation == "mult" else operation)
@@ -276,19 +238,13 @@ def _look_up(function, arguments):
     table, norm = arguments.get("params"), arguments.get("max_norm")
     if not isinstance(table, MultiHashVariable):
         return None
-    if norm is not None:
-        raise ValueError(
-            "`max_norm` must be None for a multihash variable, whose rows are made of two. "
-            f"Received: max_norm={norm!r} (table '{table.name}')"
-        )
+    required = "None for a multihash variable, whose rows are made of two"
+    require(norm is None, "max_norm", required, norm, f"table '{table.name}'")
     return table.lookup(arguments["ids"])
 
 
 for _nn in (tf.nn, v1.nn):
     OnTypeError(_nn.embedding_lookup, _look_up)
-
-
-STRATEGIES = ("collective", "localized", None)
 
 
 def enable_distributed_strategy(strategy: str | None = "collective") -> None:
@@ -308,8 +264,8 @@ def enable_distributed_strategy(strategy: str | None = "collective") -> None:
             the tables, and never see the others' gradients.
         ImportError: several processes, and neither MPI nor Horovod is installed.
     """
-    if strategy not in STRATEGIES:
-        raise ValueError(f"`strategy` must be one of {STRATEGIES}. Received: strategy={strategy!r}")
+    strategies = ("collective", "localized", None)
+    require(strategy in strategies, "strategy", f"one of {strategies}", strategy)
     if strategy != "collective":
         is_initialized = comm.is_initialized()
         world_size = comm.current().world_size if is_initialized else comm.launched_world_size()

@@ -241,16 +241,6 @@ def check_ids(ids, combiner: str | None, table_name: str) -> None:
         )
 
 
-def symbolic_output(layer: Any, inputs: Any) -> Any:
-    """Keras 3: the output of a layer with `output_dim` and `combiner` for symbolic inputs."""
-    import keras
-
-    check_ids(tf.TensorSpec(inputs.shape, tf.as_dtype(inputs.dtype)), layer.combiner, layer.name)
-    ragged = getattr(inputs, "ragged", False) and layer.combiner is None
-    shape = layer.compute_output_shape(inputs.shape)
-    return keras.KerasTensor(shape, dtype=layer.compute_dtype, ragged=ragged)
-
-
 def as_row_numbers(ids):
     """Integers as int32 or int64, without turning any into the number of another row.
 

@@ -3,12 +3,12 @@ from sok_like.sok2.distributed_variable import DistributedVariable as Distribute
 from sok_like.sok2.distributed_variable import LocalizedVariable as LocalizedVariable
 from sok_like.sok2.distributed_variable import Variable as Variable
 from sok_like.sok2.dump_load import dump as dump
+from sok_like.sok2.dump_load import incremental_model_dump as incremental_model_dump
 from sok_like.sok2.dump_load import load as load
 from sok_like.sok2.dynamic_variable import DynamicVariable as DynamicVariable
 from sok_like.sok2.dynamic_variable import assign as assign
 from sok_like.sok2.dynamic_variable import export as export
 from sok_like.sok2.lookup import all2all_dense_embedding as all2all_dense_embedding
-from sok_like.sok2.lookup import incremental_model_dump as incremental_model_dump
 from sok_like.sok2.lookup import lookup_sparse as lookup_sparse
 from sok_like.sok2.lookup import sparse_read_and_evict as sparse_read_and_evict
 from sok_like.sok2.training import SGD as SGD

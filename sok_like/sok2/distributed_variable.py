@@ -28,7 +28,7 @@ from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import check_replicas
 from sok_like.table.initializers import row_initializer
 from sok_like.table.keras_variable import holder_class
-from sok_like.table.variable import EmbeddingVariable, unwrap
+from sok_like.table.variable import EmbeddingVariable, is_embedding_variable, unwrap
 
 _count = itertools.count()
 
@@ -68,7 +68,10 @@ def home_of(mode: str | None) -> int | None:
 
 
 class ShardedVariable(ResourceVariable):
-    """This rank's rows of a dense table: the common part of the two kinds."""
+    """This rank's rows of a dense table: the common part of the two kinds.
+
+    `global_gpu_id` is this rank, `target_gpu` that of all rows; -1 if each rank holds some.
+    """
 
     _keras_variable: Any = None
 
@@ -77,12 +80,15 @@ class ShardedVariable(ResourceVariable):
     ):
         check_replicas()
         communicator = comm.current()
-        self._rank, self._world_size = communicator.rank, communicator.world_size
+        self.global_gpu_id, self.num_gpus = communicator.rank, communicator.world_size
         self._home = None if target_gpu is None else home_of(f"localized:{target_gpu}")
+        self.owner = BY_KEY if self._home is None else self._home  # as `lookup.exchange` expects
+        self.target_gpu = -1 if self._home is None else self._home
         arguments = inspect.signature(super().__init__).bind(*args, **kwargs).arguments
         arguments["name"] = arguments.get("name") or f"sok_static_Variable_{next(_count)}"
-        self._table_name = name = arguments["name"]
-        if self._world_size > 1 and self._home is None:
+        self.table_name = name = arguments["name"]
+        self._of = f"variable '{name}'"
+        if self.num_gpus > 1 and self._home is None:
             constraint = {"constraint": arguments.get("constraint")}
             tables.check_cut(constraint, tables.ROWS, name, "mode='localized:#'")
         for argument in ("variable_def", "import_scope"):
@@ -93,10 +99,6 @@ class ShardedVariable(ResourceVariable):
         rows = self._rows_of(value, arguments.pop("shape", None), initializer, dtype)
         super().__init__(tf.cast(rows, dtype) if dtype is not None else rows, **arguments)
         mark_local(self)
-
-    @property
-    def _of(self):
-        return f"variable '{self._table_name}'"
 
     def _rows_of(self, value, shape, initializer, dtype):
         """Sets the global shape, and returns the rows of this rank."""
@@ -122,7 +124,7 @@ class ShardedVariable(ResourceVariable):
             # others' rows.
             with tf.init_scope():
                 table = EmbeddingVariable(
-                    dim, name=self._table_name, initializer=by_row, trainable=False
+                    dim, name=self.table_name, initializer=by_row, trainable=False
                 )
                 return table.find(self._rows_here())[0]
         initializer = tf.keras.initializers.get(initializer)
@@ -137,18 +139,16 @@ class ShardedVariable(ResourceVariable):
         value = tf.convert_to_tensor(value)
         if value.shape.rank == 1:
             value = value[tf.newaxis]
-        if value.shape.rank != 2 or not value.shape.is_fully_defined() or value.shape[1] < 1:
-            raise ValueError(
-                "`initial_value` must have a known shape [rows, dim], or [dim] for one row. "
-                f"Received: shape {value.shape} ({self._of})"
-            )
+        is_table = value.shape.rank == 2 and value.shape.is_fully_defined() and value.shape[1] >= 1
+        required = "of a known shape [rows, dim], or [dim] for one row"
+        require(is_table, "initial_value", required, value.shape, self._of)
         return value
 
     def _rows_here(self):
         rows = self._global_shape[0]
         if self._home is None:
-            return np.arange(self._rank, rows, self._world_size)
-        return np.arange(rows if self._home == self._rank else 0)
+            return np.arange(self.global_gpu_id, rows, self.num_gpus)
+        return np.arange(rows if self._home == self.global_gpu_id else 0)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Rows by their number in this rank's part; norms recognize the gradient as a part's."""
@@ -170,11 +170,6 @@ class ShardedVariable(ResourceVariable):
         return read(tf.convert_to_tensor(indices))
 
     @property
-    def table_name(self) -> str:
-        """The given name, which errors use, too."""
-        return self._table_name
-
-    @property
     def global_shape(self) -> tuple[int, int]:
         """`(rows, dim)` of the whole table."""
         return self._global_shape
@@ -184,29 +179,9 @@ class ShardedVariable(ResourceVariable):
         """Number of columns of the table."""
         return self._global_shape[1]
 
-    @property
-    def owner(self) -> int:
-        """The owner of its rows, as `sok_like.lookup.exchange` expects it."""
-        return BY_KEY if self._home is None else self._home
-
-    @property
-    def global_gpu_id(self) -> int:
-        """This rank."""
-        return self._rank
-
-    @property
-    def num_gpus(self) -> int:
-        """The number of ranks."""
-        return self._world_size
-
-    @property
-    def target_gpu(self) -> int:
-        """The rank that holds all rows; -1 if each rank holds some."""
-        return -1 if self._home is None else self._home
-
     def key_map(self, indices: Any) -> Any:
         """The row numbers, within their rank's part, of rows `indices` of the table."""
-        return indices // self._world_size if self._home is None else indices
+        return indices // self.num_gpus if self._home is None else indices
 
     def as_weight(self) -> Any:
         """This variable as a weight of a layer: `self.table = variable.as_weight()`.
@@ -221,7 +196,7 @@ class ShardedVariable(ResourceVariable):
         return self._keras_variable
 
     def __deepcopy__(self, memo):
-        raise NotImplementedError(f"Variable '{self._table_name}' cannot be copied.")
+        raise NotImplementedError(f"Variable '{self.table_name}' cannot be copied.")
 
 
 class DistributedVariable(ShardedVariable):
@@ -258,6 +233,14 @@ class LocalizedVariable(ShardedVariable):
 def is_static(variable: Any) -> bool:
     """Whether a variable was made by `Variable`, even if Keras 3 has wrapped it."""
     return isinstance(plain(variable), ShardedVariable)
+
+
+def own_variable(variable: Any, rule: str) -> Any:
+    """The table inside a variable of sok2; TypeError, which begins with `rule`, for another one."""
+    table = plain(variable)
+    if not is_static(table) and not is_embedding_variable(table):
+        raise TypeError(f"{rule}. Received: {variable!r}")
+    return table
 
 
 def plain(variable: Any) -> Any:

@@ -26,7 +26,6 @@ ITERATIONS = "iterations"
 HEAD = 296
 
 _NAME, _SLOT_NAME = 256, 32
-_PART = 2**22  # bytes read at a time
 _DTYPES = (*(np.int32, np.int64, np.uint32, np.uint64), *(np.float16, np.float32, np.float64))
 
 
@@ -42,18 +41,17 @@ def file_name(table: str, kind: int, optimizer: str = "", slot: str = "") -> str
 
 def head(table: str, kind: int, slot: str, dtype: Any) -> bytes:
     """The head of a file."""
-    numbers = [i for i, known in enumerate(_DTYPES) if np.dtype(known) == np.dtype(dtype)]
-    if not numbers:
+    if np.dtype(dtype).type not in _DTYPES:
         raise ValueError(f"Files of sok2.dump cannot hold {np.dtype(dtype)} (table '{table}')")
-    texts = [(table.encode(), _NAME), (slot.encode(), _SLOT_NAME)]
+    texts = [(table, _NAME), (slot, _SLOT_NAME)]
     for text, most in texts:
-        if len(text) > most:
+        if len(text.encode()) > most:
             raise ValueError(
-                f"A name must have {most} bytes at most. Received: {text.decode()!r} "
-                f"(table '{table}')"
+                f"A name must have {most} bytes at most. Received: {text!r} (table '{table}')"
             )
-    name, slot_name = (text.rjust(most) for text, most in texts)
-    return name + kind.to_bytes(4, "big") + slot_name + numbers[0].to_bytes(4, "big")
+    name, slot_name = (text.encode().rjust(most) for text, most in texts)
+    number = _DTYPES.index(np.dtype(dtype).type)
+    return name + kind.to_bytes(4, "big") + slot_name + number.to_bytes(4, "big")
 
 
 def read(path: str, kind: int, dim: int | None = None) -> Any:
@@ -88,7 +86,7 @@ class RowFile:
         """The rows at these positions, which ascend; reads a few MiB at a time."""
         rows = np.empty([len(positions), self.shape[1]], self._dtype)
         row_bytes = self.shape[1] * self._dtype.itemsize
-        step = max(1, _PART // max(1, row_bytes))
+        step = max(1, 2**22 // max(1, row_bytes))
         for begin in range(0, len(self), step):
             part = np.empty([min(step, len(self) - begin), self.shape[1]], self._dtype)
             ends = begin, begin + len(part)

@@ -24,12 +24,13 @@ from sok_like.saving.parts.checkpointable import StagedContent
 from sok_like.saving.parts.joined_files import JoinedFile, JoinedFiles
 from sok_like.saving.transaction import Saving
 from sok_like.sok2 import dump_files as files
-from sok_like.sok2.distributed_variable import is_static, plain
+from sok_like.sok2.distributed_variable import is_static, own_variable
 from sok_like.sok2.dynamic_variable import assign, export
 from sok_like.sok2.training import SGD, OptimizerWrapper, static_slot
+from sok_like.table.content import slot_fields
 from sok_like.table.keys import held_here
 from sok_like.table.policies import ScoreEvict
-from sok_like.table.variable import is_embedding_variable, unwrap
+from sok_like.table.variable import unwrap
 
 
 def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None:
@@ -61,12 +62,7 @@ class _Files(JoinedFiles):
         self._dumped = dumped
 
     def files(self):
-        found = []
-        for table in self._dumped:
-            for name, head, items in table.parts():
-                item_bytes = items.itemsize * int(np.prod(items.shape[1:], dtype=np.int64))
-                found.append(JoinedFile(name, table.stem, head, len(items), item_bytes, [items]))
-        return found
+        return [file for table in self._dumped for file in table.joined_files()]
 
 
 def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None:
@@ -79,8 +75,7 @@ def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None
         load_vars, optimizer: As in `dump`. The names must be those that were dumped.
 
     Raises:
-        TypeError: a variable or the optimizer is of another kind.
-        ValueError: two variables have the same name, or there are several optimizers.
+        TypeError, ValueError: As in `dump`.
         RuntimeError: in a graph; or a file is missing, damaged, or does not fit the variable.
         tf.errors.ResourceExhaustedError: a table cannot hold all keys. These errors change no
             variable. If memory runs out while rows are written, the error names the variables that
@@ -107,33 +102,54 @@ class _Contents(StagedContent):
                 table.take(content)
             except (MemoryError, tf.errors.ResourceExhaustedError) as error:
                 loaded = [before.stem for before in self._dumped[:number]]
-                raise tf.errors.ResourceExhaustedError(
-                    None,
-                    None,
+                text = (
                     f"{getattr(error, 'message', error)}. Loaded before it on this rank: {loaded}; "
-                    f"possibly loaded in part: '{table.stem}'; other ranks may have loaded all",
-                ) from error
+                    f"possibly loaded in part: '{table.stem}'; other ranks may have loaded all"
+                )
+                raise tf.errors.ResourceExhaustedError(None, None, text) from error
+
+
+def incremental_model_dump(sok_vars: Any, time_threshold: Any, sess: Any = None) -> Any:
+    """Raises, and names another way: a table knows the step of a key's last lookup, not its time.
+
+    Args:
+        sok_vars, time_threshold, sess: As in SOK 2.x; unused.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError(
+        "incremental_model_dump selects keys by time, but tables record steps. After `rows = "
+        "variable.export()` of a DynamicVariable of var_type 'hybrid', the rows that training has "
+        "looked up since step s are those with `rows.versions >= s`. "
+        f"Received: time_threshold={time_threshold!r}"
+    )
 
 
 def _dumped(call, variables, optimizer):
+    """Each variable with the optimizer whose slots belong to it."""
     if not tf.executing_eagerly():
         raise RuntimeError(f"sok2.{call} must be called eagerly. Received: a call in a graph")
     if isinstance(optimizer, (list, tuple)):
         if len(optimizer) > 1:
             raise ValueError(f"`optimizer` must be one optimizer. Received: {len(optimizer)}")
         optimizer = optimizer[0] if optimizer else None
-    variables = list(variables) if isinstance(variables, (list, tuple)) else [variables]
-    if optimizer is not None:
-        optimizer_name(optimizer)  # raises if it is of another kind
-    dumped = [dumped_of(variable, optimizer) for variable in variables]
+    is_of_sok2 = optimizer is None or isinstance(optimizer, (OptimizerWrapper, SGD))
+    if not is_of_sok2 and legacy_name(optimizer) is None:
+        required = "a sok2.OptimizerWrapper, sok2.SGD or one of tf_keras.optimizers.legacy"
+        raise wrong_argument("optimizer", required, optimizer, error=TypeError)
+    dumped: list[Dumped] = []
+    for variable in variables if isinstance(variables, (list, tuple)) else [variables]:
+        variable = own_variable(variable, "A variable to dump or load must be one of sok2")
+        if not is_static(variable) and not is_of_sok2:
+            required = "a sok2.OptimizerWrapper if a DynamicVariable is dumped or loaded"
+            raise wrong_argument("optimizer", required, optimizer, error=TypeError)
+        with_slots = None if isinstance(optimizer, SGD) else optimizer
+        dumped.append((_Static if is_static(variable) else _Dynamic)(variable, with_slots))
     names = [table.stem for table in dumped]
     if len(set(names)) < len(names):
         raise ValueError(f"Variables must have different names. Received: {names}")
     return dumped
-
-
-# Optimizers of tf.compat.v1.train, by Keras' name of the same formula.
-_V1 = {"GradientDescent": "SGD", "Momentum": "SGD"}
 
 
 class Sok2Content(NamedTuple):
@@ -145,61 +161,52 @@ class Sok2Content(NamedTuple):
     iterations: int | None
 
 
-def dumped_of(variable: Any, optimizer: Any) -> Dumped:
-    """A variable, and the optimizer or None, for `dump` and `load`; TypeError for other kinds."""
-    variable = plain(variable)
-    if is_static(variable):
-        return _Static(variable, optimizer)
-    if not is_embedding_variable(variable):
-        raise TypeError(
-            "A variable to dump or load must be a sok2.Variable or a sok2.DynamicVariable. "
-            f"Received: {variable!r}"
-        )
-    if optimizer is not None and not isinstance(optimizer, (OptimizerWrapper, SGD)):
-        required = "a sok2.OptimizerWrapper if a DynamicVariable is dumped or loaded"
-        raise wrong_argument("optimizer", required, optimizer, error=TypeError)
-    return _Dynamic(variable, optimizer)
-
-
 class Dumped:
-    """A variable and the optimizer whose slots are dumped with it."""
+    """A variable and its optimizer with slots, or None: keys, rows and slots of this rank in NumPy.
 
-    def __init__(self, variable: Any, optimizer: Any):
-        self._variable, self._optimizer = variable, optimizer
-        self._has_slots = optimizer is not None and not isinstance(optimizer, SGD)
-        self.stem = files.stem(variable.name)
+    The two kinds of variables are subclasses.
+    """
 
-    # Methods of the two kinds. `take` writes what `read` returned, with slots and iterations.
-    take: Any
     _content: Any  # this rank's keys and rows
     _slot_rows: Any  # the values of a slot, in the order of these keys
     _positions: Any  # of this rank's keys among those of a file, ascending
+    take: Any  # writes what `read` returned, with slots and iterations
 
-    def parts(self) -> list[tuple[str, bytes, np.ndarray]]:
-        """This rank's part of each file: (name, head, items); all ranks have the same files."""
+    def __init__(self, variable: Any, optimizer: Any):
+        self._variable, self._optimizer = variable, optimizer
+        self.stem = files.stem(variable.name)
+        self._slot_names = [] if optimizer is None else list(optimizer.get_slot_names())
+
+    def joined_files(self) -> list[JoinedFile]:
+        """This rank's part of each file; all ranks have the same files."""
         keys, rows = self._content()
-        parts = [self._part(files.KEY, "", keys), self._part(files.WEIGHT, "", rows)]
-        for name in self._slot_names():
-            parts.append(self._part(files.SLOT, name, self._slot_rows(name, keys)))
+        arrays = [(files.KEY, "", keys), (files.WEIGHT, "", rows)]
+        arrays += [(files.SLOT, name, self._slot_rows(name, keys)) for name in self._slot_names]
         iterations = self._iterations()
         if iterations is not None:
             count = np.array([iterations] if comm.current().rank == 0 else [], np.int64)
-            parts.append(self._part(files.SLOT, files.ITERATIONS, count))
-        return parts
-
-    def _part(self, kind, slot, items):
-        name = self._file(kind, slot)
-        return name, files.head(self.stem, kind, slot, items.dtype), items
+            arrays.append((files.SLOT, files.ITERATIONS, count))
+        joined = []
+        for kind, slot, items in arrays:
+            head = files.head(self.stem, kind, slot, items.dtype)
+            item = len(items), items.itemsize * int(np.prod(items.shape[1:], dtype=np.int64))
+            joined.append(JoinedFile(self._file(kind, slot), self.stem, head, *item, [items]))
+        return joined
 
     def _file(self, kind, slot=""):
-        optimizer = optimizer_name(self._optimizer) if kind == files.SLOT else ""
-        return files.file_name(self.stem, kind, optimizer, slot)
+        """A file's name; it has that of the optimizer, of Keras' for the same formula."""
+        stock = getattr(self._optimizer, "optimizer", self._optimizer)
+        name = type(stock).__name__.removesuffix("Optimizer")
+        name = "SGD" if name in ("GradientDescent", "Momentum") else name
+        return files.file_name(self.stem, kind, name, slot)
 
-    def _slot_names(self):
-        return list(self._optimizer.get_slot_names()) if self._has_slots else []
+    def _slot(self, name):
+        if isinstance(self._optimizer, OptimizerWrapper):
+            return self._optimizer.get_slot(self._variable, name)
+        return static_slot(self._optimizer, self._variable, name)
 
     def _iterations(self):
-        count = self._optimizer.iterations if self._has_slots else None
+        count = None if self._optimizer is None else self._optimizer.iterations
         return None if count is None else int(count)
 
     def check_room(self, keys: np.ndarray) -> None:
@@ -221,12 +228,11 @@ class Dumped:
 
         rows = rows_of(durable.join(folder, self._file(files.WEIGHT)), files.WEIGHT)
         slots = {}
-        for name in self._slot_names():
-            path = durable.join(folder, self._file(files.SLOT, name))
-            if not durable.exists(path) and optimizer_name(self._optimizer) == "Adamax":
-                # The name that SOK 2.x gives to Adamax' files.
-                path = durable.join(folder, files.file_name(self.stem, files.SLOT, "Adam", name))
-            slots[name] = rows_of(path, files.SLOT)
+        for name in self._slot_names:
+            file = self._file(files.SLOT, name)
+            if not durable.exists(durable.join(folder, file)):  # as SOK 2.x names Adamax' files
+                file = file.replace("-Adamax-", "-Adam-")
+            slots[name] = rows_of(durable.join(folder, file), files.SLOT)
         iterations = self._iterations()
         if iterations is not None:
             path = durable.join(folder, self._file(files.SLOT, files.ITERATIONS))
@@ -243,19 +249,14 @@ class Dumped:
 class _Static(Dumped):
     """A `Variable`; its optimizer is stock, or a wrapper of one."""
 
+    def __init__(self, variable: Any, optimizer: Any):
+        if optimizer is not None and not isinstance(optimizer, OptimizerWrapper):
+            with tf.init_scope():
+                optimizer._create_all_weights([variable])
+        super().__init__(variable, optimizer)
+
     def _content(self):
         return self._variable._rows_here(), self._variable.numpy()
-
-    def _slot_names(self):
-        if self._has_slots and not isinstance(self._optimizer, OptimizerWrapper):
-            with tf.init_scope():
-                self._optimizer._create_all_weights([self._variable])
-        return super()._slot_names()
-
-    def _slot(self, name):
-        if isinstance(self._optimizer, OptimizerWrapper):
-            return self._optimizer.get_slot(self._variable, name)
-        return static_slot(self._optimizer, self._variable, name)
 
     def _slot_rows(self, name, keys):
         return self._slot(name).numpy()
@@ -287,9 +288,6 @@ class _Dynamic(Dumped):
     def _content(self):
         return tuple(tensor.numpy() for tensor in export(self._variable))
 
-    def _slot(self, name):
-        return self._optimizer.get_slot(self._variable, name)
-
     def _slot_rows(self, name, keys):
         slot = self._slot(name)
         if self._has_slot_tables:  # a row without an update has no slots yet
@@ -297,7 +295,7 @@ class _Dynamic(Dumped):
         return export(slot)[1].numpy()
 
     def _iterations(self):
-        if not self._has_slots or self._has_slot_tables:
+        if self._optimizer is None or self._has_slot_tables:
             return super()._iterations()
         return max(int(self._variable.snapshot().optimizer_step), 0)
 
@@ -313,13 +311,11 @@ class _Dynamic(Dumped):
 
     def take(self, content: Sok2Content) -> None:
         if content.slots and not self._has_slot_tables:
-            names = [self._optimizer.core_slots[name] for name in content.slots]
+            core_names = self._optimizer.core_slots
             self._variable.load_snapshot(
                 keys=content.keys,
                 rows=content.rows.astype(np.float32),
-                slot_rows=np.concatenate(list(content.slots.values()), 1).astype(np.float32),
-                slot_names=np.array([name.encode() for name in names], object),
-                slot_widths=np.full(len(names), self._variable.dim, np.int64),
+                **slot_fields({core_names[name]: rows for name, rows in content.slots.items()}),
                 optimizer_step=-1 if content.iterations is None else content.iterations,
                 replace=False,
             )
@@ -331,7 +327,7 @@ class _Dynamic(Dumped):
             self._take_iterations(content.iterations)
 
     def check_room(self, keys: np.ndarray) -> None:
-        slots = [self._slot(name) for name in self._slot_names()] if self._has_slot_tables else []
+        slots = map(self._slot, self._slot_names) if self._has_slot_tables else ()
         for table in (unwrap(self._variable), *slots):
             stats, option = table.stats(), table.options["ev_option"]
             evicts = any(isinstance(e, ScoreEvict) for e in option.evictions) if option else False
@@ -347,15 +343,3 @@ class _Dynamic(Dumped):
                     f"Table '{table.table_name}' holds at most {stats.max_capacity} keys on this "
                     f"rank. Received: a dump after which it would hold {needed}",
                 )
-
-
-def optimizer_name(optimizer: Any) -> str:
-    """The optimizer's name in files."""
-    if isinstance(optimizer, SGD):
-        return "SGD"
-    stock = optimizer.optimizer if isinstance(optimizer, OptimizerWrapper) else optimizer
-    if stock is optimizer and legacy_name(optimizer) is None:
-        required = "a sok2.OptimizerWrapper, sok2.SGD or one of tf_keras.optimizers.legacy"
-        raise wrong_argument("optimizer", required, optimizer, error=TypeError)
-    name = type(stock).__name__.removesuffix("Optimizer")
-    return _V1.get(name, name)

@@ -10,7 +10,7 @@ All tables of a kind travel together.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -26,10 +26,10 @@ from sok_like.lookup.training_flag import by_training
 from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
-from sok_like.sok2.distributed_variable import is_static, plain
+from sok_like.sok2.distributed_variable import is_static, own_variable
 from sok_like.table.keys import as_keys
 from sok_like.table.policy_methods import PolicyCounts
-from sok_like.table.variable import is_embedding_variable, unwrap
+from sok_like.table.variable import unwrap
 
 
 def lookup_sparse(
@@ -81,7 +81,7 @@ def lookup_sparse(
     for table, i in zip(tables, ids, strict=True):
         check_listed(table, getattr(i, "values", i))
 
-    asked = list(map(_Asked, tables, ids, weights, combiners))
+    asked = list(zip(tables, ids, weights, combiners, strict=True))
     outputs = by_training(training_of_call(), lambda training: _look_up(asked, name, training))
     return outputs if is_list else outputs[0]
 
@@ -127,17 +127,11 @@ def _as_list(values):
 
 
 def _table(param):
-    table = plain(param)
-    if is_static(table):
-        if table.dtype not in (tf.float32, tf.float16, tf.bfloat16):
-            raise TypeError(
-                "A variable that is looked up must be of dtype float32, float16 or bfloat16. "
-                f"Received: {table.dtype.name} (table '{table.table_name}')"
-            )
-        return table
-    if not is_embedding_variable(table):
+    table = own_variable(param, "`params` must hold sok2.Variables or sok2.DynamicVariables")
+    if is_static(table) and table.dtype not in (tf.float32, tf.float16, tf.bfloat16):
         raise TypeError(
-            f"`params` must hold sok2.Variables or sok2.DynamicVariables. Received: {param!r}"
+            "A variable that is looked up must be of dtype float32, float16 or bfloat16. "
+            f"Received: {table.dtype.name} (table '{table.table_name}')"
         )
     return table
 
@@ -149,43 +143,32 @@ def _by_exchange(table):
     return is_static(table) or table.home is not None
 
 
-class _Asked(NamedTuple):
-    table: Any
-    ids: Any
-    weights: Any
-    combiner: str
-
-
 def _look_up(asked, name, training):
+    """Outputs of tuples `(table, ids, weights, combiner)`."""
     outputs: list[Any] = [None] * len(asked)
-    exchanged = [i for i, each in enumerate(asked) if _by_exchange(each.table)]
+    exchanged = [i for i, (table, *_) in enumerate(asked) if _by_exchange(table)]
     grouped = [i for i in range(len(asked)) if i not in exchanged]
     if grouped:
-        found = group_embedding_lookup_sparse(
-            [asked[i].table for i in grouped],
-            [asked[i].ids for i in grouped],
-            [asked[i].combiner for i in grouped],
-            sp_weights=[asked[i].weights for i in grouped],
-            name=name,
-            training=training,
-            gradient_scale="sum",
+        tables, ids, weights, combiners = map(list, zip(*(asked[i] for i in grouped), strict=True))
+        options = {"name": name, "training": training, "gradient_scale": "sum"}
+        rows_of_tables = group_embedding_lookup_sparse(
+            tables, ids, combiners, sp_weights=weights, **options
         )
-        for i, rows in zip(grouped, found, strict=True):
+        for i, rows in zip(grouped, rows_of_tables, strict=True):
             outputs[i] = rows
     if not exchanged:
         return outputs
-    features, batches = [], []
-    for i in exchanged:
-        table, ids, weights, combiner = asked[i]
-        known = arguments.ids_of(ids, weights, table.table_name)
-        flat, splits = as_keys(known.ragged.values), tf.cast(known.ragged.row_splits, tf.int64)
-        features.append(_shard(table, flat, splits, combiner, known.weights))
-        batches.append(known.ragged.shape[0])
+    features, shapes = [], []
+    for table, ids, weights, combiner in (asked[i] for i in exchanged):
+        ragged, weights, _ = arguments.ids_of(ids, weights, table.table_name)
+        flat, splits = as_keys(ragged.values), tf.cast(ragged.row_splits, tf.int64)
+        features.append(_shard(table, flat, splits, combiner, weights))
+        shapes.append([ragged.shape[0], table.dim])
     # After the other tables: if those fail, they fail on all ranks.
     with tf.control_dependencies([outputs[i] for i in grouped]):
-        found = _exchange(features, f"{name}_dense", training)
-    for i, rows, batch in zip(exchanged, found, batches, strict=True):
-        outputs[i] = tf.ensure_shape(rows, [batch, asked[i].table.dim])
+        rows_of_tables = _exchange(features, f"{name}_dense", training)
+    for i, rows, shape in zip(exchanged, rows_of_tables, shapes, strict=True):
+        outputs[i] = tf.ensure_shape(rows, shape)
     return outputs
 
 
@@ -206,10 +189,8 @@ def _shard(table, ids, row_splits, combiner, weights):
 
 
 def _exchange(features, name, training):
-    found = exchange_lookup(features, Exchange(name, training, gradient_scale=1.0))
-    return [
-        tf.cast(rows, feature.variable.dtype) for rows, feature in zip(found, features, strict=True)
-    ]
+    rows = exchange_lookup(features, Exchange(name, training, gradient_scale=1.0))
+    return [tf.cast(r, feature.variable.dtype) for r, feature in zip(rows, features, strict=True)]
 
 
 _DROPPED = PolicyCounts._fields.index("dropped")
@@ -254,20 +235,3 @@ def sparse_read_and_evict(
 
 def _dropped(table):
     return libraries.ops().sok_table_statistics(handle=table.handle)[_DROPPED]
-
-
-def incremental_model_dump(sok_vars: Any, time_threshold: Any, sess: Any = None) -> Any:
-    """Raises, and names another way: a table knows the step of a key's last lookup, not its time.
-
-    Args:
-        sok_vars, time_threshold, sess: As in SOK 2.x; unused.
-
-    Raises:
-        NotImplementedError: always.
-    """
-    raise NotImplementedError(
-        "incremental_model_dump selects keys by time, but tables record steps. After `rows = "
-        "variable.export()` of a DynamicVariable of var_type 'hybrid', the rows that training has "
-        "looked up since step s are those with `rows.versions >= s`. "
-        f"Received: time_threshold={time_threshold!r}"
-    )

@@ -19,12 +19,12 @@ import tensorflow as tf
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.optimizers import wrapper
 from sok_like.optimizers.rules import OptimizerRule, check_keras_settings, legacy_name
-from sok_like.runtime.checks import require, wrong_argument
+from sok_like.runtime.checks import require
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import check_replicas, ensure_initialized
-from sok_like.sok2.distributed_variable import is_static, plain
+from sok_like.sok2.distributed_variable import is_static, own_variable
 from sok_like.sok2.slots import RowOptimizer, SlotRows
 from sok_like.table.variable import is_embedding_variable
 
@@ -32,7 +32,6 @@ from sok_like.table.variable import is_embedding_variable
 tf_version = [int(part) for part in tf.__version__.split(".")[:2]]
 
 _switched: list[hooks.Hook] = []
-_COMM_TOOLS = ("horovod", "single")
 
 
 def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
@@ -52,7 +51,8 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
         ValueError: `comm_tool` is another tool, or "single" in a job of several processes.
         RuntimeError: within a `tf.distribute` strategy of several replicas.
     """
-    require(comm_tool in _COMM_TOOLS, "comm_tool", f"one of {_COMM_TOOLS}", comm_tool)
+    tools = ("horovod", "single")
+    require(comm_tool in tools, "comm_tool", f"one of {tools}", comm_tool)
     check_replicas()
     ensure_initialized()
     fits = comm_tool != "single" or comm.current().world_size == 1
@@ -209,14 +209,12 @@ class OptimizerWrapper:
             TypeError: `var` is not a variable of this package.
             NotImplementedError: for a `Variable`, if the optimizer has no slots by name.
         """
-        names, variable = self.get_slot_names(), plain(var)
+        variable, names = own_variable(var, "`var` must be of sok2"), self.get_slot_names()
         require(name in names, "name", f"one of {names}", name)
         if is_static(variable):
             return static_slot(self._optimizer, variable, name)
-        if not is_embedding_variable(variable):
-            raise wrong_argument("var", "a variable of sok2", var, error=TypeError)
         if self._rows is not None:
-            return self._rows.slot(variable, name)
+            return self._rows.slots(variable)[name]
         initial = 0.0
         if name == "accumulator":
             initial = dict(self._view.embedding_rule.options).get("initial_accumulator", 0.0)
@@ -271,21 +269,19 @@ class SGD:
             TypeError: a variable is not of this package; ranks would drift apart.
             ValueError: no variable has a gradient.
         """
-        pairs = [(g, plain(v)) for g, v in grads_and_vars if g is not None]
         updates = []
-        for gradient, variable in pairs:
-            if not is_static(variable) and not is_embedding_variable(variable):
-                raise TypeError(
-                    "sok2.SGD trains variables of sok2 (see filter_variables). "
-                    f"Received: {variable!r}"
-                )
+        for gradient, variable in grads_and_vars:
+            if gradient is None:
+                continue
+            rule = "sok2.SGD trains variables of sok2 (see filter_variables)"
+            variable = own_variable(variable, rule)
             if is_static(variable):
                 rate = tf.cast(self._lr, variable.dtype)
                 step = tf.IndexedSlices(gradient.values * rate, gradient.indices)
                 updates.append(variable.scatter_sub(step))
             else:
                 updates.append(OptimizerRule("sgd").apply([(gradient, variable)], self._lr, 1))
-        if not pairs:
+        if not updates:
             raise ValueError("No gradients provided for any variable.")
         if global_step is not None:
             updates.append(global_step.assign_add(tf.ones([], global_step.dtype)))

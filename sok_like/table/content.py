@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -89,3 +89,20 @@ def nothing(dim: int = 0, with_records: bool = False) -> TableContent:
     if with_records:
         content.records, content.step = _no_waiting(), np.int64(-1)
     return content
+
+
+def slots_by_name(content: TableContent) -> dict[str, np.ndarray]:
+    """The slot rows in NumPy by the core's names, each `[size, width]`."""
+    names, widths = np.asarray(content.slot_names).tolist(), np.asarray(content.slot_widths)
+    rows = np.reshape(content.slot_rows, [len(content.keys), widths.sum()])
+    parts = np.split(rows, np.cumsum(widths)[:-1], axis=1) if names else []
+    return {name.decode(): part for name, part in zip(names, parts, strict=True)}
+
+
+def slot_fields(slots: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The inverse of `slots_by_name`, for at least one slot: the fields of a content."""
+    return {
+        "slot_rows": np.concatenate(list(slots.values()), 1).astype(np.float32),
+        "slot_names": np.array([name.encode() for name in slots], object),
+        "slot_widths": np.array([part.shape[1] for part in slots.values()], np.int64),
+    }
