@@ -98,7 +98,7 @@ void GrowsAtItsLoad() {
   int64_t grown_at[2];
   for (int half = 0; half < 2; ++half) {
     Index index;
-    index.GrowAt(half == 0 ? Index::kLoadParts * 3 / 4 : Index::kLoadParts * 5 / 8);
+    index.GrowAt(half == 0 ? Index::kLoadParts * 3 / 4 : Index::kLoadParts / 2);
     uint64_t key = 0;
     for (; index.num_buckets() < 2048; ++key) Insert(&index, key, 0);
     grown_at[half] = index.size() - 1;
@@ -110,7 +110,7 @@ void GrowsAtItsLoad() {
     CHECK_EQ(index.num_buckets(), 1024);
   }
   CHECK_EQ(grown_at[0], 1024 * 5 * 3 / 4);
-  CHECK_EQ(grown_at[1], 1024 * 5 * 5 / 8);
+  CHECK_EQ(grown_at[1], 1024 * 5 / 2);
 }
 
 // Keys that come and go at the load where it grows are no reason to rehash it each time.
@@ -124,42 +124,76 @@ void ErasedSlotsUseTheRestOfTheLoad() {
   CHECK_EQ(index.num_buckets(), 1024);
 }
 
-// The last eighth of the keys before a large array doubles brings the next one, which is then taken.
-void TouchesTheNextArrayAhead() {
+// The last eighth of the keys before a large array doubles brings the next one, in even pieces.
+void MovesToTheNextArrayAhead() {
   BlockPool pool;
   Index index;
   index.UsePool(&pool);
   constexpr int64_t kBatch = 1000;
-  int64_t num_touched = 0;
+  int64_t num_moved = 0;
   uint64_t key = 0;
   for (; key < 200000; key += kBatch) {
     const int64_t buckets = index.num_buckets(), array = buckets * 64,
-                  touched = index.bytes() - array;
+                  moved = index.bytes() - array;
     const bool doubles = !index.HasRoom(kBatch);
     index.MakeRoom(kBatch);
     CHECK(doubles || index.num_buckets() == buckets);
-    if (doubles && buckets >= 1 << 14) CHECK(touched > array && touched <= 2 * array);
+    if (doubles && buckets >= 1 << 14) CHECK(moved > array && moved <= 2 * array);
     if (!index.IsAboutToDouble(kBatch)) {
       CHECK_EQ(index.bytes(), index.num_buckets() * 64);
     } else {
-      index.TouchAhead(kBatch);
-      ++num_touched;
+      index.MoveAhead(kBatch);
+      ++num_moved;
       CHECK(index.num_buckets() >= 1 << 14 && index.bytes() > index.num_buckets() * 64);
-      CHECK(index.bytes() - array - touched <= array / 2);  // no large piece at a time
+      CHECK(index.bytes() - array - moved <= array / 2);  // no large piece at a time
     }
     for (uint64_t k = key; k < key + kBatch; ++k) index.FindOrInsert(HashKey(k), k, k & 0xffff);
   }
-  CHECK(num_touched > 10);
+  CHECK(num_moved > 10);
   for (uint64_t k = 0; k < key; ++k) CHECK_EQ(index.Find(HashKey(k), k), k & 0xffff);
   index.Clear();
   CHECK_EQ(index.bytes(), 0);
+}
+
+// While keys move ahead, keys come, go and come back, in moved buckets and in others.
+void KeysComeAndGoWhileOthersMove() {
+  constexpr uint64_t kKeys = 170000;  // two arrays are outgrown
+  std::mt19937 random(4);
+  Index index;
+  std::unordered_map<uint64_t, uint32_t> expected;
+  int64_t num_moved = 0;
+  for (uint64_t key = 0; key < kKeys; ++key) {
+    index.MakeRoom(2);
+    if (key % 100 == 0 && index.IsAboutToDouble(200)) {
+      index.MoveAhead(200);
+      ++num_moved;
+    }
+    for (const uint64_t k : {key, uint64_t{random()} % (key + 1)}) {
+      const uint32_t row = static_cast<uint32_t>(random() % 1000);
+      CHECK_EQ(index.FindOrInsert(HashKey(k), k, row), expected.emplace(k, row).first->second);
+    }
+    for (int i = 0; i < 1 + static_cast<int>(key % 2); ++i) {
+      const uint64_t k = random() % (key + 1);
+      const auto found = expected.find(k);
+      CHECK_EQ(index.Erase(HashKey(k), k),
+               found == expected.end() ? Index::kMissing : found->second);
+      expected.erase(k);
+    }
+  }
+  CHECK(num_moved > 100);
+  CHECK_EQ(static_cast<size_t>(index.size()), expected.size());
+  for (uint64_t k = 0; k < kKeys; ++k) {
+    const auto found = expected.find(k);
+    CHECK_EQ(index.Find(HashKey(k), k), found == expected.end() ? Index::kMissing : found->second);
+  }
 }
 
 }  // namespace
 }  // namespace sok
 
 int main() {
-  sok::TouchesTheNextArrayAhead();
+  sok::MovesToTheNextArrayAhead();
+  sok::KeysComeAndGoWhileOthersMove();
   sok::RandomKeys();
   sok::CollidingKeys();
   sok::ErasedSlotsDoNotPileUp();

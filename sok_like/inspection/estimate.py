@@ -2,7 +2,7 @@
 
 The sizes are those of `cpp/core/cpu/index.h` and `arena.h`:
 
-    index   64 parts; part s doubles its buckets of 5 slots, 64 bytes, when 3/4 - s/512 full
+    index   64 parts; part s doubles its buckets of 5 slots, 64 bytes, when 3/4 - s/256 full
     rows    embedding, slot rows, padding; in chunks of a power of two of rows, 2 to 4 MiB
     record  24 bytes per key, in a table with policies
     change  4 bytes per key and 8 per key touched since the last dump, in a table with deltas
@@ -108,7 +108,7 @@ def _index_bytes(keys):
         below, buckets = empty, 1
         while below < 1 - 1e-9:
             # The share of parts with at most so many keys: Poisson, by its normal limit.
-            most = buckets * _SLOTS * (384 - part) // 512
+            most = buckets * _SLOTS * (384 - 2 * part) // 512
             fits = 0.5 * (1 + math.erf((most + 0.5 - mean) / math.sqrt(2 * mean)))
             expected += buckets * max(0.0, fits - below)
             below, buckets = max(below, fits), buckets * 2

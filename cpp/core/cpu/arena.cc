@@ -17,8 +17,9 @@ int64_t StrideOf(int64_t row_floats) {
 
 }  // namespace
 
-Arena::Arena(int64_t row_floats, const StorageOptions& storage, const std::string& table)
-    : stride_(StrideOf(row_floats)), shift_(0) {
+Arena::Arena(int64_t row_floats, const StorageOptions& storage, const std::string& table,
+             BlockPool* pool)
+    : pool_(storage.is_used() ? nullptr : pool), stride_(StrideOf(row_floats)), shift_(0) {
   while ((stride_ * 4) << shift_ < static_cast<int64_t>(kHugePageBytes)) ++shift_;
   mask_ = static_cast<uint32_t>((int64_t{1} << shift_) - 1);
   if (!storage.is_used()) return;
@@ -39,7 +40,10 @@ void Arena::AddChunk(size_t chunk) {
     rows = file_->AddChunk(chunk);
     bytes = file_->chunk_bytes();
   } else {
-    memory = Memory(static_cast<size_t>(stride_ * 4) << shift_, chunk > 0);
+    const size_t size = static_cast<size_t>(stride_ * 4) << shift_;
+    bool is_zeroed;  // no matter: rows are written before they are read
+    memory = pool_ != nullptr && chunk > 0 ? pool_->Take(size, &is_zeroed)
+                                           : Memory(size, /*huge=*/chunk > 0);
     rows = static_cast<float*>(memory.data());
     bytes = static_cast<int64_t>(memory.bytes());
   }
@@ -70,7 +74,8 @@ void Arena::FreeChunk(int64_t chunk) noexcept {
     return;
   }
   bytes_ -= static_cast<int64_t>(chunks_[chunk].bytes());
-  chunks_[chunk].Free();
+  Memory freed = std::move(chunks_[chunk]);
+  if (pool_ != nullptr && chunk > 0) pool_->Give(std::move(freed), /*keeps=*/false);
 }
 
 void Arena::BringListed(Executor& ex, const uint32_t* rows, int64_t num_rows, RowUse use) const {
@@ -104,14 +109,25 @@ StorageStats Arena::storage_stats() const {
 }
 
 void Arena::Clear() noexcept {
-  if (file_ != nullptr) {
+  if (file_ != nullptr) {  // which then has no chunks in memory
     for (size_t chunk = 0; chunk < base_.size(); ++chunk) {
       if (base_[chunk] != nullptr) FreeChunk(static_cast<int64_t>(chunk));
     }
   }
-  chunks_.clear();
-  base_.clear();
-  bytes_ = 0;
+  GiveBack();
+  const bool has_first = pool_ != nullptr && !chunks_.empty() && chunks_[0].bytes() > 0;
+  chunks_.resize(has_first);
+  base_.resize(has_first);
+  bytes_ = has_first ? static_cast<int64_t>(chunks_[0].bytes()) : 0;
+  if (has_first) chunks_[0].Offer();
+}
+
+Arena::~Arena() { GiveBack(); }
+
+void Arena::GiveBack() noexcept {
+  for (size_t chunk = 1; pool_ != nullptr && chunk < chunks_.size(); ++chunk) {
+    if (base_[chunk] != nullptr) pool_->Give(std::move(chunks_[chunk]));
+  }
 }
 
 void Arena::Keep(int64_t num_rows) noexcept {

@@ -28,8 +28,12 @@ class Arena {
  public:
   // `row_floats`: embedding and slot rows.
   explicit Arena(int64_t row_floats) : Arena(row_floats, StorageOptions(), "") {}
-  // Throws as RowFile does if storage is used; errors name `table`.
-  Arena(int64_t row_floats, const StorageOptions& storage, const std::string& table);
+  // Throws as RowFile does if storage is used; errors name `table`. Takes chunks from `pool` and gives
+  // them back, unless that is null.
+  Arena(int64_t row_floats, const StorageOptions& storage, const std::string& table,
+        BlockPool* pool = nullptr);
+  ~Arena();
+  Arena(Arena&&) = default;
 
   int64_t stride() const { return stride_; }  // floats from a row to the next
   int64_t chunk_rows() const { return int64_t{1} << shift_; }
@@ -48,7 +52,7 @@ class Arena {
     return (row >> shift_) < base_.size() && base_[row >> shift_] != nullptr;
   }
   void FreeChunk(int64_t chunk) noexcept;
-  void Clear() noexcept;
+  void Clear() noexcept;  // all chunks; if they are memory, the next rows take them again
   // Frees all chunks beyond those of rows [0, num_rows). Of the others the content is lost, and the
   // system may take the memory (Memory::Offer). Not for rows on disk.
   void Keep(int64_t num_rows) noexcept;
@@ -66,11 +70,13 @@ class Arena {
 
  private:
   void AddChunk(size_t chunk);
+  void GiveBack() noexcept;  // all chunks but the first
   void BringListed(Executor& ex, const uint32_t* rows, int64_t num_rows, RowUse use) const;
   int64_t FileBytes() const {  // up to the last chunk, including missing ones
     return static_cast<int64_t>(base_.size()) * file_->chunk_bytes();
   }
 
+  BlockPool* pool_ = nullptr;
   int64_t stride_;
   int shift_;
   uint32_t mask_;

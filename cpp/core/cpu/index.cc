@@ -1,6 +1,7 @@
 #include "cpp/core/cpu/index.h"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -8,50 +9,88 @@ namespace sok {
 
 namespace {
 
-// Smaller arrays are cheap whatever page they lie on; larger ones fill huge pages by themselves.
+// Smaller arrays are cheap whatever page they lie on.
 constexpr size_t kPoolFrom = size_t{128} << 10;
-constexpr size_t kPoolBelow = size_t{16} << 20;
-constexpr int64_t kPageBytes = 4096;
 
 }  // namespace
 
 const Bucket Index::kNoKeys = {};
 
-Index::Array::Array(int64_t num_buckets, BlockPool* array_pool) : pool(array_pool) {
+Index::Array::Array(int64_t num_buckets, const Array& like)
+    : mask(static_cast<uint64_t>(num_buckets) - 1),
+      home(ProbeHome::Of(mask + 1, like.home.multiplier)),
+      pool(like.pool) {
   const size_t bytes = static_cast<size_t>(num_buckets) * sizeof(Bucket);
-  if (pool != nullptr && bytes >= kPoolFrom && bytes < kPoolBelow) {
+  bool is_zeroed = true;
+  if (pool != nullptr && bytes >= kPoolFrom && bytes < kHugePageBytes) {
     buckets = static_cast<Bucket*>(pool->Allocate(bytes));
     pooled_bytes = bytes;
-  } else {
-    memory = Memory(bytes, bytes >= kPoolBelow);
-    buckets = static_cast<Bucket*>(memory.data());
+    return;
   }
+  const bool huge = bytes >= kHugePageBytes;
+  memory = huge && pool != nullptr ? pool->Take(bytes, &is_zeroed) : Memory(bytes, huge);
+  buckets = static_cast<Bucket*>(memory.data());
+  if (!is_zeroed) std::memset(memory.data(), 0, bytes);
 }
 
 void Index::Array::Free() noexcept {
-  if (pooled_bytes > 0) pool->Free(buckets, pooled_bytes);
+  if (pooled_bytes > 0) {
+    pool->Free(buckets, pooled_bytes);
+  } else if (pool != nullptr && memory.bytes() >= kHugePageBytes) {
+    pool->Give(std::move(memory));
+  }
   memory.Free();
   pooled_bytes = 0;
-  buckets = nullptr;
+  buckets = const_cast<Bucket*>(&kNoKeys);
+  mask = 0;
+  home = ProbeHome::Of(1, home.multiplier);
+  erased = 0;
 }
 
 void Index::Array::Swap(Array& other) noexcept {
   std::swap(buckets, other.buckets);
+  std::swap(mask, other.mask);
+  std::swap(home, other.home);
+  std::swap(erased, other.erased);
   std::swap(pool, other.pool);
   std::swap(pooled_bytes, other.pooled_bytes);
   std::swap(memory, other.memory);
 }
 
+void Index::Array::Add(uint64_t hash, uint64_t key, uint32_t row) noexcept {
+  Bucket* bucket = Home(hash);
+  while (bucket->used == Bucket::kAll) bucket = Next(bucket);
+  const int slot = __builtin_ctz(~uint32_t{bucket->used});
+  erased -= (bucket->erased >> slot) & 1;
+  bucket->Put(slot, key, row);
+}
+
+uint32_t Index::Array::Remove(uint64_t hash, uint64_t key, int64_t* position) noexcept {
+  Bucket* bucket = Home(hash);
+  for (;;) {
+    const uint32_t match = bucket->Match(key);
+    const bool has_empty = bucket->Empty() != 0;
+    if (match != 0) {
+      bucket->used = static_cast<uint8_t>(bucket->used & ~match);
+      if (!has_empty) {
+        bucket->erased = static_cast<uint8_t>(bucket->erased | match);
+        ++erased;
+      }
+      *position = bucket - buckets;
+      return bucket->rows[__builtin_ctz(match)];
+    }
+    if (has_empty) return kMissing;
+    bucket = Next(bucket);
+  }
+}
+
 void Index::Swap(Index& other) noexcept {
-  std::swap(buckets_, other.buckets_);
-  std::swap(mask_, other.mask_);
-  std::swap(home_, other.home_);
-  std::swap(size_, other.size_);
-  std::swap(erased_, other.erased_);
-  std::swap(limit_, other.limit_);
   array_.Swap(other.array_);
   next_.Swap(other.next_);
-  std::swap(next_touched_, other.next_touched_);
+  std::swap(moved_, other.moved_);
+  std::swap(size_, other.size_);
+  std::swap(limit_, other.limit_);
+  std::swap(is_reserved_, other.is_reserved_);
 }
 
 void Index::MakeRoom(int64_t num_keys) {
@@ -60,109 +99,102 @@ void Index::MakeRoom(int64_t num_keys) {
   int64_t num_buckets = std::max<int64_t>(before, 1);
   // Rehashing at the same size pays only if it frees a good part of the slots, at 5/8 one in eight.
   // Otherwise a table where keys come and go would be rehashed again and again.
-  const bool same_size = before > 0 && wanted <= before * Bucket::kSlots * 5 / 8;
+  const int most = std::min(grow_at_, kLoadParts * 5 / 8);
+  const bool same_size = before > 0 && wanted <= before * Bucket::kSlots * most / kLoadParts;
   if (before > 0 && !same_size) num_buckets *= 2;
   while (wanted > MaxUsed(num_buckets)) num_buckets *= 2;
-  if (!same_size || wanted + erased_ > MaxUsed(num_buckets)) Rehash(num_buckets);
+  if (!same_size || wanted + array_.erased > MaxUsed(num_buckets)) Rehash(num_buckets);
+  is_reserved_ = !same_size && wanted > limit_;
   limit_ = same_size ? MaxUsed(num_buckets) : std::max(limit_, wanted);
 }
 
-void Index::TouchAhead(int64_t num_keys) noexcept {
-  if (next_.buckets == nullptr) {
+void Index::MoveAhead(int64_t num_keys) noexcept {
+  const int64_t num_buckets = this->num_buckets();
+  if (next_.buckets == &kNoKeys) {
     try {
-      Array(2 * num_buckets(), array_.pool).Swap(next_);
+      Array(2 * num_buckets, array_).Swap(next_);
     } catch (const std::bad_alloc&) {
       return;  // there may be enough when it is needed
     }
   }
-  const int64_t bytes = 2 * num_buckets() * static_cast<int64_t>(sizeof(Bucket));
   const int64_t room = std::max<int64_t>(0, limit_ - size_ - num_keys);
   const double left = std::min(1.0, static_cast<double>(room) / (limit_ / kLastPart));
-  const int64_t end = bytes - static_cast<int64_t>(left * static_cast<double>(bytes));
-  volatile char* const data = reinterpret_cast<char*>(next_.buckets);
-  for (; next_touched_ < end; next_touched_ += kPageBytes) data[next_touched_] = 0;
+  MoveTo(&next_, num_buckets - static_cast<int64_t>(left * static_cast<double>(num_buckets)));
+}
+
+void Index::MoveTo(Array* to, int64_t end) noexcept {
+  // Written before it is read, a page is brought at once; read, the system shows a page of zeros first.
+  constexpr int64_t kPageBuckets = 4096 / sizeof(Bucket);
+  const int64_t times = (static_cast<int64_t>(to->mask) + 1) / std::max<int64_t>(1, num_buckets());
+  for (int64_t b = times * moved_; b < times * end; b += kPageBuckets) {
+    static_cast<volatile uint8_t&>(to->buckets[b].unused) = 0;
+  }
+  ForEachIn(moved_, end, [to](uint64_t key, uint32_t row) { to->Add(HashKey(key), key, row); });
+  moved_ = std::max(moved_, end);
+}
+
+void Index::DropNext() noexcept {
+  next_.Free();
+  moved_ = 0;
 }
 
 void Index::Rehash(int64_t num_buckets) {
   Array array;
-  if (num_buckets > this->num_buckets()) {
+  if (next_.buckets != &kNoKeys && num_buckets == 2 * this->num_buckets()) {
     array.Swap(next_);
-    next_touched_ = 0;
+  } else {
+    DropNext();  // before there is another one
+    Array(num_buckets, array_).Swap(array);
   }
-  if (array.buckets == nullptr || num_buckets != 2 * this->num_buckets()) {
-    array.Free();  // before there is another one
-    Array(num_buckets, array_.pool).Swap(array);
-  }
-  Bucket* const buckets = array.buckets;
-  const uint64_t mask = static_cast<uint64_t>(num_buckets) - 1;
-  const ProbeHome home = ProbeHome::Of(mask + 1, home_.multiplier);
-  ForEach([buckets, mask, home](uint64_t key, uint32_t row) {
-    uint64_t b = home(HashKey(key));
-    while (buckets[b].used == Bucket::kAll) b = (b + 1) & mask;
-    buckets[b].Put(__builtin_ctz(buckets[b].Empty()), key, row);
-  });
+  MoveTo(&array, this->num_buckets());
+  moved_ = 0;
   array_.Swap(array);  // the old buckets go with `array`
-  buckets_ = buckets;
-  mask_ = mask;
   ++layout_;
-  home_ = home;
-  erased_ = 0;
   limit_ = num_buckets * Bucket::kSlots * grow_at_ / kLoadParts;
 }
 
 uint32_t Index::FindOrInsert(uint64_t hash, uint64_t key, uint32_t row) noexcept {
-  Bucket* bucket = const_cast<Bucket*>(Home(hash));
+  Bucket* bucket = array_.Home(hash);
   Bucket* free_bucket = nullptr;  // the first with a slot for a new key
   for (;;) {
     const uint32_t match = bucket->Match(key);
     if (match != 0) return bucket->rows[__builtin_ctz(match)];
     if (free_bucket == nullptr && bucket->used != Bucket::kAll) free_bucket = bucket;
     if (bucket->Empty() != 0) break;
-    bucket = const_cast<Bucket*>(Next(bucket));
+    bucket = array_.Next(bucket);
   }
   const int slot = __builtin_ctz(~uint32_t{free_bucket->used});
-  erased_ -= (free_bucket->erased >> slot) & 1;
+  array_.erased -= (free_bucket->erased >> slot) & 1;
   free_bucket->Put(slot, key, row);
   ++size_;
+  if (free_bucket - array_.buckets < moved_) next_.Add(hash, key, row);
   return row;
 }
 
 uint32_t Index::Erase(uint64_t hash, uint64_t key) noexcept {
-  Bucket* bucket = const_cast<Bucket*>(Home(hash));
-  for (;;) {
-    const uint32_t match = bucket->Match(key);
-    const bool has_empty = bucket->Empty() != 0;
-    if (match != 0) {
-      bucket->used = static_cast<uint8_t>(bucket->used & ~match);
-      if (!has_empty) {
-        bucket->erased = static_cast<uint8_t>(bucket->erased | match);
-        ++erased_;
-      }
-      --size_;
-      return bucket->rows[__builtin_ctz(match)];
-    }
-    if (has_empty) return kMissing;
-    bucket = const_cast<Bucket*>(Next(bucket));
-  }
+  int64_t position, unused;
+  const uint32_t row = array_.Remove(hash, key, &position);
+  if (row == kMissing) return row;
+  --size_;
+  if (position < moved_) next_.Remove(hash, key, &unused);
+  if (size_ + next_.erased > limit_) DropNext();  // its probes would become long
+  return row;
 }
 
 void Index::Clear() noexcept {
   array_.Free();
-  next_.Free();
-  next_touched_ = 0;
-  buckets_ = const_cast<Bucket*>(&kNoKeys);
-  mask_ = 0;
-  home_ = ProbeHome::Of(1, home_.multiplier);
+  DropNext();
   size_ = 0;
-  erased_ = 0;
   limit_ = 0;
 }
 
 void Index::AddProbeLengths(int64_t* total, int64_t* longest) const {
   for (int64_t b = 0; b < num_buckets(); ++b) {
-    for (uint32_t used = buckets_[b].used; used != 0; used &= used - 1) {
-      const uint64_t home = home_(HashKey(buckets_[b].keys[__builtin_ctz(used)]));
-      const int64_t length = static_cast<int64_t>((static_cast<uint64_t>(b) - home) & mask_) + 1;
+    const Bucket& bucket = array_.buckets[b];
+    for (uint32_t used = bucket.used; used != 0; used &= used - 1) {
+      const uint64_t home = array_.home(HashKey(bucket.keys[__builtin_ctz(used)]));
+      const int64_t length =
+          static_cast<int64_t>((static_cast<uint64_t>(b) - home) & array_.mask) + 1;
       *total += length;
       *longest = std::max(*longest, length);
     }

@@ -12,15 +12,22 @@
 // stay where they are: only the index moves.
 //
 // The shards of a table have as many keys each. They grow at different loads, else all would grow
-// within a few batches, which would take many times as long as the others:
+// within a few batches, which would take many times as long as the others. From 1/2 on, most batches
+// have their share of it, and the index as a whole takes less at its peak than with a shorter range:
 //
-//     load    5/8 |---- shard 63 ---- ... ---- shard 1 ---- shard 0 | 3/4
+//     load    1/2 |---- shard 63 ---- ... ---- shard 1 ---- shard 0 | 3/4
 //
-// The system clears memory when it is first touched, which takes longer than to move the keys. So
-// before a large array doubles, the last eighth of its keys brings the next one piece by piece
-// (TouchAhead).
+// To double a large array takes many times as long as a batch: the system clears the new memory, and
+// all keys move. So before that, the last eighth of the keys that it holds brings the next array piece
+// by piece (MoveAhead). Homes are the top bits of a product, so keys keep their order:
 //
-// Cost: 12.8 bytes per slot, 17 to 41 per key between two doublings; 1.01 buckets per find at a load
+//     array       | moved, in both arrays | only here                 |     probes read this one
+//     next array  | twice as many buckets | not touched yet           |
+//
+// Whatever is inserted into a moved bucket, or erased from one, is also in the next array. The last
+// piece moves when the array has no more room, and the next one takes its place.
+//
+// Cost: 12.8 bytes per slot, 17 to 51 per key between two doublings; 1.01 buckets per find at a load
 // of 3/8, 1.2 at 3/4. Nothing is allocated before the first key. Not thread-safe by itself; the
 // table's lock covers it.
 #ifndef SOK_CORE_CPU_INDEX_H_
@@ -36,7 +43,7 @@ namespace sok {
 // Bucket: five slots probed together, one cache line.
 //
 //     byte 0                40                   60     61       64
-//     | 5 keys, 8 bytes     | 5 row numbers, 4   | used | erased | -
+//     | 5 keys, 8 bytes     | 5 row numbers, 4   | used | erased | unused
 //
 // Most probes end in their first bucket. They cost one cache miss, for present and for missing keys.
 // A probe compares the five keys themselves, which takes less time than a second cache line, so
@@ -65,6 +72,7 @@ struct alignas(64) Bucket {
   uint32_t rows[kSlots];
   uint8_t used;
   uint8_t erased;
+  uint8_t unused;  // to write to, so that the system brings a page
 };
 static_assert(sizeof(Bucket) == 64, "a bucket is a cache line");
 
@@ -73,13 +81,15 @@ class Index {
   static constexpr uint32_t kMissing = 0xFFFFFFFFu;
 
   Index() : Index(ProcessMultiplier()) {}
-  explicit Index(uint64_t multiplier) { home_.multiplier = multiplier; }
+  explicit Index(uint64_t multiplier) { array_.home.multiplier = multiplier; }
 
   int64_t size() const { return size_; }
-  int64_t num_buckets() const { return array_.buckets == nullptr ? 0 : mask_ + 1; }
+  int64_t num_buckets() const {
+    return array_.buckets == &kNoKeys ? 0 : static_cast<int64_t>(array_.mask) + 1;
+  }
   int64_t capacity() const { return limit_; }  // keys that fit before it grows
   int64_t bytes() const {
-    return num_buckets() * static_cast<int64_t>(sizeof(Bucket)) + next_touched_;
+    return (num_buckets() + 2 * moved_) * static_cast<int64_t>(sizeof(Bucket));
   }
 
   // Changes when keys move to other buckets.
@@ -88,17 +98,17 @@ class Index {
   // Takes larger arrays from a pool shared with other shards. Before the first key.
   void UsePool(BlockPool* pool) { array_.pool = pool; }
 
-  // Grows at a load of `parts` / kLoadParts from now on; at least 5/8, at most 3/4. What MakeRoom was
+  // Grows at a load of `parts` / kLoadParts from now on; at least 1/2, at most 3/4. What MakeRoom was
   // asked for in advance fits without.
   static constexpr int kLoadParts = 512;
   void GrowAt(int parts) { grow_at_ = parts; }
   // For the drawing above.
   static constexpr int LoadOfShard(int shard) {
-    return kLoadParts * 3 / 4 - shard * kLoadParts / 8 / kNumShards;
+    return kLoadParts * 3 / 4 - shard * kLoadParts / 4 / kNumShards;
   }
 
   // Where the probe of a key begins. Never null: an empty index shows one bucket without keys.
-  const Bucket* Home(uint64_t hash) const { return buckets_ + home_(hash); }
+  const Bucket* Home(uint64_t hash) const { return array_.Home(hash); }
 
   uint32_t Find(uint64_t hash, uint64_t key) const { return FindFrom(Home(hash), key); }
   // The same from a bucket that a pipelined caller has already computed (and prefetched).
@@ -107,19 +117,20 @@ class Index {
       const uint32_t match = bucket->Match(key);
       if (match != 0) return bucket->rows[__builtin_ctz(match)];
       if (bucket->Empty() != 0) return kMissing;
-      bucket = Next(bucket);
+      bucket = array_.Next(bucket);
     }
   }
 
   // Makes room for `num_keys` keys beyond those present. Throws std::bad_alloc, changing nothing.
   void MakeRoom(int64_t num_keys);
-  bool HasRoom(int64_t num_keys) const { return size_ + erased_ + num_keys <= limit_; }
-  // Whether a large array is about to double: then, before `num_keys` keys are inserted, TouchAhead
-  // touches their share of the next one.
+  bool HasRoom(int64_t num_keys) const { return size_ + array_.erased + num_keys <= limit_; }
+  // Whether a large array is about to double: then, before `num_keys` keys are inserted, MoveAhead
+  // moves their share of its buckets.
   bool IsAboutToDouble(int64_t num_keys) const {
-    return num_buckets() >= kTouchedAhead && size_ + num_keys > limit_ - limit_ / kLastPart;
+    return num_buckets() >= kMovedAhead && !is_reserved_ &&
+           size_ + num_keys > limit_ - limit_ / kLastPart;
   }
-  void TouchAhead(int64_t num_keys) noexcept;
+  void MoveAhead(int64_t num_keys) noexcept;
 
   // Returns the row number of a present key, or inserts the key with `row` and returns that.
   // MakeRoom must have made room.
@@ -140,7 +151,7 @@ class Index {
   template <typename Fn>
   void ForEachIn(int64_t begin, int64_t end, const Fn& fn) const {
     for (int64_t b = begin; b < end; ++b) {
-      const Bucket& bucket = buckets_[b];
+      const Bucket& bucket = array_.buckets[b];
       for (uint32_t used = bucket.used; used != 0; used &= used - 1) {
         const int slot = __builtin_ctz(used);
         fn(bucket.keys[slot], bucket.rows[slot]);
@@ -155,41 +166,48 @@ class Index {
   static constexpr int64_t MaxUsed(int64_t num_buckets) {
     return num_buckets * Bucket::kSlots * 3 / 4;
   }
-  const Bucket* Next(const Bucket* bucket) const {
-    return buckets_ + ((bucket - buckets_ + 1) & mask_);
-  }
-  static constexpr int64_t kTouchedAhead = 1 << 14;  // buckets, 1 MiB
+  static constexpr int64_t kMovedAhead = 1 << 14;  // buckets, 1 MiB
   static constexpr int64_t kLastPart = 8;
-  void Rehash(int64_t num_buckets);  // sets the limit at which it grows
 
   static const Bucket kNoKeys;
 
-  Bucket* buckets_ = const_cast<Bucket*>(&kNoKeys);  // never written while it is this one
-  uint64_t mask_ = 0;
-  uint64_t layout_ = 0;
-  ProbeHome home_;
-  int64_t size_ = 0;
-  int64_t erased_ = 0;
-  int64_t limit_ = 0;  // of keys and erased slots
-  int grow_at_ = kLoadParts * 3 / 4;
-
-  // Owns the buckets: from the pool where that pays, from the heap otherwise.
+  // Buckets, and how to find a key's. They come from the pool where that pays, else from the heap.
   struct Array {
     Array() = default;
-    Array(int64_t num_buckets, BlockPool* array_pool);
+    Array(int64_t num_buckets, const Array& like);  // with its multiplier and its pool
     ~Array() { Free(); }
     Array(const Array&) = delete;
     void Free() noexcept;
     void Swap(Array& other) noexcept;
 
-    Bucket* buckets = nullptr;
+    Bucket* Home(uint64_t hash) const { return buckets + home(hash); }
+    Bucket* Next(const Bucket* bucket) const { return buckets + ((bucket - buckets + 1) & mask); }
+    // The key must not be there.
+    void Add(uint64_t hash, uint64_t key, uint32_t row) noexcept;
+    // Its row number, or kMissing. Sets *position to that of its bucket.
+    uint32_t Remove(uint64_t hash, uint64_t key, int64_t* position) noexcept;
+
+    Bucket* buckets = const_cast<Bucket*>(&kNoKeys);  // never written while it is this one
+    uint64_t mask = 0;
+    ProbeHome home;
+    int64_t erased = 0;  // slots
     BlockPool* pool = nullptr;
-    size_t pooled_bytes = 0;
+    size_t pooled_bytes = 0;  // of a small block
     Memory memory;
   };
+
+  void Rehash(int64_t num_buckets);              // sets the limit at which it grows
+  void MoveTo(Array* to, int64_t end) noexcept;  // buckets [moved_, end)
+  void DropNext() noexcept;
+
   Array array_;
-  Array next_;                // twice as large; null unless it is touched ahead
-  int64_t next_touched_ = 0;  // bytes
+  Array next_;         // twice as large; without buckets unless keys move ahead
+  int64_t moved_ = 0;  // buckets whose keys next_ has, too
+  uint64_t layout_ = 0;
+  int64_t size_ = 0;
+  int64_t limit_ = 0;         // of keys and erased slots
+  bool is_reserved_ = false;  // the limit is what MakeRoom was asked for: no more may follow
+  int grow_at_ = kLoadParts * 3 / 4;
 };
 
 }  // namespace sok

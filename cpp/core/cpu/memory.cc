@@ -1,7 +1,9 @@
 #include "cpp/core/cpu/memory.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <new>
 
 #if defined(__linux__)
@@ -15,9 +17,9 @@ namespace {
 constexpr size_t kMapFrom = size_t{64} << 10;
 constexpr size_t kPageBytes = 4096;
 
-#if defined(__linux__)
 size_t RoundUp(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
+#if defined(__linux__)
 void* Map(size_t bytes, bool huge) {
   const size_t slack = huge ? kHugePageBytes - kPageBytes : 0;
   void* const base = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE,
@@ -46,7 +48,7 @@ Memory::Memory(size_t bytes, bool huge) : bytes_(bytes) {
     if (mapped_) return;
   }
 #endif
-  data_ = ::operator new(bytes_, std::align_val_t{64});
+  data_ = ::operator new (bytes_, std::align_val_t{64});
   std::memset(data_, 0, bytes_);
 }
 
@@ -79,24 +81,117 @@ void Memory::Free() noexcept {
   } else
 #endif
       if (data_ != nullptr) {
-    ::operator delete(data_, std::align_val_t{64});
+    ::operator delete (data_, std::align_val_t{64});
   }
   data_ = nullptr;
   bytes_ = 0;
   mapped_ = false;
 }
 
+Memory Memory::Split(size_t bytes) noexcept {
+  Memory rest;
+  rest.data_ = static_cast<char*>(data_) + bytes;
+  rest.bytes_ = bytes_ - bytes;
+  rest.mapped_ = true;
+  bytes_ = bytes;
+  return rest;
+}
+
+void Memory::Join(Memory next) noexcept {
+  bytes_ += next.bytes_;
+  next.data_ = nullptr;
+  next.mapped_ = false;
+}
+
+// The smallest kept block that holds `bytes` and leaves whole huge pages. There are few: blocks of
+// whole pages lie beside each other and are joined, others are of one size.
+BlockPool::Kept::iterator BlockPool::Fitting(size_t bytes) {
+  auto best = kept_.end();
+  for (auto it = kept_.begin(); it != kept_.end(); ++it) {
+    const size_t size = it->second.bytes();
+    if (size == bytes) return it;
+    if (size < bytes || size % kHugePageBytes != 0 || bytes % kHugePageBytes != 0) continue;
+    if (best == kept_.end() || size < best->second.bytes()) best = it;
+  }
+  return best;
+}
+
+Memory BlockPool::Take(size_t bytes, bool* is_zeroed) {
+  const std::lock_guard<LeafMutex> lock(mutex_);
+  return TakeLocked(RoundUp(bytes, kPageBytes), is_zeroed);
+}
+
+Memory BlockPool::TakeLocked(size_t bytes, bool* is_zeroed) {
+  Memory block;
+  const auto it = Fitting(bytes);
+  *is_zeroed = it == kept_.end();
+  if (*is_zeroed) {
+    block = Memory(bytes, /*huge=*/true);
+  } else if (it->second.bytes() == bytes) {
+    block = std::move(it->second);
+    kept_.erase(it);
+  } else {  // its end: then the key stays
+    block = it->second.Split(it->second.bytes() - bytes);
+  }
+  if (!*is_zeroed) kept_bytes_ -= bytes;
+  used_bytes_ += bytes;
+  most_used_bytes_ = std::max(most_used_bytes_, used_bytes_);
+  return block;
+}
+
+void BlockPool::Give(Memory block, bool keeps) noexcept {
+  const size_t bytes = block.bytes();
+  keeps &= block.is_mapped();
+  if (keeps) block.Offer();
+  const std::lock_guard<LeafMutex> lock(mutex_);
+  used_bytes_ -= bytes;
+  if (!keeps || used_bytes_ + kept_bytes_ + bytes > most_used_bytes_) return;  // it is freed
+  char* const begin = static_cast<char*>(block.data());
+  const auto next = kept_.find(begin + bytes);
+  try {
+    auto it = kept_.try_emplace(begin).first;
+    it->second = std::move(block);
+    kept_bytes_ += bytes;
+    if (next != kept_.end()) {
+      it->second.Join(std::move(next->second));
+      kept_.erase(next);
+    }
+    if (it == kept_.begin()) return;
+    const auto before = std::prev(it);
+    if (before->first + before->second.bytes() != begin) return;
+    before->second.Join(std::move(it->second));
+    kept_.erase(it);
+  } catch (const std::bad_alloc&) {
+    // It is freed instead.
+  }
+}
+
+int64_t BlockPool::kept_bytes() const {
+  const std::lock_guard<LeafMutex> lock(mutex_);
+  return static_cast<int64_t>(kept_bytes_);
+}
+
+// Of a block in `memory`; anything large for others.
+size_t BlockPool::Offset(const Memory& memory, const void* block) {
+  return reinterpret_cast<uintptr_t>(block) - reinterpret_cast<uintptr_t>(memory.data());
+}
+
 void* BlockPool::Allocate(size_t bytes) {
-  constexpr uint32_t kAll = (1u << kSlabBlocks) - 1;
+  const uint32_t all = static_cast<uint32_t>((uint64_t{1} << (kHugePageBytes / bytes)) - 1);
   std::unique_lock<LeafMutex> lock(mutex_);
   Slab* slab = nullptr;
   for (const auto& candidate : slabs_) {
-    if (candidate->block_bytes == bytes && candidate->used != kAll) slab = candidate.get();
+    if (candidate->block_bytes == bytes && candidate->used != all) slab = candidate.get();
   }
   if (slab == nullptr) {
     slabs_.reserve(slabs_.size() + 1);
-    slab = new Slab{Memory(bytes * kSlabBlocks, true), bytes};
-    slabs_.emplace_back(slab);
+    auto fresh = std::make_unique<Slab>();
+    slab = fresh.get();
+    bool is_zeroed;
+    slab->memory = TakeLocked(kHugePageBytes, &is_zeroed);
+    slab->block_bytes = bytes;
+    slab->touched = is_zeroed ? 0 : all;
+    slabs_.push_back(std::move(fresh));
   }
   const int i = __builtin_ctz(~slab->used);
   const uint32_t bit = 1u << i;
@@ -120,18 +215,19 @@ int64_t BlockPool::idle_bytes() const {
 }
 
 void BlockPool::Free(void* block, size_t bytes) noexcept {
-  const std::lock_guard<LeafMutex> lock(mutex_);
-  for (auto& slab : slabs_) {
-    const char* const begin = static_cast<const char*>(slab->memory.data());
-    const char* const at = static_cast<const char*>(block);
-    if (at < begin || at >= begin + slab->memory.bytes()) continue;
-    slab->used &= ~(1u << (static_cast<size_t>(at - begin) / bytes));
-    if (slab->used == 0) {
-      std::swap(slab, slabs_.back());
-      slabs_.pop_back();
-    }
-    return;
+  Memory page;
+  {
+    const std::lock_guard<LeafMutex> lock(mutex_);
+    const auto slab = std::find_if(slabs_.begin(), slabs_.end(), [block](const auto& candidate) {
+      return Offset(candidate->memory, block) < kHugePageBytes;
+    });
+    (*slab)->used &= ~(1u << (Offset((*slab)->memory, block) / bytes));
+    if ((*slab)->used > 0) return;
+    page = std::move((*slab)->memory);
+    std::swap(*slab, slabs_.back());
+    slabs_.pop_back();
   }
+  Give(std::move(page));
 }
 
 }  // namespace sok

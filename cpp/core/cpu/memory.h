@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -32,6 +33,7 @@ class Memory {
 
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
+  bool is_mapped() const { return mapped_; }
   // Enlarges a block that is not huge. The bytes stay: where the system can move pages, none is
   // copied or touched. Throws std::bad_alloc, changing nothing.
   void Grow(size_t bytes);
@@ -39,6 +41,10 @@ class Memory {
   // those that it has not taken when they are next written cost nothing.
   void Offer() noexcept;
   void Free() noexcept;
+  // Cuts off all behind the first `bytes`, a multiple of pages, of a mapped block.
+  Memory Split(size_t bytes) noexcept;
+  // Joins the block that begins where this one ends.
+  void Join(Memory next) noexcept;
 
  private:
   void Swap(Memory& other) {
@@ -52,25 +58,43 @@ class Memory {
   bool mapped_ = false;
 };
 
-// Blocks of equal size, cut from slabs of huge pages. An index shard is too small for huge pages.
-// But keys spread evenly, so the shards of a table are of one size and double at about the same
-// time: together they fill a slab, which is freed with its last block. Thread-safe.
+// The huge pages of one table, in blocks of whole pages or in small blocks that share one.
+//
+// An index shard is too small for huge pages. But keys spread evenly, so the shards of a table are
+// of one size and double at about the same time: together they fill a page.
+//
+// What a table frees it takes again: the arrays that its index outgrows become rows, and after Clear
+// or a restore the new content takes the old one's memory. The system would clear each page anew,
+// which takes a third of the time of an insert, and more where the page must come from a host. The
+// system may take what is kept (Memory::Offer). Blocks kept and blocks in use are never more than
+// the table has once used at a time, so a table that only grows keeps next to nothing. Thread-safe.
 class BlockPool {
  public:
+  // At least `bytes`, aligned to kHugePageBytes; sets *is_zeroed. Throws std::bad_alloc.
+  Memory Take(size_t bytes, bool* is_zeroed);
+  void Give(Memory block, bool keeps = true) noexcept;
+  // Less than kHugePageBytes, a power of two.
   void* Allocate(size_t bytes);  // zeroed; throws std::bad_alloc
   void Free(void* block, size_t bytes) noexcept;
-  int64_t idle_bytes() const;  // of freed blocks in slabs that are still in use
+  int64_t idle_bytes() const;  // of freed small blocks in pages that are still in use
+  int64_t kept_bytes() const;
 
  private:
-  static constexpr int kSlabBlocks = 16;
   struct Slab {
     Memory memory;
     size_t block_bytes;
     uint32_t used = 0;     // one bit per block
     uint32_t touched = 0;  // blocks that may no longer read as zero
   };
+  using Kept = std::map<char*, Memory>;
+  Memory TakeLocked(size_t bytes, bool* is_zeroed);
+  Kept::iterator Fitting(size_t bytes);
+  static size_t Offset(const Memory& memory, const void* block);
+
   mutable LeafMutex mutex_;
   std::vector<std::unique_ptr<Slab>> slabs_;
+  Kept kept_;  // by address, neighbours joined
+  size_t used_bytes_ = 0, kept_bytes_ = 0, most_used_bytes_ = 0;
 };
 
 }  // namespace sok

@@ -34,14 +34,14 @@ void CheckBatch(int64_t num_keys, const TableOptions& options) {
 
 }  // namespace
 
-CpuTable::Impl::Impl(const TableOptions& table_options)
+CpuTable::Impl::Impl(const TableOptions& table_options, std::shared_ptr<BlockPool> shared_pool)
     : options(Validated(table_options)),
       initializer(MakeInitializer(options.initializer, options.seed,
                                   HashName(options.name.data(), options.name.size()), options.dim)),
       format(options.row_type, options.dim, initializer),
       direct(DirectRowsOf(options)),
-      pool(new BlockPool),
-      arena(new Arena(format.embedding_floats(), options.storage, options.name)) {
+      pool(std::move(shared_pool)),
+      arena(new Arena(format.embedding_floats(), options.storage, options.name, pool.get())) {
   for (int s = 0; s < kNumShards; ++s) {
     shards[s].UsePool(pool.get());
     shards[s].GrowAt(Index::LoadOfShard(s));
@@ -170,7 +170,9 @@ int64_t CpuTable::Impl::ReadRange(const uint64_t* keys, int64_t num_keys, uint32
   return num_missing;
 }
 
-CpuTable::CpuTable(const TableOptions& options) : impl_(new Impl(options)) {
+CpuTable::CpuTable(const TableOptions& options, const CpuTable* sharing)
+    : impl_(new Impl(options,
+                     sharing != nullptr ? sharing->impl_->pool : std::make_shared<BlockPool>())) {
   InlineExecutor inline_executor;
   if (options.initial_capacity > 0) Reserve(inline_executor, options.initial_capacity);
 }
@@ -383,7 +385,8 @@ int64_t CpuTable::Erase(CallContext context, const uint64_t* keys, int64_t num_k
   Executor& ex = context.threads();
   const ExclusiveLock lock(impl_->mutex);
   ShardGroups groups;
-  GroupByShard(ex, keys, num_keys, [](int64_t) { return true; }, &groups);
+  GroupByShard(
+      ex, keys, num_keys, [](int64_t) { return true; }, &groups);
   std::vector<uint32_t> erased(static_cast<size_t>(num_keys), kNoRow);
   std::vector<uint32_t>& free_rows = impl_->free_rows;
   const size_t most = free_rows.size() + static_cast<size_t>(std::min(num_keys, size()));

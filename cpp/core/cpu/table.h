@@ -66,7 +66,8 @@ class RowCatchUp {
 
 class CpuTable final : public Table {
  public:
-  explicit CpuTable(const TableOptions& options);
+  // Takes the memory that `sharing` frees, and the other way round, if that is not null.
+  explicit CpuTable(const TableOptions& options, const CpuTable* sharing = nullptr);
   ~CpuTable() override;
   CpuTable(const CpuTable&) = delete;
   CpuTable& operator=(const CpuTable&) = delete;

@@ -21,7 +21,7 @@ void CpuTable::Impl::SwapContent(Impl& other) noexcept {
 }
 
 std::unique_ptr<Table> CpuTable::MakeAside(CallContext context) const {
-  auto aside = std::make_unique<CpuTable>(options());
+  auto aside = std::make_unique<CpuTable>(options(), this);
   std::vector<SlotVariableSpec> of_rule;
   {
     const SharedLock lock(impl_->mutex);

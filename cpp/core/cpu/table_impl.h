@@ -110,7 +110,7 @@ struct LookupBatch {
 };
 
 struct CpuTable::Impl {
-  explicit Impl(const TableOptions& table_options);
+  Impl(const TableOptions& table_options, std::shared_ptr<BlockPool> shared_pool);
 
   // ---- reading ----
   // Both return whether all keys have a row.
@@ -264,7 +264,7 @@ struct CpuTable::Impl {
   const DirectRows direct;
   mutable TableMutex mutex;
 
-  std::unique_ptr<BlockPool> pool;  // before the shards that use it
+  std::shared_ptr<BlockPool> pool;  // before the shards and rows that use it
   Index shards[kNumShards];
   std::unique_ptr<Arena> arena;
   std::vector<uint32_t> free_rows;  // last in, first out

@@ -215,19 +215,19 @@ void CpuTable::Impl::InsertMissing(Executor& ex, Insertion* insertion) {
 
 void CpuTable::Impl::MakeRoom(Executor& ex, const ShardGroups& misses) {
   // A table with a capacity may stay close to it, and need no more.
-  const auto touches_ahead = [&](int s) {
+  const auto moves_ahead = [&](int s) {
     return options.max_capacity == 0 && misses.count(s) > 0 &&
            shards[s].IsAboutToDouble(misses.count(s));
   };
   int growing[kNumShards], num_growing = 0;  // mostly none: then no thread need be woken
   for (int s = 0; s < kNumShards; ++s) {
-    if (!shards[s].HasRoom(misses.count(s)) || touches_ahead(s)) growing[num_growing++] = s;
+    if (!shards[s].HasRoom(misses.count(s)) || moves_ahead(s)) growing[num_growing++] = s;
   }
   ex.ParallelFor(num_growing, ShardGrain(misses.total()), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int s = growing[i];
       shards[s].MakeRoom(misses.count(s));
-      if (touches_ahead(s)) shards[s].TouchAhead(misses.count(s));
+      if (moves_ahead(s)) shards[s].MoveAhead(misses.count(s));
     }
   });
 }

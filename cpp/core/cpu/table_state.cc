@@ -132,7 +132,7 @@ void CpuTable::LayOutSlots(Executor& ex, const std::vector<SlotVariableSpec>& sp
   std::vector<SlotVariableSpec> new_slots = specs;
   const int64_t embedding_floats = impl.format.embedding_floats();
   auto arena = std::make_unique<Arena>(embedding_floats + static_cast<int64_t>(slot_initial.size()),
-                                       impl.options.storage, impl.options.name);
+                                       impl.options.storage, impl.options.name, impl.pool.get());
 
   // A catch-up knows the old offsets: rows must not owe anything when an offset changes.
   bool offsets_stay = true;
@@ -298,7 +298,9 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
   const bool is_new =
       impl.options.use_hashtable && std::count(row_numbers.begin(), row_numbers.end(), kNoRow) == n;
   ShardGroups groups;  // by shard, as in Assign: of equal keys the last wins
-  if (!is_new) GroupByShard(ex, keys, n, [](int64_t) { return true; }, &groups);
+  if (!is_new)
+    GroupByShard(
+        ex, keys, n, [](int64_t) { return true; }, &groups);
   const auto write_slots = [&](int64_t position) {
     float* const row = Row(row_numbers[position]);
     const float* slot_row = snapshot.slot_rows.data() + position * width;
