@@ -172,7 +172,7 @@ void KeysComeAndGoWhileOthersMove() {
       const uint32_t row = static_cast<uint32_t>(random() % 1000);
       CHECK_EQ(index.FindOrInsert(HashKey(k), k, row), expected.emplace(k, row).first->second);
     }
-    for (int i = 0; i < 1 + static_cast<int>(key % 2); ++i) {
+    for (uint64_t i = 0; i < key % 2; ++i) {
       const uint64_t k = random() % (key + 1);
       const auto found = expected.find(k);
       CHECK_EQ(index.Erase(HashKey(k), k),

@@ -39,6 +39,14 @@ void BlocksAreTakenAgain() {
   CHECK(is_zeroed);
   odd = pool.Take(kPage + 5000, &is_zeroed);
   CHECK(!is_zeroed && odd.data() == odd_at);
+  // Nor is it joined: new blocks of one size lie side by side.
+  std::vector<Memory> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(pool.Take(kPage + (i % 2) * 8192, &is_zeroed));
+  for (Memory& block : blocks) pool.Give(std::move(block));
+  for (int i = 0; i < 8; ++i) {
+    blocks[i] = pool.Take(kPage + (i % 2) * 8192, &is_zeroed);
+    CHECK(!is_zeroed);
+  }
 }
 
 void NoMoreIsKeptThanWasUsedAtATime() {

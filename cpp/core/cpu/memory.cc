@@ -48,7 +48,7 @@ Memory::Memory(size_t bytes, bool huge) : bytes_(bytes) {
     if (mapped_) return;
   }
 #endif
-  data_ = ::operator new (bytes_, std::align_val_t{64});
+  data_ = ::operator new(bytes_, std::align_val_t{64});
   std::memset(data_, 0, bytes_);
 }
 
@@ -81,7 +81,7 @@ void Memory::Free() noexcept {
   } else
 #endif
       if (data_ != nullptr) {
-    ::operator delete (data_, std::align_val_t{64});
+    ::operator delete(data_, std::align_val_t{64});
   }
   data_ = nullptr;
   bytes_ = 0;
@@ -148,17 +148,19 @@ void BlockPool::Give(Memory block, bool keeps) noexcept {
   if (!keeps || used_bytes_ + kept_bytes_ + bytes > most_used_bytes_) return;  // it is freed
   char* const begin = static_cast<char*>(block.data());
   const auto next = kept_.find(begin + bytes);
+  const auto is_whole = [](const Memory& memory) { return memory.bytes() % kHugePageBytes == 0; };
   try {
     auto it = kept_.try_emplace(begin).first;
     it->second = std::move(block);
     kept_bytes_ += bytes;
-    if (next != kept_.end()) {
+    if (!is_whole(it->second)) return;  // joined, it would fit nothing
+    if (next != kept_.end() && is_whole(next->second)) {
       it->second.Join(std::move(next->second));
       kept_.erase(next);
     }
     if (it == kept_.begin()) return;
     const auto before = std::prev(it);
-    if (before->first + before->second.bytes() != begin) return;
+    if (before->first + before->second.bytes() != begin || !is_whole(before->second)) return;
     before->second.Join(std::move(it->second));
     kept_.erase(it);
   } catch (const std::bad_alloc&) {

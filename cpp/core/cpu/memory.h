@@ -65,8 +65,8 @@ class Memory {
 //
 // What a table frees it takes again: the arrays that its index outgrows become rows, and after Clear
 // or a restore the new content takes the old one's memory. The system would clear each page anew,
-// which takes a third of the time of an insert, and more where the page must come from a host. The
-// system may take what is kept (Memory::Offer). Blocks kept and blocks in use are never more than
+// which takes a fifth of the time of an insert, and up to two thirds where a host must bring the page.
+// The system may take what is kept (Memory::Offer). Blocks kept and blocks in use are never more than
 // the table has once used at a time, so a table that only grows keeps next to nothing. Thread-safe.
 class BlockPool {
  public:

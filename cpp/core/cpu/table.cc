@@ -385,8 +385,7 @@ int64_t CpuTable::Erase(CallContext context, const uint64_t* keys, int64_t num_k
   Executor& ex = context.threads();
   const ExclusiveLock lock(impl_->mutex);
   ShardGroups groups;
-  GroupByShard(
-      ex, keys, num_keys, [](int64_t) { return true; }, &groups);
+  GroupByShard(ex, keys, num_keys, [](int64_t) { return true; }, &groups);
   std::vector<uint32_t> erased(static_cast<size_t>(num_keys), kNoRow);
   std::vector<uint32_t>& free_rows = impl_->free_rows;
   const size_t most = free_rows.size() + static_cast<size_t>(std::min(num_keys, size()));

@@ -298,9 +298,7 @@ void CpuTable::Import(CallContext context, const TableSnapshot& snapshot, bool r
   const bool is_new =
       impl.options.use_hashtable && std::count(row_numbers.begin(), row_numbers.end(), kNoRow) == n;
   ShardGroups groups;  // by shard, as in Assign: of equal keys the last wins
-  if (!is_new)
-    GroupByShard(
-        ex, keys, n, [](int64_t) { return true; }, &groups);
+  if (!is_new) GroupByShard(ex, keys, n, [](int64_t) { return true; }, &groups);
   const auto write_slots = [&](int64_t position) {
     float* const row = Row(row_numbers[position]);
     const float* slot_row = snapshot.slot_rows.data() + position * width;
