@@ -2,7 +2,8 @@
 
 The sizes are those of `cpp/core/cpu/index.h` and `arena.h`:
 
-    index   64 parts; part s doubles its buckets of 5 slots, 64 bytes, when 3/4 - s/256 full
+    index   64 parts; part s doubles its buckets of 5 slots, 64 bytes, when 3/4 - s/512 full
+            (from 2**14 buckets on 3/4 - s/341)
     rows    embedding, slot rows, padding; in chunks of a power of two of rows, 2 to 4 MiB
     record  24 bytes per key, in a table with policies
     change  4 bytes per key and 8 per key touched since the last dump, in a table with deltas
@@ -20,6 +21,7 @@ from sok_like.table.storage import StorageOption
 
 _PARTS = 64
 _SLOTS, _BUCKET_BYTES = 5, 64
+_LARGE = 2**14  # buckets
 _CHUNK_BYTES = 2 * 2**20
 _RECORD_BYTES = 24
 
@@ -108,7 +110,8 @@ def _index_bytes(keys):
         below, buckets = empty, 1
         while below < 1 - 1e-9:
             # The share of parts with at most so many keys: Poisson, by its normal limit.
-            most = buckets * _SLOTS * (384 - 2 * part) // 512
+            below_384 = part + part // 2 if buckets >= _LARGE else part
+            most = buckets * _SLOTS * (384 - below_384) // 512
             fits = 0.5 * (1 + math.erf((most + 0.5 - mean) / math.sqrt(2 * mean)))
             expected += buckets * max(0.0, fits - below)
             below, buckets = max(below, fits), buckets * 2

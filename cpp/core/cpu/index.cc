@@ -99,7 +99,7 @@ void Index::MakeRoom(int64_t num_keys) {
   int64_t num_buckets = std::max<int64_t>(before, 1);
   // Rehashing at the same size pays only if it frees a good part of the slots, at 5/8 one in eight.
   // Otherwise a table where keys come and go would be rehashed again and again.
-  const int most = std::min(grow_at_, kLoadParts * 5 / 8);
+  const int64_t most = std::min<int64_t>(GrowthLoad(before), kLoadParts * 5 / 8);
   const bool same_size = before > 0 && wanted <= before * Bucket::kSlots * most / kLoadParts;
   if (before > 0 && !same_size) num_buckets *= 2;
   while (wanted > MaxUsed(num_buckets)) num_buckets *= 2;
@@ -150,7 +150,7 @@ void Index::Rehash(int64_t num_buckets) {
   moved_ = 0;
   array_.Swap(array);  // the old buckets go with `array`
   ++layout_;
-  limit_ = num_buckets * Bucket::kSlots * grow_at_ / kLoadParts;
+  limit_ = num_buckets * Bucket::kSlots * GrowthLoad(num_buckets) / kLoadParts;
 }
 
 uint32_t Index::FindOrInsert(uint64_t hash, uint64_t key, uint32_t row) noexcept {

@@ -12,13 +12,14 @@
 // stay where they are: only the index moves.
 //
 // The shards of a table have as many keys each. They grow at different loads, else all would grow
-// within a few batches, which would take many times as long as the others. From 1/2 on, most batches
-// have their share of it, and the index as a whole takes less at its peak than with a shorter range:
+// within a few batches, which would take many times as long as the others. The range is wider where
+// the arrays are large: then nearly every batch has its share.
 //
-//     load    1/2 |---- shard 63 ---- ... ---- shard 1 ---- shard 0 | 3/4
+//     load    5/8 |---- shard 63 ---- ... ---- shard 1 ---- shard 0 | 3/4     small arrays
+//            9/16 |-------- shard 63 ------ ... ------- shard 0 ----| 3/4     from 1 MiB on
 //
 // To double a large array takes many times as long as a batch: the system clears the new memory, and
-// all keys move. So before that, the last eighth of the keys that it holds brings the next array piece
+// all keys move. So before that, the last sixteenth of the keys that it holds brings the next array piece
 // by piece (MoveAhead). Homes are the top bits of a product, so keys keep their order:
 //
 //     array       | moved, in both arrays | only here                 |     probes read this one
@@ -27,7 +28,7 @@
 // Whatever is inserted into a moved bucket, or erased from one, is also in the next array. The last
 // piece moves when the array has no more room, and the next one takes its place.
 //
-// Cost: 12.8 bytes per slot, 17 to 51 per key between two doublings; 1.01 buckets per find at a load
+// Cost: 12.8 bytes per slot, 17 to 46 per key between two doublings; 1.01 buckets per find at a load
 // of 3/8, 1.2 at 3/4. Nothing is allocated before the first key. Not thread-safe by itself; the
 // table's lock covers it.
 #ifndef SOK_CORE_CPU_INDEX_H_
@@ -98,13 +99,14 @@ class Index {
   // Takes larger arrays from a pool shared with other shards. Before the first key.
   void UsePool(BlockPool* pool) { array_.pool = pool; }
 
-  // Grows at a load of `parts` / kLoadParts from now on; at least 1/2, at most 3/4. What MakeRoom was
+  // Grows at a load of `parts` / kLoadParts from now on, large arrays at a lower one (GrowthLoad); at
+  // least 5/8, at most 3/4. What MakeRoom was
   // asked for in advance fits without.
   static constexpr int kLoadParts = 512;
   void GrowAt(int parts) { grow_at_ = parts; }
   // For the drawing above.
   static constexpr int LoadOfShard(int shard) {
-    return kLoadParts * 3 / 4 - shard * kLoadParts / 4 / kNumShards;
+    return kLoadParts * 3 / 4 - shard * kLoadParts / 8 / kNumShards;
   }
 
   // Where the probe of a key begins. Never null: an empty index shows one bucket without keys.
@@ -167,7 +169,7 @@ class Index {
     return num_buckets * Bucket::kSlots * 3 / 4;
   }
   static constexpr int64_t kMovedAhead = 1 << 14;  // buckets, 1 MiB
-  static constexpr int64_t kLastPart = 8;
+  static constexpr int64_t kLastPart = 16;
 
   static const Bucket kNoKeys;
 
@@ -196,6 +198,10 @@ class Index {
     Memory memory;
   };
 
+  int64_t GrowthLoad(int64_t num_buckets) const {
+    const int below = kLoadParts * 3 / 4 - grow_at_;
+    return grow_at_ - (num_buckets >= kMovedAhead ? below / 2 : 0);
+  }
   void Rehash(int64_t num_buckets);              // sets the limit at which it grows
   void MoveTo(Array* to, int64_t end) noexcept;  // buckets [moved_, end)
   void DropNext() noexcept;
