@@ -99,9 +99,8 @@ class Index {
   // Takes larger arrays from a pool shared with other shards. Before the first key.
   void UsePool(BlockPool* pool) { array_.pool = pool; }
 
-  // Grows at a load of `parts` / kLoadParts from now on, large arrays at a lower one (GrowthLoad); at
-  // least 5/8, at most 3/4. What MakeRoom was
-  // asked for in advance fits without.
+  // Grows at a load of `parts` / kLoadParts from now on, at least 5/8 and at most 3/4; a large array
+  // at a lower one (GrowthLoad). What MakeRoom was asked for in advance fits without.
   static constexpr int kLoadParts = 512;
   void GrowAt(int parts) { grow_at_ = parts; }
   // For the drawing above.
