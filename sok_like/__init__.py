@@ -32,7 +32,7 @@ _IN_FILES = {
     "sok_like>GroupEmbedding": "sok_like.group_embedding.layer",
     "sok_like>HashEmbedding": "sok_like.dist_model_parallel.embedding",
     "sok_like>LazyAdam": "sok_like.optimizers.lazy_adam",
-    "sok_like>PaddingMask": "sok_like.lookup.padding",
+    "sok_like>PaddingMask": "sok_like.lookup.ids",
     "sok_like>RowWiseAdagrad": "sok_like.optimizers.rowwise_adagrad",
     "sok_like>SequenceFeatures": "sok_like.feature_column.layers",
     "sok_like>TFDistributedEmbedding": "sok_like.embeddings.tf_distributed_embedding",

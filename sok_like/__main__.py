@@ -96,7 +96,7 @@ def wrapped() -> list[tuple[str, str, str]]:
             importlib.import_module(module.name)
     for door in hooks.doors():
         hooks.open_door(door)
-    importlib.import_module("sok_like.lookup.same_weights").comparison()  # only ranks call it
+    importlib.import_module("sok_like.lookup.replicas").comparison()  # only ranks call it
     return hooks.listing()
 
 

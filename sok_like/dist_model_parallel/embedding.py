@@ -15,16 +15,14 @@ import tensorflow as tf
 
 from sok_like.lookup.dense_lookup import (
     DENSE_COMBINERS,
-    as_row_numbers,
     as_tf_table,
     check_ids,
     lookup_rows,
     require_in_range,
 )
-from sok_like.lookup.flat_ids import FlatIds
 from sok_like.lookup.hash_lookup import HashFeature
-from sok_like.lookup.local_marks import mark_local
-from sok_like.lookup.padding import check_pad_key, mask_of
+from sok_like.lookup.ids import FlatIds, as_row_numbers, check_pad_key, mask_of
+from sok_like.lookup.local_variables import mark_local
 from sok_like.lookup.table_layer import ConfiguredLayer, TableLayer
 from sok_like.runtime.checks import OPTIONAL_COMBINERS, check_combiner, check_integer, require
 from sok_like.runtime.framework.running_keras import is_keras_3

@@ -21,12 +21,11 @@ from sok_like.dist_model_parallel.local_layers import (
 from sok_like.dist_model_parallel.whole_tables import WholeTables
 from sok_like.lookup import exchange, exporting
 from sok_like.lookup.dense_lookup import as_tf_table, check_ids
-from sok_like.lookup.flat_ids import FlatIds, LookupShard
-from sok_like.lookup.local_marks import mark_local
-from sok_like.lookup.local_variables import unique_in_graph
-from sok_like.lookup.padding import mask_of
+from sok_like.lookup.exchange import LookupShard
+from sok_like.lookup.ids import FlatIds, mask_of
+from sok_like.lookup.keras_call import by_training
+from sok_like.lookup.local_variables import mark_local, unique_in_graph
 from sok_like.lookup.table_layer import ConfiguredLayer
-from sok_like.lookup.training_flag import by_training
 from sok_like.planner import DistEmbeddingStrategy
 from sok_like.planner.placement import check_threshold
 from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, HASHED, ROW_WISE, list_embeddings
@@ -313,7 +312,7 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
             else:
                 checks = raise_on_all(problems, comm.current(), name)
             with tf.control_dependencies(checks):
-                here = [dataclasses.replace(f, ids=tf.identity(f.ids)) for f in here]
+                here = [dataclasses.replace(f, keys=tf.identity(f.keys)) for f in here]
         rows = iter(travelled)
         rows_here = iter(exchange.lookup_here(here, training, self.name))
         outputs = []
@@ -331,11 +330,11 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
         """The feature that looks samples up in a shard of a table."""
         place = shard.kind, shard.position
         return exchange.ShardFeature(
-            ids=samples.ids,
+            keys=samples.ids,
             row_splits=samples.row_splits,
             combiner=samples.combiner,
             table_name=table.name,
-            num_rows=table.num_rows,
+            key_limit=table.num_rows,
             dim=shard.dim,
             owner=shard.owner,
             row_offset=shard.row_offset,

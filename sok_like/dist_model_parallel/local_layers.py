@@ -11,7 +11,7 @@ import tensorflow as tf
 from sok_like.dist_model_parallel.embedding import Embedding, HashEmbedding
 from sok_like.lookup import exchange
 from sok_like.lookup.dense_lookup import DENSE_COMBINERS, as_tf_table
-from sok_like.lookup.flat_ids import LookupShard
+from sok_like.lookup.exchange import LookupShard
 from sok_like.planner.tables import COLUMN_WISE, HASHED
 from sok_like.runtime.checks import OPTIONAL_COMBINERS, as_integer, check_combiner, require
 from sok_like.table.variable import unwrap

@@ -21,9 +21,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup import exchange, same_weights
+from sok_like.lookup import exchange, replicas
 from sok_like.lookup.dense_lookup import legal_ids
-from sok_like.lookup.flat_ids import FlatIds
+from sok_like.lookup.ids import FlatIds
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.native import libraries
@@ -105,9 +105,7 @@ def mp_input_lookup(
     with exchange_order.turn() as done:
         # What is left in `rows` is empty: inputs of other ranks.
         message, words = _message(layer, outputs, sizes[1:], list(rows.values()), name)
-        lookup = exchange_order.Lookup(
-            communicator, name, same_weights.comparison(), layer.wire_dtype
-        )
+        lookup = exchange_order.Lookup(communicator, name, replicas.comparison(), layer.wire_dtype)
         arrived, _, call = exchange_order.exchange_rows(
             message, tf.fill([world_size], words), lookup
         )

@@ -13,8 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup import replicas
-from sok_like.lookup.local_marks import mark_local
-from sok_like.lookup.local_variables import is_local, unique_in_graph
+from sok_like.lookup.local_variables import is_local, mark_local, unique_in_graph
 from sok_like.optimizers import families, moving_statistics, stages
 from sok_like.optimizers.loss_scale import all_finite
 from sok_like.runtime.checks import require

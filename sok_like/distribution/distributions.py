@@ -29,7 +29,6 @@ from tensorflow.python.eager import context
 
 from sok_like.distribution.mesh import (
     DeviceMesh,
-    Placement,
     RankMesh,
     TensorLayout,
     list_devices,
@@ -43,7 +42,6 @@ from sok_like.planner.report import aligned
 from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
-from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.table.variable import is_embedding_variable
 
 
@@ -269,54 +267,6 @@ def summary(model: Any) -> str:
     return _format_layouts(model, of_model)
 
 
-def initialize(
-    job_addresses: str | None = None,
-    num_processes: int | None = None,
-    process_id: int | None = None,
-) -> None:
-    """Meets the other ranks. Only needed before `sok.Init`, on Horovod, if a mesh has two axes.
-
-    The launcher (mpirun, horovodrun) has started and connected the processes, so the arguments of
-    Keras' function are only checked.
-
-    Args:
-        job_addresses: Ignored.
-        num_processes: The number of ranks, or None.
-        process_id: This rank, or None.
-
-    Raises:
-        ValueError: `num_processes` or `process_id` differs from the launched job.
-    """
-    ensure_initialized(groups_later=True)
-    communicator = comm.current()
-    for name, given, real in (
-        ("num_processes", num_processes, communicator.world_size),
-        ("process_id", process_id, communicator.rank),
-    ):
-        required = f"that of the launched job, {real}"
-        require(given is None or given == real, name, required, given)
-
-
-def distribute_tensor(tensor: Any, layout: Any) -> Any:
-    """This rank's shard of a tensor that all ranks hold whole.
-
-    Args:
-        tensor: A tensor or array of any shape; a symbolic Keras tensor is returned unchanged.
-        layout: `TensorLayout` with a mesh. Each axis that it names is divided by the ranks along
-            that axis of the mesh.
-
-    Raises:
-        ValueError: the layout has no mesh or does not fit the tensor.
-    """
-    if isinstance(tensor, keras.KerasTensor):
-        return tensor
-    if layout.device_mesh is None:
-        raise ValueError(f"`layout` must have a device mesh. Received: layout={layout!r}")
-    tensor, mesh = tf.convert_to_tensor(tensor), rank_mesh(layout.device_mesh)
-    placement = Placement("tensor", tensor.shape, layout.axes, mesh.shape, mesh.index)
-    return placement.take(tensor)
-
-
 def distribution() -> Any:
     """The current distribution, or None."""
     return _distribution
@@ -336,8 +286,12 @@ def set_distribution(value: Any) -> None:
     """
     global _hooks, _distribution
     if value is not None:
-        value = _ours(value)
-        _agree_on_random_state()
+        value, communicator = _ours(value), comm.current()
+        # Keras draws seeds of initializers from Python's generator and shuffles by TensorFlow's;
+        # programs make data by NumPy's. If the ranks have set the same seeds, nothing changes.
+        if communicator.world_size > 1:
+            states = agreed(lambda: None if communicator.rank else random_state(), communicator)
+            set_random_state(states[0])
     if _hooks is not None:
         _hooks.close()
         _hooks = None
@@ -423,18 +377,6 @@ def _bytes(variable):
     shard = shard_of(variable)
     shape = tuple(variable.shape) if shard is None else shard.local_shape
     return math.prod(shape) * tf.as_dtype(variable.dtype).size
-
-
-def _agree_on_random_state():
-    """Gives all ranks the random state of rank 0, for replicated values and the order of samples.
-
-    Keras draws seeds of initializers from Python's generator and shuffles by TensorFlow's; programs
-    make data by NumPy's. If the ranks have set the same seeds, nothing changes.
-    """
-    communicator = comm.current()
-    if communicator.world_size > 1:
-        states = agreed(lambda: None if communicator.rank else random_state(), communicator)
-        set_random_state(states[0])
 
 
 def random_state() -> dict[str, Any]:

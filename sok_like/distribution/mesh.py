@@ -23,7 +23,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.checks import wrong_argument
+from sok_like.planner.placement import even_part
+from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.table.slices import TableSlice
@@ -171,9 +172,9 @@ def shard_bounds(length: Any, num_shards: int, index: int) -> tuple[Any, Any]:
 
     `length` may be a tensor.
     """
-    size, longer = length // num_shards, length % num_shards
     if isinstance(length, int):
-        return index * size + min(index, longer), (index + 1) * size + min(index + 1, longer)
+        return even_part(length, index, num_shards)
+    size, longer = length // num_shards, length % num_shards
     start, stop = (
         i * size + tf.minimum(tf.cast(i, size.dtype), longer) for i in (index, index + 1)
     )
@@ -226,3 +227,51 @@ class Placement:
     def take(self, whole: Any) -> Any:
         """This rank's shard of an array or tensor of the global shape."""
         return whole[self.place.slices] if self.cuts else whole
+
+
+def initialize(
+    job_addresses: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> None:
+    """Meets the other ranks. Only needed before `sok.Init`, on Horovod, if a mesh has two axes.
+
+    The launcher (mpirun, horovodrun) has started and connected the processes, so the arguments of
+    Keras' function are only checked.
+
+    Args:
+        job_addresses: Ignored.
+        num_processes: The number of ranks, or None.
+        process_id: This rank, or None.
+
+    Raises:
+        ValueError: `num_processes` or `process_id` differs from the launched job.
+    """
+    ensure_initialized(groups_later=True)
+    communicator = comm.current()
+    for name, given, real in (
+        ("num_processes", num_processes, communicator.world_size),
+        ("process_id", process_id, communicator.rank),
+    ):
+        required = f"that of the launched job, {real}"
+        require(given is None or given == real, name, required, given)
+
+
+def distribute_tensor(tensor: Any, layout: Any) -> Any:
+    """This rank's shard of a tensor that all ranks hold whole.
+
+    Args:
+        tensor: A tensor or array of any shape; a symbolic Keras tensor is returned unchanged.
+        layout: `TensorLayout` with a mesh. Each axis that it names is divided by the ranks along
+            that axis of the mesh.
+
+    Raises:
+        ValueError: the layout has no mesh or does not fit the tensor.
+    """
+    if isinstance(tensor, keras.KerasTensor):
+        return tensor
+    if layout.device_mesh is None:
+        raise ValueError(f"`layout` must have a device mesh. Received: layout={layout!r}")
+    tensor, mesh = tf.convert_to_tensor(tensor), rank_mesh(layout.device_mesh)
+    placement = Placement("tensor", tensor.shape, layout.axes, mesh.shape, mesh.index)
+    return placement.take(tensor)

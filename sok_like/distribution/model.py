@@ -35,7 +35,12 @@ from sok_like.distribution.collectives import gather, own_shard, samples_split, 
 from sok_like.distribution.optimizer import check_variables, distributed_optimizer
 from sok_like.distribution.rules import install, sums_repeated_ids
 from sok_like.distribution.sharded_gradient import put_under
-from sok_like.distribution.sharded_variable import cut_existing, path_of, shard_of
+from sok_like.distribution.sharded_variable import (
+    cut_existing,
+    path_of,
+    raise_for_saved_model,
+    shard_of,
+)
 from sok_like.lookup import exporting
 from sok_like.planner.tables import ADDITIVE
 from sok_like.runtime.framework import hooks
@@ -60,12 +65,13 @@ def bind(model: Any, distribution: Any) -> None:
         return
     for variable in model.variables if model.built else ():
         cut_existing(variable, distribution)
-    own_children = model._trackable_children
+    own_children, received = model._trackable_children, f"model '{model.name}'"
+    why = "would write a graph with exchanges between ranks, and the shards of one rank"
 
     @functools.wraps(own_children)
     def children(save_type="checkpoint", **kwargs):  # for `tf.saved_model.save` and checkpoints
         if save_type == "savedmodel":
-            _refuse_saved_model("tf.saved_model.save", model.name)
+            raise_for_saved_model(f"`tf.saved_model.save` {why}", received)
         return own_children(save_type, **kwargs)
 
     replaced = {
@@ -78,18 +84,12 @@ def bind(model: Any, distribution: Any) -> None:
     if comm.current().world_size > 1:
         for step in ("train_step", "test_step"):
             replaced[step] = _comparing(getattr(model, step), distribution)
-        replaced["export"] = functools.partial(_refuse_saved_model, "model.export", model.name)
+        replaced["export"] = functools.partial(
+            raise_for_saved_model, f"`model.export` {why}", received
+        )
         replaced["_trackable_children"] = children
     for name, value in replaced.items():  # bypasses Keras' tracking of attributes
         object.__setattr__(model, name, value)
-
-
-def _refuse_saved_model(what, name, *args, **kwargs):
-    raise ValueError(
-        f"`{what}` would write a graph with exchanges between ranks, and the shards of one rank; "
-        "use `sok.export_saved_model(model, path)`, or save the weights and export a model that "
-        f"was made without a distribution. Received: model '{name}'"
-    )
 
 
 def binding(distribution: Any) -> contextlib.ExitStack:

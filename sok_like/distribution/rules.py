@@ -54,8 +54,8 @@ from sok_like.distribution.sharded_variable import held_whole, local_rows, shard
 from sok_like.embeddings.all2all_dense_embedding import All2AllDenseEmbedding
 from sok_like.embeddings.distributed_embedding import DistributedEmbedding
 from sok_like.lookup import exporting
-from sok_like.lookup.dense_lookup import as_row_numbers, lookup_rows, require_in_range
-from sok_like.lookup.flat_ids import flat_values, with_flat_values
+from sok_like.lookup.dense_lookup import lookup_rows, require_in_range
+from sok_like.lookup.ids import as_row_numbers, flat_values, with_flat_values
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import exchange_order

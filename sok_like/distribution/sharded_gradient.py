@@ -25,8 +25,7 @@ from tensorflow.python.ops import gradients_util
 
 from sok_like.distribution.collectives import summed
 from sok_like.distribution.sharded_variable import Shard, shard_of
-from sok_like.lookup import norms
-from sok_like.lookup.local_variables import is_local, unique_in_graph
+from sok_like.lookup.local_variables import is_local, is_part, squared_norm, unique_in_graph
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.variable import is_embedding_variable
@@ -151,8 +150,8 @@ def _squared_norms(gradients: Sequence[Any], sum_rows: bool = False) -> list:
     for i, gradient in enumerate(gradients):
         if gradient is None:
             continue
-        if norms.is_part(gradient):
-            squares[i] = norms.squares(gradient)
+        if is_part(gradient):
+            squares[i] = squared_norm(gradient)
             continue
         if isinstance(gradient, ShardedGradient):
             values = comm.summed_values(gradient.local) if sum_rows else gradient.values
@@ -175,7 +174,7 @@ _Gradient = typing.Union[ShardedGradient, tf.Tensor, tf.IndexedSlices]  # noqa: 
 
 
 def _with_shards(function):
-    """Without a ShardedGradient in the list, TensorFlow's function or that of `norms` is right."""
+    """Without a ShardedGradient in the list, TensorFlow's function or ours for tables is right."""
 
     @functools.wraps(function)
     def dispatched(t_list, *args, **kwargs):

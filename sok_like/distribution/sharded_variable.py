@@ -66,6 +66,14 @@ class Shard(Placement):
         return tf.ensure_shape(local, self.global_shape)
 
 
+def raise_for_saved_model(why: str, received: str, *args: Any, **kwargs: Any) -> None:
+    """Raises ValueError, in place of what would write a SavedModel."""
+    raise ValueError(
+        f"{why}; use `sok.export_saved_model(model, path)`, or save the weights and export a model "
+        f"that was made without a distribution. Received: {received}"
+    )
+
+
 def shard_of(variable: Any) -> Shard | None:
     """The Shard of a sharded variable; None for any other variable."""
     return getattr(variable, "_sok_shard", None)
@@ -145,10 +153,8 @@ class _Sharded:
         return Spread(self.global_shape, dtype, shard.place.begin, num_rows, read)
 
     def _export_to_saved_model_graph(self, *args, **kwargs):
-        raise ValueError(
-            "A SavedModel would hold one rank's shard of a sharded variable; use "
-            "`sok.export_saved_model(model, path)`, or save the weights and export a model that "
-            f"was made without a distribution. Received: '{path_of(self)}'"
+        raise_for_saved_model(
+            "A SavedModel would hold one rank's shard of a variable", path_of(self)
         )
 
     # tf.train.Checkpoint writes and reads the whole value, so its files fit any number of ranks.

@@ -7,9 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.embeddings.distributed_embedding import EmbeddingLayer
-from sok_like.lookup import padding
-from sok_like.lookup.flat_ids import FlatIds
 from sok_like.lookup.hash_lookup import HashFeature
+from sok_like.lookup.ids import FlatIds, mask_of
 from sok_like.runtime.checks import check_integer
 
 
@@ -106,7 +105,7 @@ class All2AllDenseEmbedding(EmbeddingLayer):
 
     def compute_mask(self, inputs, mask=None):
         shape = None if self.dynamic_input else (-1, self.slot_num, self.nnz_per_slot)
-        return padding.mask_of(inputs, self.pad_key, shape)
+        return mask_of(inputs, self.pad_key, shape)
 
     def _check_symbol(self, inputs):
         self._check_shape(tf.TensorShape(inputs.shape))

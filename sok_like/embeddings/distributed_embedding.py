@@ -9,9 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup import padding
-from sok_like.lookup.flat_ids import FlatIds
 from sok_like.lookup.hash_lookup import HashFeature
+from sok_like.lookup.ids import FlatIds, check_pad_key
 from sok_like.lookup.table_layer import TableLayer
 from sok_like.runtime.checks import check_combiner, check_integer, require, wrong_argument
 from sok_like.runtime.ranks.initialize import ensure_initialized
@@ -67,7 +66,7 @@ class EmbeddingLayer(TableLayer):
         self.gradient_scale = check_gradient_scale(gradient_scale)
         self.row_dtype = check_row_dtype(row_dtype, f"layer '{self.name}'", "row_dtype")
         self.wire_dtype = check_row_dtype(wire_dtype, f"layer '{self.name}'")
-        self.pad_key = padding.check_pad_key(pad_key, f"layer '{self.name}'")
+        self.pad_key = check_pad_key(pad_key, f"layer '{self.name}'")
         self._weight = as_weight(
             EmbeddingVariable(
                 self.embedding_vec_size,

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.embeddings.distributed_embedding import EmbeddingLayer
-from sok_like.lookup.float_ids import inputs_of, layer_of, nodes_of
+from sok_like.lookup.keras_call import inputs_of, layer_of, nodes_of
 from sok_like.lookup.table_layer import TablesLayer
 from sok_like.runtime.framework.running_keras import is_keras_3
 

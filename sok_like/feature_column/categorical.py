@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.feature_column import feature_column as old
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
-from sok_like.lookup.padding import keys_of_ids
+from sok_like.lookup.ids import keys_of_ids
 from sok_like.runtime.checks import as_integer, require, wrong_argument
 from sok_like.table.keys import DTYPES, dtype_hint, may_be_keys
 from sok_like.table.policies import EmbeddingVariableOption, with_steps_to_live

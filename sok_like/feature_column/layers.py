@@ -17,8 +17,8 @@ from sok_like.feature_column import lookup
 from sok_like.feature_column.categorical import EmbeddingCategoricalColumn, check_features
 from sok_like.feature_column.columns import WEIGHTS, GroupEmbeddingColumn, is_fused, table_options
 from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.lookup.keras_call import by_training
 from sok_like.lookup.table_layer import TablesLayer
-from sok_like.lookup.training_flag import by_training
 from sok_like.runtime.checks import require
 from sok_like.runtime.ranks.lookup_options import check_gradient_scale
 from sok_like.table.variable import EmbeddingVariable

@@ -14,7 +14,7 @@ from tensorflow.python.ops.variables import PartitionedVariable
 
 from sok_like.lookup import exporting
 from sok_like.lookup.dense_lookup import as_tf_table, check_weights
-from sok_like.lookup.sparse_ids import in_order, row_splits, samples_by_table, samples_of
+from sok_like.lookup.ids import in_order, row_splits, samples_by_table, samples_of
 from sok_like.runtime.checks import COMBINERS, require, wrong_argument
 from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.ranks.lookup_options import check_gradient_scale, check_row_dtype

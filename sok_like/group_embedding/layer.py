@@ -16,10 +16,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup import padding
-from sok_like.lookup.flat_ids import FlatIds, flat_values, with_flat_values
 from sok_like.lookup.hash_lookup import HashFeature
-from sok_like.lookup.sparse_ids import samples_of
+from sok_like.lookup.ids import (
+    FlatIds,
+    check_pad_key,
+    flat_values,
+    keys_of_ids,
+    mask_of,
+    samples_of,
+    with_flat_values,
+)
 from sok_like.lookup.table_layer import TablesLayer, in_config
 from sok_like.runtime.checks import OPTIONAL_COMBINERS, as_integer, check_combiner, require
 from sok_like.runtime.ranks.lookup_options import check_gradient_scale, check_row_dtype
@@ -97,7 +103,7 @@ class GroupEmbedding(TablesLayer):
         self.wire_dtype = check_row_dtype(wire_dtype, f"layer '{self.name}'")
         self.pad_key = pad_key
         if not isinstance(pad_key, str):
-            self.pad_key = padding.check_pad_key(pad_key, f"layer '{self.name}'")
+            self.pad_key = check_pad_key(pad_key, f"layer '{self.name}'")
         self._is_dict = isinstance(embedding_dims, Mapping)
         dims = _by_feature("embedding_dims", embedding_dims, None, None)
         are_positive = all((as_integer(dim) or 0) >= 1 for dim in dims.values())
@@ -197,10 +203,10 @@ class GroupEmbedding(TablesLayer):
             self._check(name, value)
             dtypes[name] = value.dtype
             if _is_composite(value):
-                flat = padding.keys_of_ids(flat_values(value))
+                flat = keys_of_ids(flat_values(value))
                 keys[name] = with_flat_values(value, flat)
             else:
-                keys[name] = padding.keys_of_ids(value)
+                keys[name] = keys_of_ids(value)
         # One op sorts the sparse features of all tables.
         sparse = {
             name: value
@@ -263,7 +269,7 @@ class GroupEmbedding(TablesLayer):
             value = value if hasattr(value, "dtype") else tf.convert_to_tensor(value)
             masked = self._features[name].combiner is None
             masked = masked and self._may_be_padded(tf.as_dtype(value.dtype))
-            masks.append(padding.mask_of(value, self.pad_key) if masked else None)
+            masks.append(mask_of(value, self.pad_key) if masked else None)
         return self._structure(masks)
 
     def compute_output_shape(self, input_shape):

@@ -22,8 +22,7 @@ from sok_like.group_embedding import arguments
 from sok_like.group_embedding.arguments import Ids, table_name
 from sok_like.lookup.dense_lookup import lookup_rows
 from sok_like.lookup.hash_lookup import HashFeature, lookup
-from sok_like.lookup.keras_call import training_of_call
-from sok_like.lookup.training_flag import by_training
+from sok_like.lookup.keras_call import by_training, training_of_call
 from sok_like.runtime.checks import check_integer, wrong_argument
 from sok_like.table.keys import as_keys
 from sok_like.table.variable import EmbeddingVariable

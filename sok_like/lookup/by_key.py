@@ -10,7 +10,6 @@ This module looks rows up, and TensorFlow's own function combines them. So every
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import typing
@@ -18,12 +17,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup import float_ids as float_ids  # its hook belongs to every model with a table
-from sok_like.lookup.flat_ids import FlatIds, flat_values, with_flat_values
 from sok_like.lookup.hash_lookup import HashFeature, lookup
-from sok_like.lookup.keras_call import training_of_call
-from sok_like.lookup.norms import is_part as is_part  # its hooks belong to every lookup
-from sok_like.lookup.training_flag import by_training
+from sok_like.lookup.ids import FlatIds, flat_values, with_flat_values
+from sok_like.lookup.keras_call import by_training, training_of_call
+from sok_like.lookup.local_variables import mark_gradients
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.ranks import comm
 from sok_like.table import as_variable
@@ -154,4 +151,4 @@ for _nn, _kinds in ((tf.nn, _EITHER), (tf.compat.v1.nn, tf.SparseTensor)):
 @hooks.at_init
 def _install():
     if comm.launched_world_size() > 1:  # a program may have marked variables by itself
-        importlib.import_module("sok_like.lookup.local_marks")
+        hooks.at_init(mark_gradients)

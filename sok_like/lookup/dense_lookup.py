@@ -14,23 +14,15 @@ gather would return zeros for them on a GPU.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup.sparse_ids import as_ragged, in_order
+from sok_like.lookup.ids import FlatIds, flat_values, in_order
 from sok_like.runtime.checks import check_combiner
+from sok_like.runtime.framework.graphs import checked
 
 DENSE_COMBINERS = (None, "sum", "mean")
-
-
-class Samples(NamedTuple):
-    """Flat ids of samples."""
-
-    ids: tf.Tensor  # int32 or int64 `[num_keys]`
-    sample: tf.Tensor  # int64 `[num_keys]`, the sample of each id, ascending
-    batch: tf.Tensor  # int64 scalar, the number of samples
-    weights: tf.Tensor | None  # `[num_keys]` floats, or None
 
 
 def embedding_lookup(param: Any, ids: Any, combiner: str | None = None, *, weights: Any = None):
@@ -70,50 +62,32 @@ def embedding_lookup(param: Any, ids: Any, combiner: str | None = None, *, weigh
 def lookup_rows(table, ids, combiner: str | None, weights, table_name: str):
     """`embedding_lookup` with dense ids of any rank; their last axis is combined."""
     check_ids(ids, combiner, table_name)
-    if combiner is None:
-        if weights is not None:
-            raise ValueError(f"`weights` need a combiner. Received: combiner=None ({table_name})")
-        if isinstance(ids, tf.SparseTensor):
-            ids = as_ragged(ids)
-        if isinstance(ids, tf.RaggedTensor):
-            rows = _rows_of(table, as_row_numbers(ids.flat_values), table_name)
-            return ids.with_flat_values(rows)
-        rows = _rows_of(table, tf.reshape(as_row_numbers(ids), [-1]), table_name)
-        dim = table.shape[-1]
-        rows = tf.reshape(rows, tf.concat([tf.shape(ids), [dim]], 0))
-        return tf.ensure_shape(rows, ids.shape.concatenate([dim]))
-    rows = _combine(table, flatten(ids, weights), combiner, table_name)
-    if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
-        batch = tf.TensorShape([ids.shape[0]])
-    else:
-        rows = tf.reshape(rows, tf.concat([tf.shape(ids)[:-1], [table.shape[-1]]], 0))
-        batch = ids.shape[:-1]
-    return tf.ensure_shape(rows, batch.concatenate([table.shape[-1]]))
-
-
-def _rows_of(table, ids, table_name):
-    """The row of each id. `[num_keys, output_dim]`"""
-    unique, inverse = tf.unique(require_in_range(ids, tf.shape(table, tf.int64)[0], table_name))
-    return tf.gather(tf.gather(table, unique), inverse)
-
-
-def _combine(table, samples: Samples, combiner, table_name):
-    """One row per sample. `[batch, output_dim]`"""
-    unique, inverse = tf.unique(
-        require_in_range(samples.ids, tf.shape(table, tf.int64)[0], table_name)
-    )
+    if combiner is None and weights is not None:
+        raise ValueError(f"`weights` need a combiner. Received: combiner=None ({table_name})")
+    weights = None if weights is None else _flat_weights(ids, weights)
+    flat = FlatIds(ids, combiner, dtype=None)
+    num_rows = tf.shape(table, tf.int64)[0]
+    unique, inverse = tf.unique(require_in_range(flat.ids, num_rows, table_name))
     rows = tf.gather(table, unique)
-    if samples.weights is None:
+    return flat.restore(combined(rows, inverse, flat.combiner, flat.row_splits, weights))
+
+
+def combined(rows, inverse, combiner: str, row_splits, weights=None):
+    """Combines by sample the distinct rows at positions `inverse`; "none": one row per position."""
+    if combiner == "none":
+        return tf.gather(rows, inverse)
+    sample = tf.ragged.row_splits_to_segment_ids(row_splits)
+    batch = tf.size(row_splits, tf.int64) - 1
+    if weights is None:
         segment = tf.sparse.segment_sum if combiner == "sum" else tf.sparse.segment_mean
-        return segment(rows, inverse, samples.sample, num_segments=samples.batch)
-    weights = tf.cast(samples.weights, rows.dtype)
-    combined = tf.math.unsorted_segment_sum(
-        tf.gather(rows, inverse) * weights[:, tf.newaxis], samples.sample, samples.batch
-    )
-    if combiner == "mean":
-        total = tf.math.unsorted_segment_sum(weights, samples.sample, samples.batch)
-        combined = tf.math.divide_no_nan(combined, total[:, tf.newaxis])
-    return combined
+        return segment(rows, inverse, sample, num_segments=batch)
+    weights = tf.cast(weights, rows.dtype)
+    weighted = tf.gather(rows, inverse) * weights[:, tf.newaxis]
+    total = tf.math.unsorted_segment_sum(weighted, sample, batch)
+    if combiner == "sum":
+        return total
+    divisor = tf.math.unsorted_segment_sum(weights, sample, batch)
+    return tf.math.divide_no_nan(total, divisor[:, tf.newaxis])
 
 
 def _range_check(ids, num_rows, table_name):
@@ -146,58 +120,25 @@ def require_in_range(ids, num_rows, table_name):
                 None, None, f"{rule} Received: id {wrong} with input_dim {num_rows}"
             )
         return ids
-    check = tf.debugging.Assert(
-        in_range, [f"{rule} Received: id", wrong, "with input_dim", num_rows]
-    )
-    with tf.control_dependencies([check]):
-        return tf.identity(ids)
+    return checked(ids, in_range, f"{rule} Received: id", wrong, "with input_dim", num_rows)
 
 
-def flatten(ids, weights=None) -> Samples:
-    """Turns ids of any kind into samples; weights must have their kind and shape."""
-    if weights is not None:
-        check_weights(ids, weights)
+def _flat_weights(ids, weights):
+    """Weights `[num_keys]`, in the order of the flat ids; they must have their kind and shape."""
+    check_weights(ids, weights)
     if isinstance(ids, tf.RaggedTensor):
-        if weights is not None:
-            splits = [tf.cast(ragged.row_splits, tf.int64) for ragged in (ids, weights)]
-            same = [] if ids.row_splits is weights.row_splits else [_equal(*splits)]
-            weights = _aligned(weights.flat_values, same)
-        return Samples(
-            as_row_numbers(ids.flat_values),
-            tf.cast(ids.value_rowids(), tf.int64),
-            tf.cast(ids.nrows(), tf.int64),
-            weights,
-        )
-    if isinstance(ids, tf.SparseTensor):
-        ids = in_order(ids)
-        weights = None if weights is None else in_order(weights)
-        same = [] if weights is None else [_equal(ids.indices, weights.indices)]
-        return Samples(
-            as_row_numbers(ids.values),
-            ids.indices[:, 0],
-            ids.dense_shape[0],
-            None if weights is None else _aligned(weights.values, same),
-        )
-    shape = tf.shape(ids, tf.int64)
-    hotness, batch = shape[-1], tf.reduce_prod(shape[:-1])
-    if weights is not None:
-        same = [] if weights.shape == ids.shape else [_equal(shape, tf.shape(weights, tf.int64))]
-        weights = tf.reshape(_aligned(weights, same), [-1])
-    return Samples(
-        tf.reshape(as_row_numbers(ids), [-1]),
-        tf.reshape(tf.repeat(tf.range(batch)[:, tf.newaxis], hotness, axis=1), [-1]),
-        batch,
-        weights,
-    )
-
-
-def _equal(left, right):
-    return tf.assert_equal(left, right, "`weights` must have exactly one weight per id")
-
-
-def _aligned(weights, checks):
-    with tf.control_dependencies([check for check in checks if check is not None]):
-        return tf.identity(weights)
+        places = [tf.cast(ragged.row_splits, tf.int64) for ragged in (ids, weights)]
+        is_same = ids.row_splits is weights.row_splits
+    elif isinstance(ids, tf.SparseTensor):
+        ids, weights = in_order(ids), in_order(weights)
+        places, is_same = [ids.indices, weights.indices], False
+    else:
+        places = [tf.shape(ids, tf.int64), tf.shape(weights, tf.int64)]
+        is_same = ids.shape == weights.shape
+    rule = "`weights` must have exactly one weight per id"
+    check = None if is_same else tf.assert_equal(*places, rule)
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.identity(flat_values(weights))
 
 
 def check_weights(ids, weights, prefix: str = "", of: str = "") -> None:
@@ -221,34 +162,20 @@ def check_ids(ids, combiner: str | None, table_name: str) -> None:
             "them (float32: no odd integer above 2**24). Give the Keras input an integer dtype: "
             f"`Input(shape, dtype='int64')`. Received: {ids.dtype.name}"
         )
-    rank = ids.shape.rank
+    rank, wrong = ids.shape.rank, None
     if isinstance(ids, tf.RaggedTensor):
         if rank != 2 or ids.ragged_rank != 1:
-            raise ValueError(
-                "A RaggedTensor of ids must be 2-D, [batch, None]; nested ones are not supported. "
-                f"Received: shape {ids.shape} (table '{table_name}')"
+            wrong = (
+                "A RaggedTensor of ids must be 2-D, [batch, None]; nested ones are not supported"
             )
     elif isinstance(ids, tf.SparseTensor):
         if rank not in (None, 2):
-            raise ValueError(
-                "A SparseTensor of ids must be 2-D, [batch, max_hotness]. "
-                f"Received: shape {ids.shape} (table '{table_name}')"
-            )
+            wrong = "A SparseTensor of ids must be 2-D, [batch, max_hotness]"
     elif combiner is not None and rank is not None and rank < 2:
-        raise ValueError(
-            "1-D ids with a combiner are ambiguous: one sample, or one id each? Use "
-            f"[1, hotness] or [batch, 1]. Received: shape {ids.shape} (table '{table_name}')"
-        )
-
-
-def as_row_numbers(ids):
-    """Integers as int32 or int64, without turning any into the number of another row.
-
-    uint64 ids above the range of int64 become negative, and so stay outside of every table.
-    """
-    if ids.dtype in (tf.int32, tf.int64):
-        return ids
-    return tf.cast(ids, tf.int32 if ids.dtype.size < 4 else tf.int64)
+        wrong = "1-D ids with a combiner are ambiguous: one sample, or one id each? Use "
+        wrong += "[1, hotness] or [batch, 1]"
+    if wrong:
+        raise ValueError(f"{wrong}. Received: shape {ids.shape} (table '{table_name}')")
 
 
 def as_tf_table(param):

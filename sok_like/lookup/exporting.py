@@ -84,7 +84,9 @@ class Exporting:
         checked = [dataclasses.replace(f, keys=_checked_keys(f)) for f in features]
         if tf.executing_eagerly() or tf.compat.v1.get_default_graph() is not self._graph:
             return self._rows(checked)
-        rows = [_stand_in(table.dim) for table in tables]
+        empty = [tf.zeros([0, table.dim]) for table in tables]
+        stand_in = tf.compat.v1.placeholder_with_default
+        rows = [tf.identity(stand_in(e, [None, e.shape[1]])) for e in empty]
         self._waiting += map(_Waiting, checked, rows)
         return rows
 
@@ -153,11 +155,6 @@ class _Waiting:
         """The ops that make its input."""
         tensors = (self.feature.keys, self.feature.row_splits, self.feature.weights)
         return [tensor.op for tensor in tensors if hasattr(tensor, "op")]  # neither None nor eager
-
-
-def _stand_in(dim):
-    rows = tf.compat.v1.placeholder_with_default(tf.zeros([0, dim]), [None, dim])
-    return tf.identity(rows)
 
 
 def _ancestors(ops):

@@ -59,9 +59,8 @@ def gather_batch(tensor: Any, name: str = "gather_batch") -> tf.Tensor:
         def back(grad):
             @tf.custom_gradient
             def send_back(grad):
-                total = exchange_order.exchange_in_turn(
-                    lambda: communicator.sum(grad, f"{name}_grad"), f"{name}_grad", communicator
-                )
+                turn = f"{name}_grad"
+                total = exchange_order.collective_in_turn(communicator, "sum", grad, turn)
                 start = tf.reduce_sum(sizes[: communicator.rank])
                 of_this_rank = total[start : start + sizes[communicator.rank]]
                 return of_this_rank, lambda second: graphs.refuse_second_order([second], [grad])[0]

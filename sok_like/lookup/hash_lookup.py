@@ -12,13 +12,13 @@ tables of a group on one device are looked up together; groups are independent o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.ops import custom_gradient
 
-from sok_like.lookup import exporting, same_weights
+from sok_like.lookup import exporting, replicas
 from sok_like.lookup.keras_call import check_listed
 from sok_like.runtime import ops
 from sok_like.runtime.checks import COMBINERS, check_combiner
@@ -47,6 +47,10 @@ class HashFeature:
     # The combiner that ranks must agree on, where "none" does the same for this rank's input.
     declared: str | None = None
 
+    table_name = property(lambda self: self.variable.table_name)
+    dim = property(lambda self: self.variable.dim)
+    key_limit = property(lambda self: self.variable.key_limit)
+
 
 def lookup(
     features: Sequence[HashFeature],
@@ -56,37 +60,27 @@ def lookup(
     wire_dtype: Any = None,
     name: str = "lookup",
 ) -> list[tf.Tensor]:
-    """Looks up a group of features together.
+    """Looks up a group of features together; a table may appear more than once.
 
     Args:
-        features: The features; a table may appear more than once.
         training: True inserts missing keys with their initial rows. False reads the initial rows
             and inserts nothing.
         gradient_scale: The gradient of a row is the sum over the ranks that used it ("sum": for a
             loss divided by the global batch), or that sum divided by the number of ranks ("mean":
             for a loss that is a mean over the rank's own batch). "auto" is "mean" within Keras'
             `fit`; elsewhere it is "sum", with a warning on several ranks.
-        wire_dtype: Rows and gradients are rounded to this dtype on their way between ranks:
-            "bfloat16" or "float16", which halves the traffic, or None (or "float32") for no
-            rounding. The same on all ranks. Rows of a rank's own keys are rounded, too, so that
-            results do not depend on the owner of a key. On one rank nothing is rounded. Tables,
-            optimizer state and sums of gradients stay in float32.
-        name: Name of the group's collectives; the same on all ranks. If tables are on several
-            devices, one device after the other is looked up, each with its own collectives.
+        wire_dtype: Rows and gradients are rounded to "bfloat16" or "float16" on their way between
+            ranks; None: no rounding. The same on all ranks. Rows of a rank's own keys are rounded,
+            too, so that results do not depend on the owner of a key. On one rank nothing is.
+        name: Of the group's collectives; the same on all ranks. If tables are on several devices,
+            one device after the other is looked up, each with its own collectives.
 
     Returns:
         One float32 tensor per feature, in order: `[batch, embedding_dim]`, or
         `[num_keys, embedding_dim]` if the combiner is "none". An empty sample gives zeros.
 
-    Raises:
-        tf.errors.InvalidArgumentError: a sample is longer than `max_hotness`; in a table without an
-            index, a key is out of range; or `wire_dtype` cannot hold a number, such as 70000 in
-            float16. On every rank, naming the rank where it happened.
-        tf.errors.ResourceExhaustedError: a table is full. On every rank.
-        tf.errors.FailedPreconditionError: ranks differ in `wire_dtype`. On every rank.
-        RuntimeError: within a Keras layer that does not have the table among its variables.
-        NotImplementedError: within `tf.recompute_grad`; or `wire_dtype` on several ranks, for
-            tables in device memory.
+    Errors of one rank (a sample longer than `max_hotness`, a full table, a key out of range, a
+    number that `wire_dtype` cannot hold) are raised on every rank and name the rank at fault.
     """
     if not features:
         return []
@@ -149,10 +143,10 @@ class _DeviceGroup:
         with tf.name_scope(self.name):
             if communicator.world_size > 1:
                 return self._exchange(communicator)
-            batch = self._batch()  # beside its inputs, which may be in host memory
+            batch = op_inputs(self.features)  # beside its inputs, which may be in host memory
             with devices.device_scope(self.device):  # its gradient runs there, too
                 result = libraries.ops().sok_lookup(
-                    handles=self._handles(),
+                    handles=[f.variable.handle for f in self.features],
                     insert=self.training,
                     keep_rows=ops.rows_to_keep([f.weights for f in self.features]),
                     name="lookup",
@@ -167,38 +161,27 @@ class _DeviceGroup:
                 f"tf.device('/CPU:0') to use it. Received: wire_dtype={self.wire_dtype!r} (lookup "
                 f"'{self.name}' on {self.device})"
             )
-        world_size, batch = communicator.world_size, self._batch()
-        counted = [self.training and f.variable.counts_occurrences for f in self.features]
-        with devices.device_scope(self.device):
-            routed = libraries.ops().sok_route(
-                problems=[],
+        world_size = communicator.world_size
+
+        def gather(message, splits):
+            gathered = libraries.ops().sok_gather_rows(
+                handles=[f.variable.handle for f in self.features],
+                message=message,
+                splits=splits,
                 world_size=world_size,
-                counted=counted if any(counted) else [],
-                name="route",
-                **batch,
+                dims=[f.dim for f in self.features],
+                insert=self.training,
+                gradient_scale=lookup_options.scale_attribute(self.gradient_scale, world_size),
+                name="gather_rows",
             )
+            return gathered.rows, gathered.row_splits
+
         lookup = exchange_order.Lookup(
-            communicator, self.name, same_weights.comparison(), self.wire_dtype, self._said()
+            communicator, self.name, replicas.comparison(), self.wire_dtype, self._said()
         )
-        with exchange_order.turn() as done:
-            message, splits = exchange_order.exchange_keys(routed.message, routed.splits, lookup)
-            with devices.device_scope(self.device):  # its gradient runs there, too
-                gathered = libraries.ops().sok_gather_rows(
-                    handles=self._handles(),
-                    message=message,
-                    splits=splits,
-                    world_size=world_size,
-                    dims=batch["dims"],
-                    insert=self.training,
-                    gradient_scale=lookup_options.scale_attribute(self.gradient_scale, world_size),
-                    name="gather_rows",
-                )
-            rows, received, call = exchange_order.exchange_rows(
-                gathered.rows, gathered.row_splits, lookup
-            )
-            done.append(call)
-        with devices.device_scope(self.device):
-            return ops.combine(rows, received, call, routed, batch)
+        counted = [self.training and f.variable.counts_occurrences for f in self.features]
+        route = {"counted": counted if any(counted) else []}
+        return over_ranks(self.features, lookup, gather, route, self.device)
 
     def _said(self):
         """What ranks must agree on: otherwise rows would be misread, or differ by their owner."""
@@ -213,22 +196,47 @@ class _DeviceGroup:
         ]
         return f"{self.name}: {', '.join(parts)}"
 
-    def _handles(self):
-        return [f.variable.handle for f in self.features]
 
-    def _batch(self):
-        """The inputs of SokLookup and SokRoute for each feature, by their names in these ops."""
-        return {
-            "keys": [f.keys for f in self.features],
-            "row_splits": _or_empty([f.row_splits for f in self.features], tf.int64),
-            "weights": _or_empty([f.weights for f in self.features], tf.float32),
-            "table_names": [f.variable.table_name for f in self.features],
-            "dims": [f.variable.dim for f in self.features],
-            "combiners": [check_combiner(f.combiner, (*COMBINERS, "none")) for f in self.features],
-            "max_hotness": [f.max_hotness for f in self.features],
-            "key_limits": [f.variable.key_limit for f in self.features],
-            "batch_multiples": [f.batch_multiple for f in self.features],
-        }
+def over_ranks(
+    features: Sequence[Any],
+    lookup: exchange_order.Lookup,
+    gather: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
+    route: dict[str, Any],
+    device: str = "",
+) -> list[tf.Tensor]:
+    """Route, keys, gather, rows, combine: a lookup on several ranks.
+
+    `gather` takes the keys that all ranks ask for, a message and its splits; it returns the message
+    with their rows. `route` has arguments of SokRoute beside the `features`.
+    """
+    batch, world_size = op_inputs(features), lookup.communicator.world_size
+    with devices.device_scope(device):
+        routed = libraries.ops().sok_route(
+            world_size=world_size, name="route", **{"problems": [], **route}, **batch
+        )
+    with exchange_order.turn() as done:
+        message, splits = exchange_order.exchange_keys(routed.message, routed.splits, lookup)
+        with devices.device_scope(device):  # the gradient runs there, too
+            rows, row_splits = gather(message, splits)
+        rows, received, call = exchange_order.exchange_rows(rows, row_splits, lookup)
+        done.append(call)
+    with devices.device_scope(device):
+        return ops.combine(rows, received, call, routed, batch)
+
+
+def op_inputs(features: Sequence[Any]) -> dict[str, list]:
+    """The inputs of SokLookup and SokRoute for each feature, by their names in these ops."""
+    return {
+        "keys": [f.keys for f in features],
+        "row_splits": _or_empty([f.row_splits for f in features], tf.int64),
+        "weights": _or_empty([f.weights for f in features], tf.float32),
+        "table_names": [f.table_name for f in features],
+        "dims": [f.dim for f in features],
+        "combiners": [check_combiner(f.combiner, (*COMBINERS, "none")) for f in features],
+        "max_hotness": [f.max_hotness for f in features],
+        "key_limits": [f.key_limit for f in features],
+        "batch_multiples": [f.batch_multiple for f in features],
+    }
 
 
 def _or_empty(tensors, dtype):

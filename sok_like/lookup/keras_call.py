@@ -1,18 +1,27 @@
-"""Finds the Keras layers being called, under either Keras: one must list a table that is looked up.
+"""What Keras does around a lookup, under either Keras.
 
-A table that no layer lists would be looked up and never trained, so such a lookup raises. Both
-Kerases record the call in progress per thread; neither has a public name for the record.
+* A table that is looked up must be listed by a layer of the call in progress: otherwise it would
+  never be trained, so such a lookup raises. Both Kerases record the call per thread; neither has a
+  public name for the record.
+* The `training` flag of the call: a bool, a number, None, or a tensor in graphs of tf_keras.
+* A functional model casts what it is given to the dtype of its `Input`, silently. pandas makes
+  floats of integers with gaps, so an id would become another one before a layer sees it. Floats for
+  an `Input` of integers that leads to a layer with a table raise: 0.7, NaN, 2.0**53 + 1.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
+
+import tensorflow as tf
 
 from sok_like.runtime.framework import hooks, running_keras
 from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
+from sok_like.table.keys import may_be_keys
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _NOT_LISTED = (
@@ -27,6 +36,9 @@ _COMPILED = (
     "jit_compile=False to the model's `compile`, or call the model once before. With a GPU Keras "
     "chooses XLA for a model whose tables are not made yet."
 )
+_evaluating = hooks.Within()
+# By model: the layer with a table that an input leads to, by the `id` of the input.
+_leads_to: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
 
 
 def training_of_call() -> Any:
@@ -35,6 +47,27 @@ def training_of_call() -> Any:
         call = _keras_3_call()
         return None if call is None else call.get_value("training")
     return _tf_keras_call().training
+
+
+def by_training(training: Any, function: Callable[[bool], Any]) -> Any:
+    """`function(training)` with a Python bool.
+
+    None is True, but False in a step of `evaluate` or `predict`: Keras 3 passes no flag to a model
+    whose `call` has no argument for it. So it must be the default of a layer's `call`. Keras 3
+    hands any other default on to the layers that are called next, such as a Dropout.
+
+    In graphs of tf_keras `training` may be a tensor; then both branches are built.
+    """
+    if training is None:
+        training = not _evaluating
+    if tf.is_tensor(training):
+        static = tf.get_static_value(training)
+        if static is None:
+            return tf.cond(
+                tf.cast(training, tf.bool), lambda: function(True), lambda: function(False)
+            )
+        training = static
+    return function(bool(training))
 
 
 def check_listed(variable: Any, keys: Any) -> None:
@@ -129,11 +162,88 @@ def _supports_jit(own, model):
     return not any(hasattr(_inside(v), "table_name") for v in model.variables)
 
 
+def nodes_of(model: Any) -> list[Any]:
+    """Calls of layers in a functional model, each after those that it depends on; no inputs."""
+    by_depth = getattr(model, "_nodes_by_depth", None) or {}
+    depths = sorted(by_depth, reverse=True)
+    return [node for depth in depths for node in by_depth[depth] if not node.is_input]
+
+
+def layer_of(node: Any) -> Any:
+    """The layer that is called."""
+    return node.operation if is_keras_3() else node.layer
+
+
+def inputs_of(node: Any) -> list[Any]:
+    """The symbolic tensors that it is called on."""
+    return tf.nest.flatten(node.input_tensors if is_keras_3() else node.keras_inputs)
+
+
+def _keys_of(model):
+    if model not in _leads_to:
+        layers: dict[int, str] = {}
+        for node in reversed(nodes_of(model)):
+            layer = layer_of(node)
+            outputs = [id(tensor) for tensor in tf.nest.flatten(node.outputs)]
+            name = next((layers[key] for key in outputs if key in layers), None)
+            if any(is_embedding_variable(weight) for weight in getattr(layer, "variables", ())):
+                name = layer.name
+            if name is not None:
+                integers = [t for t in inputs_of(node) if tf.as_dtype(t.dtype).is_integer]
+                layers.update(dict.fromkeys(map(id, integers), name))
+        _leads_to[model] = layers
+    return _leads_to[model]
+
+
+def _check(model, value, reference):
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or not tf.as_dtype(dtype).is_floating or may_be_keys(tf.as_dtype(dtype)):
+        return
+    layer = _keys_of(model).get(id(reference))
+    if layer is not None:
+        raise TypeError(
+            f"Input '{reference.name}' must be integers: they are keys of layer '{layer}', and a "
+            "cast from floats would silently change large ones, fractions and NaN. pandas makes "
+            "floats of a column of integers with gaps: read it with dtype 'Int64', then fill the "
+            f"gaps with an id of their own, `.fillna(-1).astype('int64')`. Received: {dtype}"
+        )
+
+
+def _convert(own, self, flat_inputs):
+    for value, reference in zip(flat_inputs, self._inputs, strict=False):
+        _check(self, value, reference)
+    return own(self, flat_inputs)
+
+
+def _call_sequential(own, self, *args, **kwargs):
+    # Keras 3 casts an input of a Sequential model before its functional one sees it.
+    functional = getattr(self, "_functional", None)
+    if functional is not None and args:
+        _check(functional, args[0], functional._inputs[0])
+    return own(self, *args, **kwargs)
+
+
+def _conform(own, self, tensor, ref_input):
+    _check(self, tensor, ref_input)
+    return own(self, tensor, ref_input)
+
+
 @hooks.behind(hooks.MODELS)
 def _install():
+    why = "lookups of evaluate and predict insert nothing"
+    running_keras.note_steps("test", _evaluating, why)
+    running_keras.note_steps("predict", _evaluating, why)
+    why = "floats for the keys of a table raise"
     if is_keras_3():
+        from keras.src.models.functional import Functional
+
+        hooks.wrap(Functional, "_convert_inputs_to_tensors", _convert, why)
+        hooks.wrap(tf.keras.Sequential, "__call__", _call_sequential, why)
         why = "XLA cannot compile the ops of tables that a model holds, nor averages over ranks"
         hooks.wrap("keras.src.trainers.trainer", "model_supports_jit", _supports_jit, why)
     else:
+        from tf_keras.src.engine.functional import Functional
+
+        hooks.wrap(Functional, "_conform_to_reference_input", _conform, why)
         why = "finds the layers around the one that looks a table up"
         hooks.wrap(type(_tf_keras_call()), "enter", _entering, why)

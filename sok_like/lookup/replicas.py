@@ -1,17 +1,52 @@
-"""Variables that every rank holds: broadcasts them from one rank, or compares them."""
+"""Variables that every rank holds: broadcast from one rank, and compared while tables are trained.
+
+A table's gradient is a collective, so all ranks take part in it. The tape that asks for it names
+the ordinary variables that are trained beside the table. Optimizers of this package average their
+gradients over ranks; the program may do so, too. If nothing does, each rank trains
+different weights, and none would notice. So at a few steps the ranks compare two sums of each of
+these variables, whoever trains them.
+
+    step       1   2   3   4   ..   8   ..   16   ..
+    compared       x   x   x        x        x          before the step is taken
+
+Not at step 1: some programs broadcast variables after it.
+
+In a step of `fit` they also compare what the model's layers have learned from data by `adapt`: a
+vocabulary, means, boundaries. Few of these are variables, and a rank may have seen other data.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import threading
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.local_variables import is_local, unique_in_graph
+from sok_like.runtime.framework import hooks, running_keras
+from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, exchange_order
+
+# Relative, for these sums: hosts with different processors may differ in the last bits.
+TOLERANCE = 1e-5
+# Attributes in which Keras' layers keep what `adapt` has learned, beside `lookup_table`.
+_LEARNED = ("mean", "variance", "bin_boundaries", "idf_weights_const")
+
+
+class _Asked(threading.local):
+    """The calls of `GradientTape.gradient` in progress in this thread, the innermost last."""
+
+    def __init__(self):
+        self.calls: list[tuple[tf.GradientTape, Any, Any]] = []
+
+
+_asked = _Asked()
 
 
 def with_optimizer(variables: Iterable[Any], optimizer: Any) -> list[Any]:
@@ -67,3 +102,140 @@ def check_same_shapes(variables: Sequence[Any], name: str) -> None:
         f"{[len(other) for other in lists]} variables, by rank; the first that differs is number "
         f"{first}, which on rank {communicator.rank} is {here}"
     )
+
+
+def compare(communicator: comm.Communicator) -> list[tf.Tensor]:
+    """Compares the ordinary variables of the tape that is taking a gradient, if it is time.
+
+    Call it where the gradient of a lookup is built. Without a tape around it (`tf.gradients`, a
+    function within the tape) and in a v1 graph it compares nothing. Returns tensors that later ops
+    must wait for. Errors are raised on all ranks.
+    """
+    variables, layers = _compared()
+    number = len(variables) + len(layers)
+    if not number:
+        return []
+    step = tf.identity(_counter((variables + layers)[0]).assign_add(1, read_value=True))
+    is_power = tf.equal(tf.bitwise.bitwise_and(step, step - 1), 0)
+    due = (step > 1) & (is_power | tf.equal(step, 3))
+
+    def sums(*values):
+        return _sums(*values, *map(_learned, layers))
+
+    def exchange():
+        # One op for all variables: TensorFlow's own ops would be ten per variable to trace.
+        values = tf.numpy_function(sums, [as_tf_table(v) for v in variables], tf.int64)
+        values = tf.ensure_shape(values, [2 * number])
+        name = f"comparison_of_{number}_ordinary_variables"
+        notes, _ = exchange_order.exchange_notes(values, [], communicator, name)
+        by_rank = tf.reshape(notes, [communicator.world_size, 2 * number])
+        by_rank = tf.bitcast(tf.cast(by_rank, tf.int32), tf.float32)
+        # Learning rates and steps, which come first, matter to optimizers only.
+        with tf.control_dependencies(check(tf.pad(by_rank, [[0, 0], [2, 0]]), variables, layers)):
+            return tf.constant(True)
+
+    if tf.executing_eagerly():
+        return [exchange()] if due else []
+    return [tf.cond(due, exchange, lambda: tf.constant(True))]
+
+
+def _sums(*values):
+    """`sums_of` for arrays, as the bits of float32."""
+    sums = []
+    for array in values:
+        flat = np.asarray(array).astype(np.float64).ravel()
+        sums += [flat @ np.cos(np.arange(1, flat.size + 1)), np.abs(flat).sum()]
+    return np.array(sums, np.float32).view(np.int32).astype(np.int64)
+
+
+def _learned(layer):
+    """What the layer has learned by `adapt`, as numbers; of a vocabulary a digest."""
+    values = (getattr(layer, name, None) for name in _LEARNED)
+    numbers = [np.ravel(value) for value in values if value is not None]
+    if (vocabulary := getattr(layer, "lookup_table", None)) is not None:
+        tokens, places = vocabulary.export()
+        in_order = tf.io.serialize_tensor(tf.gather(tokens, tf.argsort(places))).numpy()
+        digest = hashlib.blake2b(in_order, digest_size=8).digest()
+        numbers.append(np.frombuffer(digest, np.uint32) / 2**32)
+    return np.concatenate([np.zeros(1), *numbers])
+
+
+def check(statements: Any, variables: Sequence[Any], layers: Sequence[Any] = ()) -> list:
+    """Raises unless all ranks' statements `[world_size, ...]` agree; in a graph returns the op."""
+    names = [f"variable '{getattr(variable, 'path', variable.name)}'" for variable in variables]
+    names += [f"layer '{layer.name}', adapted to other data," for layer in layers]
+    with tf.device("CPU:0"):  # the op's only device, even if gradients are averaged on another
+        op = libraries.ops().sok_compare_statements(
+            statements=statements,
+            compared=names,
+            tolerance=TOLERANCE,
+        )
+    return [] if op is None else [op]
+
+
+def sums_of(variable: Any) -> tf.Tensor:
+    """float32 `[2]`: a sum that depends on the order of elements, and the sum of absolutes."""
+    values = tf.reshape(tf.cast(as_tf_table(variable), tf.float64), [-1])
+    weights = tf.cos(tf.range(1, tf.size(values) + 1, dtype=tf.float64))
+    sums = [tf.reduce_sum(values * weights), tf.reduce_sum(tf.abs(values))]
+    return tf.cast(tf.stack(sums), tf.float32)
+
+
+def _compared():
+    """The ordinary variables of the tape whose gradient is being taken, and the model's layers that
+    have learned from data; only once per tape."""
+    if not _asked.calls or not tf.compat.v1.executing_eagerly_outside_functions():
+        return [], []
+    tape, target, sources = _asked.calls[-1]
+    if getattr(tape, "_sok_compared", False):
+        return [], []
+    if not tf.executing_eagerly():
+        # The gradient of a loop or branch can use only variables that its body uses.
+        graph = tf.compat.v1.get_default_graph()
+        targets = tf.nest.flatten(target, expand_composites=True)
+        if any(getattr(target, "graph", None) is not graph for target in targets):
+            return [], []
+    variables = list(filter(_is_ordinary, tf.nest.flatten(sources)))
+    # If the program asks for tables only: all that the tape watches.
+    variables = variables or list(filter(_is_ordinary, tape.watched_variables()))
+    model = running_keras.model()
+    layers = [] if model is None else model._flatten_layers()
+    learners = [layer for layer in layers if {"adapt", "finalize_state"} <= {*dir(layer)}]
+    tape._sok_compared = bool(variables or learners)
+    return variables, learners
+
+
+def _is_ordinary(source):
+    if not isinstance(getattr(source, "_value", source), tf.Variable) or is_local(source):
+        return False
+    # Variables of a distribution follow its own rules.
+    return getattr(source, "_sok_distribution", None) is None
+
+
+def _counter(owner):
+    """Number of gradients taken beside a table, int64, counted at their first variable or layer."""
+    owner = owner if isinstance(owner, tf.keras.layers.Layer) else as_tf_table(owner)
+    if not hasattr(owner, "_sok_gradients_taken"):
+        with tf.init_scope(), tf.device("CPU:0"):
+            counter = tf.Variable(0, dtype=tf.int64, trainable=False, name="gradients_taken")
+        object.__setattr__(owner, "_sok_gradients_taken", counter)
+    return owner._sok_gradients_taken
+
+
+def comparison() -> Callable[[comm.Communicator], list[tf.Tensor]]:
+    """`compare`, for a lookup on several ranks, whose tape it must know; others wrap nothing."""
+    hooks.at_init(_watch_tapes)
+    return compare
+
+
+def _gradient(own, self, target, sources, *args, **kwargs):
+    _asked.calls.append((self, target, sources))
+    try:
+        return own(self, target, sources, *args, **kwargs)
+    finally:
+        _asked.calls.pop()
+
+
+def _watch_tapes():
+    why = "variables trained beside a table are compared"
+    hooks.wrap(tf.GradientTape, "gradient", _gradient, why)

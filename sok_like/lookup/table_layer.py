@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.lookup.hash_lookup import HashFeature, lookup
-from sok_like.lookup.training_flag import by_training
+from sok_like.lookup.keras_call import by_training
 from sok_like.table.variable import EmbeddingVariable
 
 

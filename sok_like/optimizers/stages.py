@@ -27,7 +27,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup import same_weights
+from sok_like.lookup import replicas
 from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers import moving_statistics, owner
 from sok_like.runtime import ops
@@ -72,7 +72,7 @@ def average(optimizer: Any, pairs: Pairs, step: Step) -> Pairs:
     shared.append(_statement(step.learning_rate, step.number, variables, communicator))
     *means, statements = moving_statistics.average(shared, variables, communicator, "sok_gradients")
     step.rates_compared = True
-    with tf.control_dependencies(same_weights.check(statements * world_size, variables)):
+    with tf.control_dependencies(replicas.check(statements * world_size, variables)):
         return [
             (tf.nest.map_structure(tf.identity, mean, expand_composites=True) if is_one else g, v)
             for (g, v), is_one, mean in zip(pairs, is_shared, means, strict=True)
@@ -193,7 +193,7 @@ def _statement(rate, step, variables, communicator):
     # At the second step: programs often broadcast variables after the first one.
     sums = _if(
         tf.equal(step, 2),
-        lambda: tf.concat([same_weights.sums_of(variable) for variable in variables], 0),
+        lambda: tf.concat([replicas.sums_of(variable) for variable in variables], 0),
         lambda: tf.zeros([2 * len(variables)]),
     )
     rate, step = tf.cast(rate, tf.float32), tf.cast(step % 2**24, tf.float32)
@@ -219,7 +219,7 @@ def _compare_rates(rate, step, compared, communicator):
         by_rank = tf.reshape(notes, [communicator.world_size, 2])
         rates = tf.bitcast(tf.cast(by_rank[:, 0], tf.int32), tf.float32)
         steps = tf.cast(by_rank[:, 1] % 2**24, tf.float32)
-        done = same_weights.check(tf.stack([rates, steps], 1), [])
+        done = replicas.check(tf.stack([rates, steps], 1), [])
         if compared is not None:
             done.append(compared.assign(bits))
         with tf.control_dependencies([] if tf.executing_eagerly() else done):

@@ -62,16 +62,12 @@ class ServedState(tf.Module):
             @seldom
             def again():
                 lock = self._lock()
-                with tf.control_dependencies([lock]):
-                    is_even = tf.debugging.Assert(
-                        tf.equal(self.sequence.read_value() % 2, 0),
-                        ["A refresh was cut off while it changed the model. It must be repeated."],
-                    )
+                text = "A refresh was cut off while it changed the model. It must be repeated."
+                sequence = _after([lock], self.sequence.read_value)
+                is_even = tf.debugging.Assert(tf.equal(sequence % 2, 0), [text])
                 results, last = self._then_sequence([is_even], function, tensors)
-                with tf.control_dependencies([last]):
-                    done = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-                with tf.control_dependencies([done]):
-                    return [tf.identity(results[name]) for name in names]
+                done = _after([last], lambda: tf.raw_ops.ConsumeMutexLock(mutex_lock=lock))
+                return _after([done], lambda: [tf.identity(results[name]) for name in names])
 
             is_one = tf.equal(before, after) & tf.equal(before % 2, 0)
             values = tf.cond(is_one, lambda: [results[name] for name in names], again)
@@ -81,10 +77,8 @@ class ServedState(tf.Module):
 
     def _then_sequence(self, before, function, tensors):
         """The function's results, after other ops, and the sequence after the results."""
-        with tf.control_dependencies(before):
-            results = function(**tensors)
-        with tf.control_dependencies(list(results.values())):
-            return results, self.sequence.read_value()
+        results = _after(before, lambda: function(**tensors))
+        return results, _after(list(results.values()), self.sequence.read_value)
 
     def refresh(self, folder: str, updates: Sequence[Update]) -> Any:
         """The function of the signature `refresh`: takes a delta's name, returns its version."""
@@ -97,32 +91,24 @@ class ServedState(tf.Module):
                 tf.strings.regex_full_match(delta, _NAME),
                 ["`delta` must be the name of a file, without a folder. Received:", delta],
             )
-            with tf.control_dependencies([plain]):
-                prefix = tf.strings.join([folder, "/", delta])
+            prefix = _after([plain], lambda: tf.strings.join([folder, "/", delta]))
             (versions,) = _restored(prefix, {VERSIONS: tf.string})
             versions.set_shape([2])
             # Checked first, so that a delta of another model is called so, and again with the lock.
-            with tf.control_dependencies([self._check(delta, versions)]):
-                tensors = _restored(prefix, dtypes)
-            with tf.control_dependencies(tensors):
-                lock = self._lock()
-            with tf.control_dependencies([lock]):
-                fits = self._check(delta, versions)
-            with tf.control_dependencies([fits]):
-                begun = _assign(self.versions, [self.versions.read_value()[0], versions[1]])
-            with tf.control_dependencies([begun]):
-                odd = tf.bitwise.bitwise_or(self.sequence.read_value(), 1)
-                begun = _assign(self.sequence, odd)
-            with tf.control_dependencies([begun]):
-                copied = _copy(updates, dict(zip(dtypes, tensors, strict=True)))
-            with tf.control_dependencies(copied):
-                named = _assign(self.versions, [versions[1], versions[1]])
-            with tf.control_dependencies([named]):
-                even = _assign(self.sequence, odd + 1)
-            with tf.control_dependencies([even]):
-                done = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-            with tf.control_dependencies([done]):
-                return {"version": tf.identity(versions[1])}
+            fits = self._check(delta, versions)
+            tensors = _after([fits], lambda: _restored(prefix, dtypes))
+            lock = _after(tensors, self._lock)
+            fits = _after([lock], lambda: self._check(delta, versions))
+            now = _after([fits], lambda: self.versions.read_value()[0])
+            begun = _assign(self.versions, [now, versions[1]])
+            odd = _after([begun], lambda: tf.bitwise.bitwise_or(self.sequence.read_value(), 1))
+            begun = _assign(self.sequence, odd)
+            of_delta = dict(zip(dtypes, tensors, strict=True))
+            copied = _after([begun], lambda: _copy(updates, of_delta))
+            named = _after(copied, lambda: _assign(self.versions, [versions[1], versions[1]]))
+            even = _after([named], lambda: _assign(self.sequence, odd + 1))
+            done = _after([even], lambda: tf.raw_ops.ConsumeMutexLock(mutex_lock=lock))
+            return {"version": _after([done], lambda: tf.identity(versions[1]))}
 
         return refresh
 
@@ -136,6 +122,12 @@ class ServedState(tf.Module):
         fits = tf.where(was_cut, tf.equal(versions[1], now[1]), tf.equal(versions[0], now[0]))
         text = ["A delta must build on the version of the served model,", now[0], ". Received:"]
         return tf.debugging.Assert(fits, [*text, delta, "which builds on", versions[0]])
+
+
+def _after(ops, make):
+    """What `make` makes of ops that run after these."""
+    with tf.control_dependencies(ops):
+        return make()
 
 
 def _restored(prefix, dtypes):

@@ -59,19 +59,17 @@ def write(variables: Sequence[EmbeddingVariable], parts: Parts, wanted: Wanted) 
     """Writes the tables of a model; every rank must call it."""
     follows = wanted.headroom is not None
     rooms = [_room(variable, wanted.headroom) for variable in variables]
-    tables: list[StockTable] = []
 
     def prepare():
+        tables = []
         for variable, room in zip(variables, rooms, strict=True):
             missing = MissingRows(variable, wanted.initial)
             layout = None if variable.key_limit else buckets.layout_for(room.size)
             tables.append(StockTable(variable, max(1, room.size), missing, layout))
         return StockTables(tables, wanted.row_dtype, follows)
 
-    stocks: list[StockTables] = []
-    agreed(lambda: stocks.append(prepare()), comm.current(), raises=ValueError)
-    written = Written(stocks[0], [], [])
-    for variable, room, table in zip(variables, rooms, tables, strict=True):
+    written = Written(contents.on_all(prepare), [], [])
+    for variable, room, table in zip(variables, rooms, written.stock.tables, strict=True):
         keys, instant = _keys(variable, room, follows)
         share = _share(variable, table, keys, room)
         del keys
@@ -80,9 +78,9 @@ def write(variables: Sequence[EmbeddingVariable], parts: Parts, wanted: Wanted) 
             kind = written.stock.number_dtype
             first_row = table.first_row + share.begin
             placement = Placement(share.placed, first_row, share.capacity, kind)
-        _write(variable, parts, share, _Target(written.stock, table, placement))
         written.placements.append(placement)
         written.instants.append(instant)
+        _write(variable, table, share, written, parts)
     return written
 
 
@@ -113,18 +111,17 @@ def _room(variable, headroom):
 
 def _keys(variable, room, follows):
     """This rank's keys, and their instant."""
-    keys_and_instant: list[Any] = []
 
     def read():
-        handed = int(variable.register_for_read(with_slots=False))
-        with contextlib.closing(table_reader.TableReader(handed, 0 if follows else None)) as stream:
+        number = int(variable.register_for_read(with_slots=False))
+        with contextlib.closing(table_reader.TableReader(number, 0 if follows else None)) as stream:
             keys = np.zeros([0], np.int64) if variable.key_limit else stream.keys()
-            keys_and_instant.extend((keys, stream.instant))
+            instant = stream.instant
         if not variable.key_limit and len(keys) != room.counts[comm.current().rank]:
             raise _has_changed(variable, "another number of keys")
+        return keys, instant
 
-    agreed(read, comm.current(), _call(variable), ValueError)
-    return keys_and_instant
+    return contents.on_all(read, _call(variable))
 
 
 def _has_changed(variable, what):
@@ -166,46 +163,31 @@ def _share(variable, table, keys, room):
     return _Share(begin, int(sizes[rank]), capacity, placed)
 
 
-class _Target(NamedTuple):
-    """Where a table is written."""
-
-    stock: StockTables
-    table: StockTable
-    placement: Placement | None
-
-    def row_parts(self):
-        """The names of the variables with its rows."""
-        dim = self.table.dim
-        return [f"rows_{dim}", f"scales_{dim}"] if self.stock.scales else [f"rows_{dim}"]
-
-    def slice_of(self, part, first, at, value):
-        """A slice that is `at` behind the `first` one of the table."""
-        shape = self.stock.large()[part].shape
-        return Slice(key_of(attribute_of(part)), shape, [first + at], value)
-
-
-def _write(variable, parts, share, target):
+def _write(variable, table, share, written, parts):
     """Writes this rank's share: rows with keys, the index, and rows of zeros."""
-    name = _call(variable)
-    (stock, table, placement), placed, begin = target, share.placed, share.begin
+    name, stock, placement = _call(variable), written.stock, written.placements[-1]
+    placed, begin = share.placed, share.begin
+    row_parts = [f"rows_{table.dim}", *([f"scales_{table.dim}"] if stock.scales else [])]
+
+    def slice_of(part, at, value):
+        return Slice(key_of(attribute_of(part)), stock.large()[part].shape, [at], value)
 
     def rows_at(at, rows):
         coded = encoded(rows, stock.rows[table.dim].dtype, table.table_name)
-        for part, value in zip(target.row_parts(), coded, strict=True):
-            yield target.slice_of(part, table.first_row, at, value)
+        for part, value in zip(row_parts, coded, strict=True):
+            yield slice_of(part, table.first_row + at, value)
 
     def zeros(at, end):
         return rows_at(begin + share.size + at, np.zeros([end - at, table.dim], np.float32))
 
     def index(at, end):
-        first, begin_at = table.first_bucket, placed.begin + at
-        yield target.slice_of("keys", first, begin_at, placed.keys[at:end])
+        bucket = table.first_bucket + placed.begin + at
+        yield slice_of("keys", bucket, placed.keys[at:end])
         if placement is None:
             numbers = (table.first_row + begin + starts[at:end]).astype(stock.number_dtype)
-            yield target.slice_of("starts", first, begin_at, numbers)
+            yield slice_of("starts", bucket, numbers)
         else:
-            numbers = placement.numbers(at, end)
-            yield target.slice_of("numbers", first * SLOTS, begin_at * SLOTS, numbers)
+            yield slice_of("numbers", bucket * SLOTS, placement.numbers(at, end))
 
     def keys_at(at, end):
         if placed is None:
@@ -262,13 +244,11 @@ def _rows(variable, keys, name):
     if variable.home is not None:
         owners[:] = variable.home % communicator.world_size
     asked, answer = contents.to_ranks(keys, owners, name)
-    own_rows: list[Any] = []
 
     def find():
         rows, present = variable.find(asked)
         if not variable.key_limit and not present.numpy().all():
             raise _has_changed(variable, "keys that are gone,")
-        own_rows.append(rows.numpy())
+        return rows.numpy()
 
-    agreed(find, communicator, name, ValueError)
-    return answer(own_rows[0])
+    return answer(contents.on_all(find, name))

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from sok_like.lookup.exchange import BY_KEY
-from sok_like.lookup.local_marks import mark_local, marked_part
+from sok_like.lookup.local_variables import mark_local, marked_part
 from sok_like.planner import tables
 from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.framework.running_keras import is_keras_3

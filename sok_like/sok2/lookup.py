@@ -20,9 +20,8 @@ from sok_like.lookup import exporting
 from sok_like.lookup.dense_lookup import lookup_rows
 from sok_like.lookup.exchange import Exchange, ShardFeature, exchange_lookup, most_ids
 from sok_like.lookup.hash_lookup import HashFeature, lookup
-from sok_like.lookup.keras_call import check_listed, training_of_call
+from sok_like.lookup.keras_call import by_training, check_listed, training_of_call
 from sok_like.lookup.local_variables import unique_in_graph
-from sok_like.lookup.training_flag import by_training
 from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
@@ -175,11 +174,11 @@ def _look_up(asked, name, training):
 def _shard(table, ids, row_splits, combiner, weights):
     static = is_static(table)
     return ShardFeature(
-        ids=ids,
+        keys=ids,
         row_splits=row_splits,
         combiner=combiner,
         table_name=table.table_name,
-        num_rows=table.global_shape[0] if static else most_ids(comm.current().world_size),
+        key_limit=table.global_shape[0] if static else most_ids(comm.current().world_size),
         dim=table.dim,
         owner=table.owner if static else table.home,
         row_offset=0,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.lookup.local_marks import mark_local
+from sok_like.lookup.local_variables import mark_local
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
 from sok_like.sok2.distributed_variable import is_static, own_variable

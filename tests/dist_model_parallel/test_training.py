@@ -8,8 +8,7 @@ import tensorflow as tf
 
 import sok_like
 import sok_like.dist_model_parallel as dmp
-from sok_like.lookup.local_marks import mark_local
-from sok_like.lookup.local_variables import unique_in_graph
+from sok_like.lookup.local_variables import mark_local, unique_in_graph
 from sok_like.runtime.ranks import comm
 
 pytestmark = pytest.mark.keras
