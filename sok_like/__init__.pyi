@@ -32,9 +32,9 @@ from sok_like.group_embedding.variables import (
 from sok_like.group_embedding.variables import (
     get_embedding_variable as get_embedding_variable,
 )
-from sok_like.inspection.estimate import estimate_memory as estimate_memory
 from sok_like.inspection.find_key import find_key as find_key
-from sok_like.inspection.report import report as report
+from sok_like.inspection.sizes import estimate_memory as estimate_memory
+from sok_like.inspection.sizes import report as report
 from sok_like.lookup.by_key import EmbeddingVariable as EmbeddingVariable
 from sok_like.lookup.dense_lookup import embedding_lookup as embedding_lookup
 from sok_like.lookup.gather_batch import gather_batch as gather_batch
@@ -48,8 +48,8 @@ from sok_like.runtime.ranks.initialize import local_rank as local_rank
 from sok_like.runtime.ranks.initialize import rank as rank
 from sok_like.runtime.ranks.initialize import shard as shard
 from sok_like.runtime.ranks.initialize import size as size
-from sok_like.saving.parts.resized import resized_tables as resized_tables
 from sok_like.saving.parts.table_names import renamed_tables as renamed_tables
+from sok_like.saving.parts.table_names import resized_tables as resized_tables
 from sok_like.saving.saver import Saver as Saver
 from sok_like.serving.delta import export_delta as export_delta
 from sok_like.serving.export import export_saved_model as export_saved_model

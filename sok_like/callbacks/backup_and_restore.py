@@ -12,15 +12,16 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.callbacks.resumed_data import Progress, Resumed
-from sok_like.runtime.checks import as_integer, check_integer, require, wrong_argument
+from sok_like.runtime.checks import as_integer, check_integer, require
 from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import agreed
+from sok_like.runtime.ranks.agreement import agreed, check_same
 from sok_like.runtime.ranks.initialize import global_batch_size
 from sok_like.saving.background import BackgroundDump
 from sok_like.saving.containers import checkpoints
-from sok_like.saving.format import durable, in_use
+from sok_like.saving.format import durable, folders
 
+_CALL = "sok.callbacks.BackupAndRestore"
 # 128 + SIGTERM: the status that a shell reports for a process ended by this signal.
 _EXIT_CODE = 143
 
@@ -71,11 +72,10 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         max_to_keep: int = 1,
     ):
         super().__init__()
-        if not backup_dir:
-            raise ValueError(f"`backup_dir` must be a folder. Received: backup_dir={backup_dir!r}")
+        require(bool(backup_dir), "backup_dir", "a folder", backup_dir)
         batches = as_integer(save_freq)
-        if save_freq != "epoch" and (batches is None or batches < 1):
-            raise wrong_argument("save_freq", '"epoch" or a number of batches >= 1', save_freq)
+        required = '"epoch" or a number of batches >= 1'
+        require(save_freq == "epoch" or (batches or 0) >= 1, "save_freq", required, save_freq)
         self._sigterm_every = check_integer("sigterm_every", sigterm_every)
         self._max_to_keep = check_integer("max_to_keep", max_to_keep)
         require(isinstance(background, bool), "background", "True or False", background)
@@ -85,7 +85,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self._seen, self._signalled, self._previous = 0, False, None
         self._progress, self._saved, self._is_later = Progress(), None, False
         self._resumed: Resumed | None = None
-        self._lock: in_use.Lock | None = None
+        self._lock: folders.Lock | None = None
 
     # ---- restoring ----
 
@@ -99,40 +99,27 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         if optimizer is not None and hasattr(optimizer, "build"):
             optimizer.build(self.model.trainable_variables)
         self._variable = tf.Variable(Progress(), dtype=tf.int64, trainable=False, name="progress")
-        checkpoint = tf.train.Checkpoint(model=self.model, progress=self._variable)
+        self._checkpoint = tf.train.Checkpoint(model=self.model, progress=self._variable)
         communicator = comm.current()
-        call = "sok.callbacks.BackupAndRestore"
-        folders = agreed(lambda: self.backup_dir, communicator, call)
-        if len(set(folders)) > 1:
-            raise RuntimeError(
-                f"`backup_dir` must be the same folder on all ranks. Received: {folders}, by rank"
-            )
+        dirs = agreed(lambda: self.backup_dir, communicator, _CALL)
+        check_same(dirs, "`backup_dir` must be the same folder on all ranks")
         if self._running is not None:  # of a `fit` that raised
             self._running.cancel()
             self._running = None
-        self._checkpoint = checkpoint
 
         def latest_backup():
             if communicator.rank == 0:
                 durable.make_folder(self.backup_dir)
-                self._lock = in_use.lock(self.backup_dir, "backup_dir")
-            self._manager = tf.train.CheckpointManager(
-                checkpoint, self.backup_dir, max_to_keep=self._max_to_keep
-            )
+                self._lock = folders.lock(self.backup_dir, "backup_dir")
+            of_manager = self._checkpoint, self.backup_dir, self._max_to_keep
+            self._manager = tf.train.CheckpointManager(*of_manager)
             return self._manager.latest_checkpoint
 
-        latest = agreed(latest_backup, communicator, call)
-        if len(set(latest)) > 1:
-            raise RuntimeError(
-                "`backup_dir` must be on a file system that all ranks share. "
-                f"Received: the backups {latest}, by rank"
-            )
-        of_fit = self.params or {}
-        now = Progress(
-            epochs=of_fit.get("epochs", 0),
-            global_batch_size=global_batch_size(),
-            ranks=communicator.world_size,
-        )
+        latest = agreed(latest_backup, communicator, _CALL)
+        check_same(latest, "`backup_dir` must be on a file system that all ranks share")
+        of_fit, ranks = self.params or {}, communicator.world_size
+        samples, epochs = global_batch_size(), of_fit.get("epochs", 0)
+        now = Progress(epochs=epochs, global_batch_size=samples, ranks=ranks)
         saved = now if latest[0] is None else self._restore(latest[0])
         if saved.batch and saved.batch == of_fit.get("steps"):
             # After a SIGTERM in the last batch. Neither Keras wants an epoch without batches.
@@ -142,7 +129,10 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self._progress, self._saved = now, None
         self._is_later = saved[:2] > (now.epochs, 0)  # than the end of this `fit`, which is empty
         self._begin_at(saved)
-        self._listen()
+        self._signalled = False
+        if threading.current_thread() is threading.main_thread():
+            self._process = os.getpid()
+            self._previous = signal.signal(signal.SIGTERM, self._on_signal)
 
     def _restore(self, path):
         if tf.train.load_checkpoint(path).has_tensor("progress/.ATTRIBUTES/VARIABLE_VALUE"):
@@ -225,7 +215,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self._finish()
         if self.delete_checkpoint and not self._is_later:
             communicator = comm.current()
-            agreed(None, communicator, "the end of sok.callbacks.BackupAndRestore")
+            agreed(None, communicator, f"the end of {_CALL}")
             if communicator.rank == 0:
                 with contextlib.suppress(OSError):
                     # First what names the backup: an interrupt leaves none, and no half of one.
@@ -233,17 +223,10 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
                     durable.remove_folder(self.backup_dir)
             # No rank continues, perhaps with another `fit`, before the folder is removed.
             agreed(None, communicator, "the removal of the backup")
-        self._lock = None
-        self._resumed = None
+        self._lock = self._resumed = None
         self._begin_at(Progress())  # another `fit` of the model begins at the beginning
 
     # ---- SIGTERM ----
-
-    def _listen(self):
-        self._signalled = False
-        if threading.current_thread() is threading.main_thread():
-            self._process = os.getpid()
-            self._previous = signal.signal(signal.SIGTERM, self._on_signal)
 
     def _stop_listening(self):
         if self._previous is not None:
@@ -262,14 +245,11 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         communicator, running = comm.current(), self._running
 
         def state():
-            return [
-                self._signalled,
-                running is not None and running.ended,
-                running is not None and running.failed,
-            ]
+            of_backup = [False, False] if running is None else [running.ended, running.failed]
+            return [self._signalled, *of_backup]
 
-        states = agreed(state, communicator, "sok.callbacks.BackupAndRestore")
-        signalled, done, failed = map(list, zip(*states, strict=True))
+        states = agreed(state, communicator, _CALL)
+        signalled, done, failed = zip(*states, strict=True)
         if all(done) or any(failed) or any(signalled):
             self._finish()
         if not any(signalled):
@@ -289,13 +269,12 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
 
 
 class _BeginsAt:
-    """The object that tf_keras' `fit` asks for the first epoch."""
+    """The object that tf_keras' `fit` asks for the first epoch; the data decides on the step."""
 
     def __init__(self, saved, resumed):
         self._saved, self._resumed = saved, resumed
 
     def maybe_load_initial_counters_from_ckpt(self, steps_per_epoch, initial_epoch, mode):
-        """The first epoch; the data decides on the first step."""
         if self._resumed is not None:
             self._resumed.wait_for_data()
         return self._saved.epoch, 0

@@ -146,8 +146,7 @@ def _pipeline(dataset):
 
 
 def _take():
-    resumed, _waiting.resumed = getattr(_waiting, "resumed", None), None
-    return resumed
+    return vars(_waiting).pop("resumed", None)
 
 
 def _enumerate(own: Any, self: Any) -> Iterator[Any]:

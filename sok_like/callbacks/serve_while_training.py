@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import agreed
-from sok_like.saving.containers.shared_timer import SharedTimer
+from sok_like.runtime.ranks.agreement import agreed, check_same
+from sok_like.saving.containers.v1_saver import SharedTimer
 from sok_like.saving.format import durable
 from sok_like.serving.delta import FullExportDue, export_delta
 from sok_like.serving.export import HEADROOM, export_saved_model
@@ -77,9 +77,11 @@ class ServeWhileTraining(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self._seen += 1
-        if self._seconds is None and self._seen % self._batches == 0:
-            self._follow()
-        elif self._seconds is not None and self._timer.is_due(self._seen):
+        if self._seconds is None:
+            is_due = self._seen % self._batches == 0
+        else:
+            is_due = self._timer.is_due(self._seen)
+        if is_due:
             self._follow()
 
     def on_train_end(self, logs=None):
@@ -104,10 +106,7 @@ class ServeWhileTraining(tf.keras.callbacks.Callback):
             return [sorted(numbers), self.path, str(self._every)]
 
         ranks = agreed(state, comm.current(), _CALL)
-        if any(arguments != ranks[0][1:] for _, *arguments in ranks):
-            raise RuntimeError(
-                f"All ranks must have the same arguments. Received, by rank: {ranks}"
-            )
+        check_same([arguments for _, *arguments in ranks], "All ranks must have the same arguments")
         numbers = ranks[0][0]  # other ranks may have another file system
         self._model_number, self._delta_number = max(numbers, default=0) + 1, 0
         export_saved_model(self.model, self._newest(), refreshable=True, **self._options)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.inspection.report import TableReport, measure_ranks, tables_of
+from sok_like.inspection.sizes import TableReport, measure_ranks, tables_of
 from sok_like.runtime.checks import check_integer
 from sok_like.runtime.ranks import comm, training_statistics
 from sok_like.runtime.ranks.agreement import agreed
@@ -99,14 +99,14 @@ class TableMetrics(tf.keras.callbacks.Callback):
         self._exchanged, self._exchange_step = training_statistics.exchange_seconds(), self._step
         if self._writer is None:
             return
+        values = [(f"{t.name}/{name}", value) for t in tables for name, value in self._of(t, whole)]
+        if len(exchanges) > 1 and not whole:  # a validation ends an epoch
+            values.append(("exchange/ms_per_step", max(exchanges)))
         with self._writer.as_default(step=self._step):
-            if len(exchanges) > 1 and not whole:  # a validation ends an epoch
-                _write_scalar("exchange/ms_per_step", max(exchanges))
-            for table in tables:
-                for name, value in self._values(table, whole):
-                    _write_scalar(f"{table.name}/{name}", value)
+            for name, value in values:
+                tf.summary.write(name, tf.cast(value, tf.float32), metadata=_SCALAR)
 
-    def _values(self, table: TableReport, whole: bool):
+    def _of(self, table: TableReport, whole: bool):
         inserted = table.keys + table.evicted
         yield "keys", table.keys
         yield "new_keys", inserted - self._inserted.get(table.name, 0)
@@ -122,7 +122,3 @@ class TableMetrics(tf.keras.callbacks.Callback):
             yield "bytes", table.bytes
             yield "load", table.load
             yield from ((f"bytes_rank_{r}", n) for r, n in enumerate(table.bytes_by_rank))
-
-
-def _write_scalar(name, value):
-    tf.summary.write(name, tf.cast(value, tf.float32), metadata=_SCALAR)

@@ -1,27 +1,56 @@
-"""`sok.find_key`: where a key still is, in memory and in files."""
+"""`sok.find_key`: where a key still is, in memory and in files.
+
+Every kind of file of this package is looked at, by the names of the files:
+
+    *.npz, *.npz.tmp        shards of dumps and deltas, also those that no manifest lists
+    *_keys.file, *-key      keys of SOK 1.x; of SOK 2.x
+    *.index                 checkpoints of TensorFlow, variables of SavedModels, deltas of servers
+    *.keras, *.h5           files of Keras
+
+A file is searched, not trusted: what a dump has replaced, or a killed process has left, counts.
+"""
 
 from __future__ import annotations
 
+import io
+import json
 import os
-from typing import Any
+import re
+import urllib.parse
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-from sok_like.inspection.key_in_files import (
-    COUNTED,
-    ROW,
-    WAITS,
-    About,
-    KeyPlace,
-    absent,
-    in_buckets,
-    may_be,
-    read_about,
-    search,
-)
-from sok_like.inspection.report import tables_of
+import h5py
+import numpy as np
+import tensorflow as tf
+
+from sok_like.inspection.sizes import tables_of
+from sok_like.lookup.buckets import Layout, choices
 from sok_like.runtime.checks import as_integer, require, wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
+from sok_like.saving.format import durable
+from sok_like.saving.parts.table_names import name_of
 from sok_like.table.policies import CBFFilter
+
+_ROW, _WAITS, _COUNTED = "its row", "it waits in the filter", "perhaps counted by a Bloom filter"
+_ERASED, _NAMED = "listed as erased", "its number in the index"
+_SHARD = re.compile(r"(.+)\.\w+\.\d+-of-\d+\.npz(\.tmp)?")
+_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+_FREE = 64  # numbers below may stand in free slots
+
+
+class KeyPlace(NamedTuple):
+    """A place that has a key."""
+
+    kind: str  # "table", "server", "dump", "delta", "checkpoint", "export", "export delta", ...
+    where: str  # the table, or the path of the file
+    table: str  # its name; what the file knows of it, or "" if nothing
+    what: str  # what is there: its row, its count in a filter, or only its number
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.where}, table '{self.table}': {self.what}"
 
 
 def find_key(key: int, *places: Any, table: str | None = None) -> list[KeyPlace]:
@@ -65,33 +94,45 @@ def find_key(key: int, *places: Any, table: str | None = None) -> list[KeyPlace]
         of_rank = []
         for place in places:
             if isinstance(place, (str, os.PathLike)):
-                of_rank += search(number, os.fspath(place)) if not communicator.rank else []
+                of_rank += _in_files(number, os.fspath(place)) if not communicator.rank else []
             elif hasattr(place, "tensorflow_version"):  # that wrote a SavedModel
                 of_rank += _in_server(number, place)
             else:
-                of_rank += [each for held in tables_of(place) for each in _in_table(number, held)]
+                for held in tables_of(place):
+                    of_rank += _in_table(number, held)
         return list(dict.fromkeys(of_rank))
 
     of_ranks = agreed(looked_at, communicator, "sok.find_key")
     everything = [KeyPlace(*place) for of_rank in of_ranks for place in of_rank]
-    named = [place for place in everything if may_be(place.table, table)]
+    named = [place for place in everything if not table or _may_be(place.table, table)]
     if everything and not named:
         tables = sorted({place.table for place in everything})
         raise wrong_argument("table", f"the name of a table in `places`, one of {tables}", table)
     return list(dict.fromkeys(place for place in named if place.what))
 
 
+def _may_be(name, wanted):
+    """Whether what a place knows of a table's name may be this one's; some know its end alone."""
+    return not name or f"/{name}".endswith(f"/{wanted}") or f"/{wanted}".endswith(f"/{name}")
+
+
+def _places(kind, where, table, whats):
+    """The places in a table that was looked at, whether it has the key or not."""
+    yield KeyPlace("", "", table, "")
+    yield from (KeyPlace(kind, where, table, what) for what in whats)
+
+
 def _in_table(key, table):
     where = f"on rank {comm.current_or_single().rank}"
     name, option = table.table_name, table.options["ev_option"]
-    whats = [ROW] if bool(table.find([key])[1][0]) else []
+    whats = [_ROW] if bool(table.find([key])[1][0]) else []
     if table.keeps_records:
         seen = table.key_statistics([key])
         if not seen.present[0] and seen.frequencies[0] > 0:
-            whats.append(COUNTED if isinstance(option.filter_option, CBFFilter) else WAITS)
+            whats.append(_COUNTED if isinstance(option.filter_option, CBFFilter) else _WAITS)
         if table.statistics().buffered:
             whats.append("perhaps a row that waits for `pop_evicted`")
-    return [absent(name), *(KeyPlace("table", where, name, what) for what in whats)]
+    return _places("table", where, name, whats)
 
 
 def _in_server(key, model):
@@ -100,14 +141,211 @@ def _in_server(key, model):
         required = "a SavedModel that sok.export_saved_model has written"
         raise wrong_argument("places", required, model, error=TypeError)
     for number, served in enumerate(model.tables):
-        about = read_about(served.about.numpy()) if hasattr(served, "about") else About()
+        about = _read_about(served.about.numpy()) if hasattr(served, "about") else _About()
         if about.layout is not None:
-            whats = in_buckets(key, model.tables_keys.numpy(), about)
+            whats = _in_buckets(key, model.tables_keys.numpy(), about)
         elif hasattr(served, "keys"):  # of version 0.1
-            whats = in_buckets(key, served.keys.numpy(), about)
+            whats = _in_buckets(key, served.keys.numpy(), about)
         else:  # without an index: key k is row k
             num_rows = about.num_rows or served.rows.shape[0]
-            whats = [ROW] if 0 <= key < num_rows else []
-        name, where = about.table_name, f"table {number}"
-        places += [absent(name), *(KeyPlace("server", where, name, what) for what in whats)]
+            whats = [_ROW] if 0 <= key < num_rows else []
+        places += _places("server", f"table {number}", about.table_name, whats)
     return places
+
+
+# ---- in files ----
+
+
+def _in_files(key, path):
+    """The places of a key in a file or a folder, and in what belongs to it."""
+    path = path.rstrip("/") or path
+    beside = [path, f"{path}.index", f"{path}.tables", f"{path}.deltas"]
+    roots = [root for root in beside if durable.exists(root)]
+    if not roots:
+        raise FileNotFoundError(f"`find_key` needs a file or a folder. Received: {path!r}")
+    places = []
+    for root in roots:
+        for file in durable.files_below(root) if durable.is_folder(root) else [root]:
+            places += _in_file(key, file)
+    return places
+
+
+def _in_file(key, path) -> Iterator[KeyPlace]:
+    for pattern, reader in _READERS.items():
+        if not re.search(pattern, path):
+            continue
+        try:
+            yield from reader(key, path)
+        except Exception as error:  # of any library, for damaged bytes
+            text = f"perhaps the key; {type(error).__name__}: {error}"
+            yield KeyPlace("unreadable file", path, "", f"{text:.120}")
+
+
+def _in_arrays(key, get: Callable[[str], Any]) -> Iterator[str]:
+    """What the arrays of a table's content say; `get` returns None for those that are not there."""
+    for name, what in {"keys": _ROW, "waiting": _WAITS, "erased": _ERASED}.items():
+        array = get(name)
+        if array is not None and np.any((array[:, 0] if array.ndim > 1 else array) == key):
+            yield what
+    counters = get("counters")
+    if counters is not None and counters.any():
+        yield _COUNTED
+
+
+def _in_shard(key, path):
+    named = _SHARD.fullmatch(os.path.basename(path))
+    with durable.open_to_read(path) as file, np.load(file, allow_pickle=False) as arrays:
+        if named is None or "rows" not in arrays:  # shards of dense tables
+            return
+        kind = "delta" if "erased" in arrays else "dump"
+        whats = _in_arrays(key, lambda name: arrays[name] if name in arrays else None)
+        table = urllib.parse.unquote(named[1])
+        if "+" in named[1]:  # the name was shortened
+            manifest = durable.join(os.path.dirname(path), f"{named[1]}.json")
+            table = json.loads(durable.read(manifest))["table"] if durable.exists(manifest) else ""
+        yield from _places(kind, path, table, whats)
+
+
+def _in_keys_of_sok1(key, path):
+    manifest, data = f"{path.removesuffix('_keys.file')}.json", durable.read(path)
+    dtypes = [np.dtype("<i8"), np.dtype("<u4")]
+    if durable.exists(manifest):
+        dtypes = [np.dtype(json.loads(durable.read(manifest))["key_dtype"]).newbyteorder("<")]
+    whole = [np.frombuffer(data, dtype) for dtype in dtypes if len(data) % dtype.itemsize == 0]
+    name = urllib.parse.unquote(os.path.basename(path).removesuffix("_keys.file"))
+    whats = [_ROW] if any(np.any(keys == key) for keys in whole) else []
+    yield from _places("dump of SOK 1", path, name, whats)
+
+
+def _in_keys_of_sok2(key, path):
+    data = durable.read(path)
+    dtype = int.from_bytes(data[292:296], "big")
+    keys = np.frombuffer(data[296:], ["<i4", "<i8", "<u4", "<u8"][dtype])
+    whats = [_ROW] if np.any(keys.astype(np.int64) == key) else []
+    # It has the table's name with "_" in the place of punctuation, which matches no other.
+    yield from _places("dump of SOK 2", path, "", whats)
+
+
+def _in_checkpoint(key, path):
+    reader = tf.train.load_checkpoint(path.removesuffix(".index"))
+    names = set(reader.get_variable_to_shape_map())
+    for name in sorted(names):
+        table, _, field = name.rpartition("/.ATTRIBUTES/")
+        if field == "keys":
+
+            def get(field, at=f"{table}/.ATTRIBUTES/"):
+                return reader.get_tensor(at + field) if at + field in names else None
+
+            # TensorFlow knows the attribute that holds the table, and not the table's name.
+            yield from _places("checkpoint", f"{path} ({table})", "", _in_arrays(key, get))
+        elif exported := re.fullmatch(rf"tables/(\d+)/about{_VALUE}", name):
+            yield from _in_export(key, path, reader, int(exported[1]))
+        elif exported := re.fullmatch(rf"table_(\d+)_rows{_VALUE}", name):
+            yield from _in_old_export(key, path, reader, names, exported[1])
+        elif delta := re.fullmatch(r"table_(\d+)/buckets", name):
+            export = os.path.dirname(path).removesuffix(".deltas")  # it may be beside the folder
+            about = _about(durable.join(export, "variables", "variables"), int(delta[1]))
+            buckets, keys = reader.get_tensor(name), reader.get_tensor(f"table_{delta[1]}/keys")
+            whats = _in_buckets(key, keys, about, buckets, _NAMED)
+            yield from _places("export delta", path, about.table_name, whats)
+
+
+def _about(prefix, number):
+    """Table `number` of the SavedModel with variables at `prefix`, if there is one."""
+    name = f"tables/{number}/about{_VALUE}"
+    reader = tf.train.load_checkpoint(prefix) if durable.exists(f"{prefix}.index") else None
+    has_it = reader is not None and reader.has_tensor(name)
+    return _read_about(reader.get_tensor(name)) if has_it else _About()
+
+
+def _in_export(key, path, reader, number):
+    about = _about(path.removesuffix(".index"), number)
+    if about.layout is None:
+        whats = [_ROW] if 0 <= key < about.num_rows else []
+        yield from _places("export", path, about.table_name, whats)
+        return
+    keys = reader.get_tensor(f"tables_keys{_VALUE}")
+    yield from _places("export", path, about.table_name, _in_buckets(key, keys, about))
+    folder = f"{os.path.dirname(os.path.dirname(path))}.deltas"
+    deltas = [file for file in durable.names(folder) if file.endswith(".index")]
+    parts = [f"table_{number}/{part}" for part in ("buckets", "keys")]
+    for file in deltas:
+        delta = tf.train.load_checkpoint(durable.join(folder, file.removesuffix(".index")))
+        if delta.has_tensor(parts[0]):
+            at, new = map(delta.get_tensor, parts)
+            keys[at] = new
+    if deltas:
+        whats = _in_buckets(key, keys, about, what=f"{_ROW}, in a server that took all deltas")
+        yield from _places("server", folder, about.table_name, whats)
+
+
+def _in_old_export(key, path, reader, names, number):
+    """Of version 0.1: each table has variables of its own."""
+    name = f"table_{number}_keys{_VALUE}"
+    if name in names:
+        whats = _in_buckets(key, reader.get_tensor(name), _About())
+    else:  # without an index: key k is row k
+        num_rows = reader.get_variable_to_shape_map()[f"table_{number}_rows{_VALUE}"][0]
+        whats = [_ROW] if 0 <= key < num_rows else []
+    yield from _places("export", path, "", whats)
+
+
+class _About(NamedTuple):
+    """A table of a SavedModel; by default one of which nothing is known."""
+
+    table_name: str = ""
+    layout: Layout | None = None  # None also without an index
+    first_bucket: int = 0  # in the index of all tables
+    num_rows: int = 0
+
+
+def _read_about(text):
+    """What a SavedModel says of a table."""
+    about = _About(**json.loads(bytes(text)))
+    return about._replace(layout=Layout(*about.layout)) if about.layout else about
+
+
+def _in_buckets(key, keys, about, at=None, what=_ROW):
+    """`what`, if a slot of buckets `[num_buckets, SLOTS]` has the key; else nothing.
+
+    `at` are the numbers of the buckets; None: they are all. Without a layout, as of exports of
+    version 0.1, a small number may be that of a free slot.
+    """
+    same, layout = (keys == key).any(axis=1), about.layout
+    if layout is not None:
+        numbers = np.arange(len(keys)) if at is None else at
+        pair = np.concatenate(choices(np.array([key], np.int64), layout))
+        same &= np.isin(numbers, about.first_bucket + pair)
+    if not same.any():
+        return []
+    return [what if layout is not None or not 0 <= key < _FREE else f"perhaps {what}"]
+
+
+def _in_keras_file(key, path):
+    with durable.open_to_read(path) as file:
+        data: Any = io.BytesIO(file.read()) if durable.local(path) is None else path
+    if path.endswith(".keras"):
+        with zipfile.ZipFile(data) as archive:
+            data = io.BytesIO(archive.read("model.weights.h5"))
+    with h5py.File(data, "r") as stored:
+        names: list[str] = []
+        stored.visit(names.append)
+        for name in names:
+            group, _, last = name.rpartition("/")
+            prefix = last.removesuffix("keys")
+            if last.endswith("keys") and f"{group}/{prefix}rows" in stored:
+                table = name_of(prefix.removesuffix("."))
+
+                def get(field, at=f"{group}/{prefix}"):
+                    return stored[at + field][()] if at + field in stored else None
+
+                yield from _places("file of Keras", path, table, _in_arrays(key, get))
+
+
+_READERS: dict[str, Callable[[int, str], Iterator[KeyPlace]]] = {
+    r"\.npz(\.tmp)?$": _in_shard,
+    r"_keys\.file$": _in_keys_of_sok1,
+    r"-key$": _in_keys_of_sok2,
+    r"\.index$": _in_checkpoint,
+    r"\.(keras|h5)$": _in_keras_file,
+}

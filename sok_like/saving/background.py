@@ -17,18 +17,23 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import tensorflow as tf
 
 from sok_like.runtime.ranks import agreement, comm
 from sok_like.runtime.ranks.agreement import Steps
 from sok_like.saving.format import checksums, durable, manifest, shard_file
-from sok_like.saving.parts import dump_checks
+from sok_like.saving.parts.checkpointable import rank_to_read_back
 from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.saving.parts.table_dumps import GrowingDump
 from sok_like.table import table_reader
 
 CALL, _DONE = "a dump in the background", "`done` of a dump in the background"
+# Dumps that are neither finished nor given up.
+_running: weakref.WeakSet = weakref.WeakSet()
 
 
 class BackgroundPart(HashTablePart):
@@ -49,14 +54,13 @@ class BackgroundPart(HashTablePart):
     def open(self) -> None:
         """The instant of the dump. Nothing is read yet."""
         # The thread asks nobody: a program may have several communicators.
-        self._several, self._other = comm.current().world_size > 1, dump_checks.read_back()
+        self._several, self._other = comm.current().world_size > 1, rank_to_read_back()
         self._own_file, self._other_file = self.file(comm.current().rank), self.file(self._other)
         number = int(self.table.register_for_read())
         self._reader = table_reader.TableReader(number, 0, beside=True)
         self.instant = self._reader.instant
 
     def write_file(self) -> None:
-        """Writes all keys."""
         with contextlib.closing(self._reader):
             self._check_stopped()
             shard = self._reader.shard(self.table.dim)
@@ -82,15 +86,13 @@ class BackgroundPart(HashTablePart):
         self._read_back = checksums.of_file(path)
 
     def write(self) -> dict[str, Any]:
-        """What the thread has written."""
         return self._entry
 
     def see(self, entries: Sequence[Any]) -> None:
-        """The same, with what the thread has read back."""
         if self._several:
             entry = entries[self._other]
-            found = {**entry, "checksum": self._read_back}
-            checksums.check_same(self.folder, found, entry, self._other)
+            received = {**entry, "checksum": self._read_back}
+            checksums.check_same(self.folder, received, entry, self._other)
 
     def remove(self) -> None:
         manifest.remove_unlisted(self.folder, self.name, self._own_file)
@@ -139,8 +141,8 @@ class BackgroundDump:
         try:
             _agreed(self._open)
             for part in parts:
-                part.table.__dict__["running_dump"] = self
-            dump_checks.running.add(self)
+                vars(part.table)["running_dump"] = self
+            _running.add(self)
             self._thread.start()
         except BaseException:
             self._forget()
@@ -177,9 +179,9 @@ class BackgroundDump:
 
         All ranks ask, at the same step, as it is an exchange. So all leave a loop together.
         """
-        if not self._done and self in dump_checks.running:
+        if not self._done and self in _running:
             self._done = all(agreement.agreed(lambda: self.ended, comm.current(), _DONE))
-        return self._done or self not in dump_checks.running
+        return self._done or self not in _running
 
     @property
     def ended(self) -> bool:
@@ -206,7 +208,7 @@ class BackgroundDump:
                 has its earlier dump or this one.
         """
         with self._ending:
-            if self._failed is None and self in dump_checks.running:
+            if self._failed is None and self in _running:
                 self._end()
             self._forget()  # Ctrl-C may have come before
             if self._failed is not None:
@@ -232,7 +234,7 @@ class BackgroundDump:
     def cancel(self) -> None:
         """Gives the dump up, on all ranks alike; the earlier dump is unchanged."""
         with self._ending:
-            if self in dump_checks.running:
+            if self in _running:
                 self._failed = RuntimeError("This dump in the background was cancelled")
                 self._give_up(remove=True)
 
@@ -242,10 +244,10 @@ class BackgroundDump:
             raise self._error
 
     def _forget(self):
-        dump_checks.running.discard(self)
+        _running.discard(self)
         for part in self._parts:
-            if part.table.__dict__.get("running_dump") is self:
-                del part.table.__dict__["running_dump"]
+            if vars(part.table).get("running_dump") is self:
+                del vars(part.table)["running_dump"]
 
     def _give_up(self, remove):
         self._forget()
@@ -258,7 +260,7 @@ class BackgroundDump:
 
     @staticmethod
     def _at_exit():
-        for dump in list(dump_checks.running):
+        for dump in list(_running):
             if not dump._ending.acquire(blocking=False):
                 continue  # a thread is finishing it
             print(
@@ -270,13 +272,29 @@ class BackgroundDump:
     @staticmethod
     def _after_fork():
         """In the child, which has neither the thread nor, perhaps, a thread that has the lock."""
-        for dump in list(dump_checks.running):
+        for dump in list(_running):
             dump._ending = threading.RLock()
             dump._failed = RuntimeError(
                 f"{dump._text} belongs to the process that began it. "
                 f"Received: a call in a child that it has forked, process {os.getpid()}"
             )
             dump._forget()
+
+
+def finish_running(table: Any) -> None:
+    """Finishes the table's dump in the background, if there is one; all ranks call it.
+
+    Raises RuntimeError in a graph, where it could only be finished when an op runs.
+    """
+    dump = vars(table).get("running_dump")
+    if dump is None or dump not in _running:
+        return
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "A dump in the background must be finished, by `finish()`, before a graph dumps or "
+            f"restores its table. Received: table '{table.table_name}'"
+        )
+    dump.finish()
 
 
 atexit.register(BackgroundDump._at_exit)

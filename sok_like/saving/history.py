@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.runtime.checks import as_integer, require, wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
 from sok_like.saving.format import durable, folders, manifest
@@ -93,10 +93,9 @@ def chosen_dump(argument: str, required: str, value: Any, table: str) -> str | i
 
 
 def _saved(kind, table, name, step, files):
-    seconds = max(map(durable.modified, files))
-    time = datetime.datetime.fromtimestamp(seconds).astimezone()
-    known = None if step is None or step < 0 else step
-    return Saved(kind, table, name, time, known, sum(map(durable.size, files)))
+    time = datetime.datetime.fromtimestamp(max(map(durable.modified, files))).astimezone()
+    step = None if step is None or step < 0 else step
+    return Saved(kind, table, name, time, step, sum(map(durable.size, files)))
 
 
 def _dumps(folder) -> Iterator[Saved]:
@@ -131,9 +130,9 @@ def _exports(folder) -> Iterator[Saved]:
 
 def _files_of(prefix):
     """The files of a checkpoint, and those of tables beside it."""
-    folder, name = os.path.split(prefix)
-    known = re.compile(re.escape(name) + r"\.(index|data-\d+-of-\d+)")
-    files = [durable.join(folder, each) for each in durable.names(folder) if known.fullmatch(each)]
+    folder, stem = os.path.split(prefix)
+    pattern = re.compile(re.escape(stem) + r"\.(index|data-\d+-of-\d+)")
+    files = [durable.join(folder, n) for n in durable.names(folder) if pattern.fullmatch(n)]
     return [*files, *durable.files_below(f"{prefix}.tables")]
 
 
@@ -141,10 +140,7 @@ def _go_back(folder, until):
     state = tf.train.get_checkpoint_state(folder)
     paths = [] if state is None else list(state.all_model_checkpoint_paths)
     names = [os.path.basename(path) for path in paths]
-    if until not in names:
-        raise ValueError(
-            f"`until` must be a backup in {folder}: one of {names}. Received: until={until!r}"
-        )
+    require(until in names, "until", f"a backup in {folder}: one of {names}", until)
     count = names.index(until) + 1
     state.model_checkpoint_path = until
     state.all_model_checkpoint_paths[:] = names[:count]

@@ -1,10 +1,17 @@
-"""`sok.Saver`: dumps whole tables to files and restores them, on any number of ranks.
+"""`sok.Saver`: dumps tables to files, whole or as deltas, and restores them on any number of ranks.
+
+    saver.dump_to_file(table, folder)           all keys
+    saver.dump(table, folder)                   all keys; from now on the table records changes
+    saver.dump(table, folder, since="last")     keys touched and keys erased since; optimizer steps
+    saver.begin_dump(table, folder)             all keys, while training goes on (`background.py`)
+    saver.restore(table, folder)                base and deltas, in order
+    saver.compact(table, folder)                merges base and deltas into one base
 
 Each rank writes its shard. On the way back each rank reads all shards and keeps the keys it owns,
 so a dump of 4 ranks can be restored on 1, 3 or 64. `format/manifest.py` describes the files.
 
-Both directions are collective, in steps that all ranks take together, at once or in a graph
-(`sok_like/runtime/ranks/agreement.py`):
+All calls are collective, in steps that all ranks take together (`transaction.Saving`), at once or,
+for `dump_to_file` and `restore`, in a graph:
 
     dump      agree on call and dump | write the shards | see all shards             | manifest
     restore   agree on call          | read the shards  | stage the new content      | take it
@@ -21,14 +28,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.checks import require
+from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks.agreement import GraphSteps, Steps, text_of
-from sok_like.saving import delta_saver
-from sok_like.saving.history import chosen_dump
-from sok_like.saving.parts import dump_checks, hash_tables
-from sok_like.saving.parts.dump_checks import checked, same_dump
-from sok_like.saving.parts.table_dumps import Sok1Files, TableDump, remember
+from sok_like.saving import background
+from sok_like.saving.history import History, chosen_dump
+from sok_like.saving.parts import hash_tables, table_dumps
+from sok_like.saving.parts.table_dumps import CompactedDump, GrowingDump, Sok1Files, TableDump
 from sok_like.saving.parts.table_names import name_in_files
 from sok_like.saving.transaction import Saving
 from sok_like.table import table_reader
@@ -36,13 +42,18 @@ from sok_like.table.keys import as_rows
 from sok_like.table.weights import assign
 
 
-class Saver(delta_saver.DeltaSaver):
+class Saver(History):
     """Dumps tables with their optimizer state, whole or as deltas; restores on any number of ranks.
 
     The methods work eagerly. In a graph `dump_to_file`, `restore`, `restore_from_file` and
     `load_embedding_values` return an op to run, and an `os.PathLike` is asked for its folder in
-    each run; the others raise. What is no EmbeddingVariable raises TypeError. Other errors of one
-    rank raise on all ranks and name the rank (in a graph as `tf.errors.UnknownError`).
+    each run; the others raise NotImplementedError. What is no EmbeddingVariable raises TypeError.
+    Other errors of one rank raise on all ranks and name the rank (in a graph as
+    `tf.errors.UnknownError`).
+
+    `filepath` is a folder, the same for a base and its deltas, and created if it is missing. With
+    several hosts it must be on a file system they share. A dump in it stays valid until the new one
+    is complete, and after an error is unchanged. Methods return `'OK'` if nothing else is said.
     """
 
     def dump_to_file(
@@ -58,26 +69,18 @@ class Saver(delta_saver.DeltaSaver):
         A table with policies adds its records. GlobalStepEvict and L2WeightEvict are applied first,
         as by `embedding_variable.evict()`.
 
-        With several hosts the folder must be on a file system they share. An earlier dump in the
-        folder stays valid until the new one is complete.
-
         Args:
             embedding_variable: EmbeddingVariable.
-            filepath: Folder; created if it is missing.
+            filepath: Folder.
             rows_only: Omits the optimizer's state: slot rows and number of steps.
             sok1_files: When the dump is complete, also writes keys and rows into the two files that
-                SOK 1.x's Saver wrote, see `sok_like/saving/format/sok1_files.py`.
-
-        Returns:
-            `'OK'`.
+                SOK 1.x's Saver wrote, see `sok_like/saving/parts/sok_files.py`.
 
         Raises:
             RuntimeError: a rank could not write, ranks dump different tables, the folder is not
-                shared, or another table of the same name was dumped there. The earlier dump is
-                unchanged.
+                shared, or another table of the same name was dumped there.
         """
-        flags = {"rows_only": rows_only, "sok1_files": sok1_files}
-        variable = dump_checks.ready(embedding_variable, filepath, **flags)
+        variable = _ready(embedding_variable, filepath, rows_only=rows_only, sok1_files=sok1_files)
         steps = _steps("dump_to_file", "dump", variable)
         dump = TableDump(variable, filepath, rows_only)
         saving = Saving(steps, [dump])
@@ -106,7 +109,7 @@ class Saver(delta_saver.DeltaSaver):
                 The files stay. A dump that goes on from there is a full one, or a delta with
                 `since` the same dump, which replaces those after it.
         """
-        variable = dump_checks.ready(embedding_variable, filepath, rows_only=rows_only)
+        variable = _ready(embedding_variable, filepath, rows_only=rows_only)
         required = "None, a name that `dump` has returned, or a step"
         chosen = chosen_dump("until", required, until, variable.table_name)
         return _restore(variable, filepath, rows_only, chosen)
@@ -124,12 +127,9 @@ class Saver(delta_saver.DeltaSaver):
         Args:
             embedding_variable: EmbeddingVariable with the name and `embedding_dim` of the dump.
             filepath: Folder. For a dump of SOK 1.x, its folder or the path of its file of keys: see
-                `sok_like/saving/format/sok1_files.py`.
+                `sok_like/saving/parts/sok_files.py`.
             rows_only: Ignores the optimizer's state: slot rows get their initial values, and steps
                 count from 1.
-
-        Returns:
-            `'OK'`.
 
         Raises:
             RuntimeError: there is no dump, a file is damaged, `embedding_dim` differs, the table
@@ -139,6 +139,96 @@ class Saver(delta_saver.DeltaSaver):
         """
         return self.restore(embedding_variable, filepath, rows_only=rows_only)
 
+    def dump(
+        self, embedding_variable: Any, filepath: str | os.PathLike, *, since: Any = None
+    ) -> tf.Tensor:
+        """Writes the table, or what changed since an earlier dump, into folder `filepath`.
+
+        After a full dump the table records which keys are touched, at 4 bytes per row and 8 per
+        key touched. A delta holds the keys touched, and those erased or evicted since; its time
+        and size grow with these. It replaces the dumps in the folder that came after `since`.
+
+        Args:
+            embedding_variable: EmbeddingVariable, in host memory.
+            filepath: Folder.
+            since: None for a full dump. For a delta, an earlier dump in this folder: `"last"`,
+                the name that `dump` returned for it, or the optimizer's step when it was made.
+
+        Returns:
+            The name of this dump, a string scalar.
+
+        Raises:
+            TypeError: `since` is not one of the above.
+            RuntimeError: a rank could not write, ranks dump different tables, there is no such
+                dump, the table has not recorded the changes since, or is in device memory.
+        """
+        variable = _ready_eagerly("dump", embedding_variable, filepath)
+        required = 'None, "last", what `dump` has returned, or a step'
+        chosen = chosen_dump("since", required, since, variable.table_name)
+        dump = GrowingDump(variable, filepath, chosen)
+        Saving(Steps(f"dump of table '{dump.name}'", alone_alike=True), [dump]).run()
+        return tf.constant(dump.dump_id())
+
+    def begin_dump(
+        self, embedding_variables: Any, filepath: str | os.PathLike
+    ) -> background.BackgroundDump:
+        """Begins a full dump that is written while training goes on.
+
+        The dump is of the instant of this call, whatever changes afterwards. A thread of each rank
+        writes the files. `finish()` makes them the dump in the folder, which until then is the
+        earlier one. Other dumps and restores of the table by this class finish it first.
+
+            dump = saver.begin_dump(tables, folder)   # all ranks, between the same two steps
+            while not dump.done: ...                  # a training step of all ranks
+            dump.finish()                             # all ranks
+
+        Args:
+            embedding_variables: EmbeddingVariable in host memory, or a list of them.
+            filepath: Folder.
+
+        Returns:
+            The dump: `done` says whether the files of all ranks are written, and `finish()`
+            completes it. All ranks ask the one, and call the other.
+
+        Raises:
+            ValueError: no table, or two of the same name.
+            RuntimeError: as for `dump`; also for the dump that it had to finish first.
+        """
+        several = isinstance(embedding_variables, (list, tuple))
+        given = embedding_variables if several else [embedding_variables]
+        variables = [_ready_eagerly("begin_dump", variable, filepath) for variable in given]
+        names = [variable.table_name for variable in variables]
+        required = "at least one table, each with a name of its own"
+        require(0 < len(names) == len(set(names)), "embedding_variables", required, names)
+        dumps = [background.BackgroundTableDump(variable, filepath) for variable in variables]
+        Saving(Steps("begin_dump"), dumps).agree()
+        saving = Saving(Steps(background.CALL, alone_alike=True), dumps)
+
+        def publish():
+            saving.write()
+            ids = [tf.constant(dump.dump_id()) for dump in dumps]
+            return ids if several else ids[0]
+
+        return background.BackgroundDump(dumps, publish)
+
+    def compact(self, embedding_variable: Any, filepath: str | os.PathLike) -> tf.Tensor:
+        """Merges the deltas in folder `filepath` into their base; the table is unchanged.
+
+        Each rank reads what it wrote before the deltas are removed. A new delta may follow the last
+        one. Memory needed: some parts of 16 MiB, whatever the size of the dump.
+
+        Args:
+            embedding_variable: EmbeddingVariable with the name and `embedding_dim` of the dump.
+            filepath: Folder.
+
+        Raises:
+            RuntimeError: as for `restore_from_file`, or a rank could not write.
+        """
+        variable = _ready_eagerly("compact", embedding_variable, filepath)
+        dump = CompactedDump(variable, filepath)
+        Saving(Steps(f"compact of table '{dump.name}'", alone_alike=True), [dump]).run()
+        return tf.constant("OK")
+
     def load_embedding_values(self, embedding_variable: Any, tensors: Sequence[Any]) -> Any:
         """Writes rows of a dense table: row i becomes the row of key i.
 
@@ -147,24 +237,44 @@ class Saver(delta_saver.DeltaSaver):
             tensors: A tensor `[num_rows, embedding_dim]`, or a list of such tensors, which are
                 concatenated. The same on all ranks; each rank takes the keys it owns.
 
-        Returns:
-            `'OK'`.
-
         Raises:
             TypeError: rows are not real numbers.
             ValueError: `tensors` is an empty list.
             tf.errors.InvalidArgumentError: the rows are not `[num_rows, embedding_dim]`.
         """
-        variable = checked(embedding_variable)
+        variable = hash_tables.checked(embedding_variable)
         tensors = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
         of = f"table '{variable.table_name}'"
         require(bool(tensors), "tensors", "a tensor, or a list of at least one", tensors, of)
-        parts = [as_rows(tensor, "tensors", variable.table_name) for tensor in tensors]
-        rows = tf.concat(parts, axis=0)
+        rows = tf.concat([as_rows(each, "tensors", variable.table_name) for each in tensors], 0)
         keys = tf.range(tf.shape(rows, tf.int64)[0], dtype=tf.int64)
         done = assign(variable, keys, rows)
         with tf.control_dependencies([done] if isinstance(done, tf.Operation) else []):
             return tf.constant("OK")
+
+
+def _ready(variable, filepath, **flags):
+    """The table of a call, which writes nothing else now; checks its other arguments."""
+    variable = hash_tables.checked(variable)
+    of = f"table '{variable.table_name}'"
+    if not isinstance(filepath, (str, os.PathLike)) or isinstance(os.fspath(filepath), bytes):
+        required = "a folder, as a str or an os.PathLike"
+        raise wrong_argument("filepath", required, filepath, of, TypeError)
+    required = "a folder; '.' is the working directory"
+    require(filepath != "", "filepath", required, filepath, of)
+    for name, value in flags.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise wrong_argument(name, "True or False", value, of, TypeError)
+    background.finish_running(variable)
+    return variable
+
+
+def _ready_eagerly(call, variable, filepath):
+    if not tf.executing_eagerly():
+        raise NotImplementedError(
+            f"`{call}` works eagerly; in a graph use `dump_to_file`. Received: a call in a graph"
+        )
+    return _ready(variable, filepath)
 
 
 def _steps(call, name, variable):
@@ -194,20 +304,20 @@ def _restore(variable, filepath, rows_only, until):
     def see(_, problem):
         table_reader.see_problem(text_of(problem))
 
-    def finished(_):
-        dump_checks.mark_reader(os.fspath(filepath), variable)
+    def seen(_):
+        table_dumps.add_owner(os.fspath(filepath), variable)
 
     def note(_, number):
         if until is not None:  # the table has left the dumps that came later
             vars(variable).pop("_dump_numbers", None)
         if number > 0:
-            remember(variable, dumps[0].last, int(number))
+            table_dumps.remember(variable, dumps[0].last, int(number))
 
     steps.take(lambda: None)
     inputs, dtypes = [variable.register_for_read()], [tf.int64, tf.bool]
-    staged_id, may_grow = steps.take(read, inputs, dtypes, verify=same_dump, undo=drop)
+    staged_id, may_grow = steps.take(read, inputs, dtypes, verify=table_dumps.same_dump, undo=drop)
     staged, problem = variable.stage(staged_id, **hash_tables.NOTHING)
-    steps.take(see, [problem], verify=finished)
+    steps.take(see, [problem], verify=seen)
     with steps.done():
         taken = variable.commit_staged(staged)
     with tf.control_dependencies([taken] if isinstance(taken, tf.Operation) else []):

@@ -69,10 +69,10 @@ class Saving:
     def _begin(self, *_: Any) -> Any:
         return [[part.name, part.begin()] for part in self._parts]
 
-    def _check(self, told):
-        names = [[name for name, _ in begun] for begun in told]
+    def _check(self, ranks):
+        names = [[name for name, _ in begun] for begun in ranks]
         check_same(names, f"All ranks must save the same tables ({self._steps.call})")
-        for part, begun in zip(self._parts, zip(*told, strict=True), strict=True):
+        for part, begun in zip(self._parts, zip(*ranks, strict=True), strict=True):
             part.agree([message for _, message in begun])
 
     def _write(self, numbers):
@@ -80,8 +80,8 @@ class Saving:
             part.registered = int(number)
         return [part.write() for part in self._parts]
 
-    def _see(self, told):
-        self._entries = list(zip(*told, strict=True))
+    def _see(self, ranks):
+        self._entries = list(zip(*ranks, strict=True))
         for part, entries in zip(self._parts, self._entries, strict=True):
             part.see(entries)
 
@@ -100,14 +100,22 @@ class Saving:
 
 
 class SavingBeside(Saving):
-    """A save of parts into new folders beside a file."""
+    """A save of parts into new folders beside a file.
 
-    # Called on every rank with the parts' references; on rank 0 it puts the file in its place.
-    common: Callable[[Sequence[str]], None]
+    `common` is called on every rank with the parts' references; on rank 0 it puts the file in its
+    place. It may be set after `agree`. An error raises on all ranks, and the previous save is
+    intact, unless rank 0 failed while writing the file.
+    """
 
-    def __init__(self, call: str, path: str, parts: Sequence[CheckpointPart]):
+    def __init__(
+        self,
+        call: str,
+        path: str,
+        parts: Sequence[CheckpointPart],
+        common: Callable[[Sequence[str]], None] | None = None,
+    ):
         super().__init__(Steps(call), parts)
-        self._path, self._may_be_named = path, False
+        self._path, self.common, self._may_be_named = path, common, False
         self._references: list[str] = []
 
     def place(self) -> None:
@@ -124,29 +132,30 @@ class SavingBeside(Saving):
         references = [folders.new_reference(part.name) for part in self._parts]
         return {"path": self._path, "references": references, "parts": super()._begin()}
 
-    def _check(self, told):
+    def _check(self, ranks):
         check_same(
-            [repr(each["path"]) for each in told],
+            [repr(begun["path"]) for begun in ranks],
             "All ranks must save to the same path, on a file system that they share; if the path "
             "contains a metric, put `sok.callbacks.GlobalMetrics()` or `MetricAverage()` first in "
             "the list of callbacks",
         )
-        super()._check([each["parts"] for each in told])
-        self._references = told[0]["references"]
+        super()._check([begun["parts"] for begun in ranks])
+        self._references = ranks[0]["references"]
 
     def _write(self, numbers):
         self.place()
         return super()._write(numbers)
 
-    def _publish(self, told):
+    def _publish(self, ranks):
         # From here on nothing new is removed: the file may name it, though an error comes.
         self._may_be_named = True
         folders.may_name(self._path, self._references)
-        super()._publish(told)
-        self.common(self._references)
+        super()._publish(ranks)
+        if self.common is not None:
+            self.common(self._references)
 
-    def _done(self, told):
-        super()._done(told)
+    def _done(self, ranks):
+        super()._done(ranks)
         if comm.current().rank == 0:
             folders.remove_others(self._path, self._references)
 
@@ -155,33 +164,18 @@ class SavingBeside(Saving):
             folders.remove(self._path, self._references)
 
 
-def save(
-    call: str,
-    path: str,
-    parts: Sequence[CheckpointPart],
-    common: Callable[[Sequence[str]], None],
-) -> None:
-    """Writes parts beside the file at `path`, then the file; all ranks call it with the same.
-
-    An error raises on all ranks, and the previous save is intact, unless rank 0 failed while
-    writing the file.
-    """
-    saving = SavingBeside(call, path, parts)
-    saving.common = common
-    saving.run()
-
-
 # ---- loading ----
 
 
-class _Load(threading.local):
-    """The load that a thread is in: what is prepared so far, and the file's path; or none."""
+class _Now(threading.local):
+    """What a thread is in: a load, what it has prepared so far, and its path; a file's writing."""
 
     prepared: list[StagedContent] | None = None
     path: str | None = None
+    written: list[tuple[weakref.ref, str]] | None = None  # objects with their references
 
 
-_load = _Load()
+_now = _Now()
 
 
 def load(
@@ -199,8 +193,8 @@ def load(
     and nothing has changed. A single rank raises the error itself. Without a path all parts must be
     inside the file. `collective` is False if it is not known yet whether it has parts.
     """
-    if _load.prepared is not None:  # part of another one
-        with attributes(_load, {"path": path}):
+    if _now.prepared is not None:  # part of another one
+        with attributes(_now, {"path": path}):
             return read()
     communicator, compared = comm.current(), compared or path
     prepared: list[StagedContent] = []
@@ -208,59 +202,53 @@ def load(
 
     def run():
         if not results:
-            with attributes(_load, {"prepared": prepared, "path": path}):
+            with attributes(_now, {"prepared": prepared, "path": path}):
                 results.append(read())
-        return [each.identity for each in prepared]
+        return [content.identity for content in prepared]
+
+    def commit(may_fail):
+        for content in prepared:
+            if content.may_fail == may_fail:
+                content.commit()
 
     try:
         if not collective and not run():
             return results[0]
-        agree_on_file(compared, communicator, call)
-        identities = agreed(run, communicator, call)
-        for rank in range(len(identities)):
-            if identities[rank] != identities[0]:
-                raise RuntimeError(
-                    "All ranks must read the same dumps beside a file, on a file system that they "
-                    f"share, or equal copies. Received: others on rank {rank} than on rank 0"
-                )
+        _agree_on_file(compared, communicator, call)
+        required = "All ranks must read the same dumps beside a file, on a file system that they "
+        check_same(agreed(run, communicator, call), f"{required}share, or equal copies")
         # What may fail takes its content while nothing else has.
-        agreed(lambda: _commit(prepared, may_fail=True), communicator, call)
+        agreed(lambda: commit(may_fail=True), communicator, call)
     except BaseException:
-        for each in reversed(prepared):
-            each.drop()
+        for content in reversed(prepared):
+            content.drop()
         raise
-    _commit(prepared, may_fail=False)
+    commit(may_fail=False)
     return results[0]
-
-
-def _commit(prepared, may_fail):
-    for each in prepared:
-        if each.may_fail == may_fail:
-            each.commit()
 
 
 def prepare(prepared: StagedContent) -> None:
     """Hands over what a container has found; outside of `load` it takes its content at once."""
-    if _load.prepared is None:
+    if _now.prepared is None:
         prepared.commit()
         return
-    for each in [e for e in _load.prepared if e.target is prepared.target is not None]:
-        each.drop()
-        _load.prepared.remove(each)
-    _load.prepared.append(prepared)
+    for earlier in [e for e in _now.prepared if e.target is prepared.target is not None]:
+        earlier.drop()
+        _now.prepared.remove(earlier)
+    _now.prepared.append(prepared)
 
 
 def folder_read(reference: str) -> str:
     """The folder of a part beside the file that is being read."""
-    if _load.path is None:
+    if _now.path is None:
         raise RuntimeError(
             "A file that several ranks wrote must be read by its path, after `sok.Init`, as its "
             "tables lie beside it. Received: a file object, or a load before `sok.Init`"
         )
-    return folders.folder_of(_load.path, reference)
+    return folders.folder_of(_now.path, reference)
 
 
-def agree_on_file(path: str | None, communicator: Any, call: str) -> None:
+def _agree_on_file(path, communicator, call):
     """Raises on all ranks unless all of them see the same bytes at `path`.
 
     A relative path, or one on a host's own disk, may mean another file on each rank. Ranks that
@@ -268,55 +256,41 @@ def agree_on_file(path: str | None, communicator: Any, call: str) -> None:
     """
     if path is None or communicator.world_size == 1:
         return
+    required = "All ranks must read the same file, on a file system that they share"
 
-    def look():
+    def digest_of_file():
         if not durable.exists(path):
-            raise FileNotFoundError(
-                "All ranks must read the same file, on a file system that they share. "
-                f"Received: {path!r}, which is missing"
-            )
-        return _digest(path)
-
-    told = agreed(look, communicator, call)
-    for rank, digest in enumerate(told):
-        if digest != told[0]:
-            raise RuntimeError(
-                "All ranks must read the same file, on a file system that they share, or equal "
-                f"copies. Received: {os.path.abspath(path)!r} on this rank, and another file on "
-                f"rank {rank} than on rank 0"
-            )
-
-
-def _digest(path):
-    """The SHA-256 of a file, or of all files of a folder."""
-    digest = hashlib.sha256()
-    for file in durable.files_below(path) if durable.is_folder(path) else [path]:
-        digest.update(file.removeprefix(path).encode())
-        with durable.open_to_read(file) as opened:
-            while data := opened.read(2**22):
+            raise FileNotFoundError(f"{required}. Received: {path!r}, which is missing")
+        digest = hashlib.sha256()
+        for file in durable.files_below(path) if durable.is_folder(path) else [path]:
+            digest.update(file.removeprefix(path).encode())
+            for data in durable.chunks(file):
                 digest.update(data)
-    return digest.hexdigest()
+        return digest.hexdigest()
+
+    digests = agreed(digest_of_file, communicator, call)
+    check_same(
+        digests, f"{required}, or equal copies of it: {os.path.abspath(path)!r} on this rank"
+    )
 
 
 # ---- which references a Keras file that is being written gets ----
-
-_now = threading.local()
 
 
 def writing(
     objects: Sequence[Any], references: Sequence[str]
 ) -> contextlib.AbstractContextManager[None]:
     """A scope in which tables that Keras writes write their reference."""
-    pairs = zip(objects, references, strict=True)
-    return attributes(_now, {"written": [(weakref.ref(each), name) for each, name in pairs]})
+    pairs = zip(map(weakref.ref, objects), references, strict=True)
+    return attributes(_now, {"written": list(pairs)})
 
 
 def is_writing() -> bool:
     """Whether such a scope is active."""
-    return hasattr(_now, "written")
+    return _now.written is not None
 
 
 def reference_of(thing: Any) -> str | None:
     """The folder that the file being written names for an object; None: it goes inside."""
-    found = getattr(_now, "written", ())
-    return next((reference for each, reference in found if each() is thing), None)
+    pairs = _now.written or ()
+    return next((reference for written, reference in pairs if written() is thing), None)

@@ -21,7 +21,7 @@ from sok_like.runtime.ranks.agreement import Steps
 from sok_like.saving import transaction
 from sok_like.saving.format import durable
 from sok_like.saving.parts.checkpointable import StagedContent
-from sok_like.saving.parts.joined_files import JoinedFile, JoinedFiles
+from sok_like.saving.parts.sok_files import JoinedFile, JoinedFiles
 from sok_like.saving.transaction import Saving
 from sok_like.sok2 import dump_files as files
 from sok_like.sok2.distributed_variable import is_static, own_variable

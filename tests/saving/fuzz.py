@@ -22,11 +22,11 @@ import zipfile
 
 import numpy as np
 
-from sok_like.saving.format import deltas, shard_file, shard_reader
+from sok_like.saving.format import deltas, shard_file
 from sok_like.saving.format import manifest as manifest_file
 from sok_like.table.content import TableShard
 from tests.saving import wrong_content
-from tests.saving.in_memory import whole
+from tests.saving.in_memory import ShardInMemory, whole
 
 DIM, SIZE = 4, 600
 TABLE = "items/of one"
@@ -124,7 +124,7 @@ def read_dump(folder):
 
 def owned_by(shards, rank, world_size, dim):
     """What `rank` of `world_size` owns of the shards of one dump, which are not in a file."""
-    sources = [shard_reader.ShardInMemory(shard) for shard in shards]
+    sources = [ShardInMemory(shard) for shard in shards]
     return whole(deltas.MergedDump([sources], rank, world_size, dim))
 
 

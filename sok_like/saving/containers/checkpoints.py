@@ -19,7 +19,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.checkpoint import util
@@ -37,7 +37,7 @@ from sok_like.runtime.ranks.agreement import agreed
 from sok_like.saving import background, transaction
 from sok_like.saving.containers import tables_in_checkpoints
 from sok_like.saving.format import folders
-from sok_like.saving.parts import dense_tables, dump_checks, optimizer_variables, rank_variables
+from sok_like.saving.parts import dense_tables, optimizer_variables
 from sok_like.saving.parts.checkpointable import (
     CheckpointPart,
     RankLocalVariables,
@@ -45,9 +45,13 @@ from sok_like.saving.parts.checkpointable import (
     StagedContent,
     is_of_all_ranks,
 )
-from sok_like.saving.parts.dense_tables import DenseTablesPart, SliceInFile, StoredTables
+from sok_like.saving.parts.dense_tables import (
+    DenseTablesPart,
+    RankVariables,
+    SliceInFile,
+    StoredTables,
+)
 from sok_like.saving.parts.hash_tables import HashTablePart
-from sok_like.saving.parts.rank_variables import RankVariables
 from sok_like.table import snapshots
 from sok_like.table.slices import TableSlice
 from sok_like.table.variable import is_embedding_variable, unwrap
@@ -113,11 +117,14 @@ def delete(own: Callable, filespec: Any) -> None:
 
 def _check_reached(objects):
     """Raises ValueError if TensorFlow does not find a table of a model in it."""
-    known = {id(unwrap(each)) for each in objects if is_embedding_variable(each)}
+    reached = {id(unwrap(thing)) for thing in objects if is_embedding_variable(thing)}
     for model in objects:
-        variables = _variables_of(model) if isinstance(model, tf.keras.layers.Layer) else ()
+        variables: Any = ()
+        if isinstance(model, tf.keras.layers.Layer):
+            with contextlib.suppress(ValueError):  # tf_keras' have none before they are built
+                variables = model.variables
         tables = RankLocalVariables(variables).tables
-        lost = [table.table_name for table in tables if id(table) not in known]
+        lost = [table.table_name for table in tables if id(table) not in reached]
         lost += optimizer_variables.unreached(objects, variables)
         if lost:
             raise ValueError(
@@ -128,17 +135,10 @@ def _check_reached(objects):
             )
 
 
-def _variables_of(model):
-    try:
-        return model.variables
-    except ValueError:  # tf_keras' models have none before they are built
-        return ()
-
-
 def _kinds(saver):
     """A saver's objects that are not the same on all ranks."""
-    known = {id(each): each for each in map(_object_of, _tensors_of(saver)) if each is not None}
-    return RankLocalVariables(known.values())
+    objects = map(_object_of, _tensors_of(saver))
+    return RankLocalVariables({id(thing): thing for thing in objects if thing is not None}.values())
 
 
 def _tensors_of(saver):
@@ -147,10 +147,10 @@ def _tensors_of(saver):
 
 def _object_of(tensor):
     """The object of a tensor, without the adapters that a restore puts around it."""
-    found = tensor.trackable
-    while isinstance(found, (Converter, TrackableSaveable)):
-        found = found.obj if isinstance(found, Converter) else found._trackable
-    return found
+    thing = tensor.trackable
+    while isinstance(thing, (Converter, TrackableSaveable)):
+        thing = thing.obj if isinstance(thing, Converter) else thing._trackable
+    return thing
 
 
 def _path_of(file_prefix, kinds):
@@ -182,11 +182,12 @@ def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> A
     if begun is None and comm.current().world_size == 1:
         _put_inside(saver, kinds.holders)
         return write(saver, file_prefix, options)
-    parts = (
-        [*map(HashTablePart, kinds.tables), *_others(saver, kinds)]
-        if begun is None
-        else begun.parts
-    )
+    if begun is None:
+        parts = [*map(HashTablePart, kinds.tables), *_others(saver, kinds)]
+        saving = transaction.SavingBeside(_CALL, _path_of(file_prefix, kinds), parts)
+        saving.agree()
+    else:
+        parts, saving = begun.parts, begun.saving
 
     def common(references):
         if comm.current().rank == 0:
@@ -194,20 +195,25 @@ def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> A
                 _refer(saver, kinds, part, reference)
             write(saver, file_prefix, options)
 
-    if begun is None:
-        transaction.save(_CALL, _path_of(file_prefix, kinds), parts, common)
-    else:
-        begun.saving.common = common
-        begun.saving.write()
+    saving.common = common
+    saving.write()
     return None
 
 
 def _others(saver, kinds):
     """The parts of several ranks besides tables."""
+
+    def values():
+        own = {id(variable) for variable in kinds.own}
+        for tensor in _tensors_of(saver):
+            if id(_object_of(tensor)) in own:
+                value, spec = tensor.tensor, tensor._tensor_save_spec
+                yield tensor.checkpoint_key, spec.tensor if value is None else value
+
     if kinds.own:
-        yield RankVariables(lambda: _values(saver, kinds.own))
+        yield RankVariables(values)
     if kinds.holders:
-        ids = agreed(lambda: [each.id for each in kinds.holders], comm.current(), _CALL)[0]
+        ids = agreed(lambda: [holder.id for holder in kinds.holders], comm.current(), _CALL)[0]
         yield DenseTablesPart("dense", kinds.holders, ids)
 
 
@@ -258,7 +264,7 @@ def begin(
     hooks.open_door(hooks.CHECKPOINTS)
     tables = RankLocalVariables(util.list_objects(checkpoint._saver._graph_view)).tables
     for table in tables:
-        dump_checks.finish_running(table)
+        background.finish_running(table)
     begun = _Begun(path)
 
     def within(call):
@@ -273,17 +279,8 @@ def begin(
         within(lambda: checkpoint._saver.save(path))
     finally:
         checkpoint.save_counter.assign_sub(1)
-    parts = [each for each in begun.parts if isinstance(each, background.BackgroundPart)]
+    parts = [part for part in begun.parts if isinstance(part, background.BackgroundPart)]
     return background.BackgroundDump(parts, lambda: within(write))
-
-
-def _values(saver, objects):
-    """Keys and values of objects."""
-    wanted = {id(each) for each in objects}
-    for tensor in _tensors_of(saver):
-        if id(_object_of(tensor)) in wanted:
-            value = tensor.tensor
-            yield tensor.checkpoint_key, tensor._tensor_save_spec.tensor if value is None else value
 
 
 def _refer(saver, kinds, part, reference):
@@ -318,21 +315,12 @@ def _put(saver, key, value):
     """Writes a tensor under a key, in place of the one that an object may have there."""
     shards = next(iter(saver._shardable_tensors_by_task.values()))
     like, tensor = shards[0], tf.convert_to_tensor(value)
-    for found in saver._shardable_tensors_by_task.values():
-        found[:] = [shard for shard in found if shard.checkpoint_key != key]
+    for of_task in saver._shardable_tensors_by_task.values():
+        of_task[:] = [shard for shard in of_task if shard.checkpoint_key != key]
     spec = SaveSpec(tensor, "", key, dtype=tensor.dtype, device=tensor.device)
-    shards.append(
-        dataclasses.replace(
-            like,
-            _tensor_save_spec=spec,
-            tensor=tensor,
-            dtype=tensor.dtype,
-            name=key,
-            slice_spec="",
-            checkpoint_key=key,
-            trackable=None,
-        )
-    )
+    fields = {"tensor": tensor, "dtype": tensor.dtype, "name": key, "checkpoint_key": key}
+    fields |= {"_tensor_save_spec": spec, "slice_spec": "", "trackable": None}
+    shards.append(dataclasses.replace(like, **fields))
 
 
 # ---- restoring ----
@@ -347,8 +335,8 @@ def restore(read: Callable, self: Any, file_prefix: Any, options: Any = None) ->
 
     def prepare():
         own = _own_values(path) if kinds.own and comm.current().world_size > 1 else {}
-        for each in _prepared(path, _read(read, saver, file_prefix, options), own):
-            transaction.prepare(each)
+        for content in _prepared(path, _read(read, saver, file_prefix, options), own):
+            transaction.prepare(content)
         for _, restore in saver._registered_savers.values():
             transaction.prepare(StagedCall(restore, file_prefix))
 
@@ -357,25 +345,21 @@ def restore(read: Callable, self: Any, file_prefix: Any, options: Any = None) ->
     return {}
 
 
-class _Found(NamedTuple):
-    """What a checkpoint has of one object."""
-
-    thing: Any
-    restore: Callable[[Any], Any]  # TensorFlow's function that assigns the tensors
-    tensors: dict[str, Any]
-    keys: list[str]  # in the checkpoint
-
-
 def _read(read, saver, file_prefix, options):
-    """Reads a checkpoint's own data, which TensorFlow verifies, without assigning it."""
-    objects, found = {}, []
+    """Reads a checkpoint's own data, which TensorFlow verifies, without assigning it.
+
+    Returns of each object: itself, TensorFlow's function that assigns its tensors, these by name,
+    and their keys in the checkpoint.
+    """
+    objects: dict[Any, Any] = {}
+    of_objects: list[tuple[Any, Callable[[Any], Any], dict[str, Any], list[str]]] = []
     for tensor in _tensors_of(saver):
         key = tensor.checkpoint_key, tensor.slice_spec
         objects[saver._keys_to_restore_fn[key]] = _object_of(tensor)
 
     def keeping(restore, keys):
         names = [name for name, _ in keys]
-        return lambda tensors: found.append(_Found(objects[restore], restore, tensors, names))
+        return lambda tensors: of_objects.append((objects[restore], restore, tensors, names))
 
     kept = {own: keeping(own, keys) for own, keys in saver._restore_fn_to_keys.items()}
     instead = {
@@ -386,30 +370,30 @@ def _read(read, saver, file_prefix, options):
     }
     with attributes(saver, instead):
         read(saver, file_prefix, options)
-    return found
+    return of_objects
 
 
-def _prepared(path, found, own):
+def _prepared(path, of_objects, own):
     """The new content of each object; `own` has the values that differ between ranks."""
     holders = {}
-    for each in found:
-        thing, names = each.thing, map(trackable_utils.extract_local_name, each.keys)
-        mine = {name: own[key] for name, key in zip(names, each.keys, strict=True) if key in own}
-        tensors = {**each.tensors, **{name: tf.constant(value) for name, value in mine.items()}}
+    for thing, restore, tensors, keys in of_objects:
+        for name, key in zip(map(trackable_utils.extract_local_name, keys), keys, strict=True):
+            if key in own:
+                tensors = {**tensors, name: tf.constant(own[key])}
         if is_embedding_variable(thing):
             part, reference = HashTablePart(unwrap(thing)), snapshots.reference_in(tensors)
             if reference is not None:
                 folder = transaction.folder_read(reference)
-                tables_in_checkpoints.check_place(each.keys[0], folder, part.name)
+                tables_in_checkpoints.check_place(keys[0], folder, part.name)
                 yield part.prepare(folder)
             else:
                 yield part.prepare_content(**snapshots.from_checkpoint(tensors, part.name))
         elif hasattr(thing, "dense_parts"):
             holders[tensors["id"].numpy().decode()] = thing
         elif tensors.keys() == {"VARIABLE_VALUE"} and hasattr(thing, "shape"):
-            yield _Assigned(thing, each.restore, tensors["VARIABLE_VALUE"])
+            yield _Assigned(thing, restore, tensors["VARIABLE_VALUE"])
         else:
-            yield StagedCall(each.restore, tensors)  # no variable, such as a lookup table
+            yield StagedCall(restore, tensors)  # no variable, such as a lookup table
     if holders:
         read, file = _dense(path), f"Checkpoint {path!r}"
         for read_as, holder in holders.items():
@@ -454,7 +438,7 @@ def _own_values(path):
             f"Received: {path!r} of {writers}, on {ranks} ranks"
         )
     folder = transaction.folder_read(note["folder"])
-    return rank_variables.read(folder, ranks, note.get("listed", False))
+    return dense_tables.read_rank_variables(folder, ranks, note.get("listed", False))
 
 
 def _dense(path):

@@ -26,14 +26,14 @@ from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
 from sok_like.saving import transaction
 from sok_like.saving.containers import keras_layers
-from sok_like.saving.format import hdf5_checksum
+from sok_like.saving.format import checksums
 from sok_like.saving.parts import dense_tables, optimizer_variables
 from sok_like.saving.parts.dense_tables import Holder, SliceInFile, StoredTables
 from sok_like.table.slices import TableSlice
 
 ID = "tables"  # the id of the only holder in a folder
 _PREFIX = "dense."  # of its arrays in a file; earlier versions had none
-_REFERENCE, _RANKS = "beside", "ranks"
+_RANKS = "ranks"
 _LISTED = 1  # second number of `_RANKS`: the folder has a list of files; version 0.1 had none
 _state = threading.local()
 
@@ -41,8 +41,8 @@ _state = threading.local()
 def holders_of(model: Any) -> list[Any]:
     """The holders of a model's layers, in the same order on all ranks."""
     layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else ()
-    found = [getattr(layer, "dense_in_files", None) for layer in layers]
-    return list({id(each): each for each in found if each is not None}.values())
+    holders = [getattr(layer, "dense_in_files", None) for layer in layers]
+    return list({id(holder): holder for holder in holders if holder is not None}.values())
 
 
 def optimizers_of(model: Any) -> list[Any]:
@@ -54,21 +54,15 @@ def optimizers_of(model: Any) -> list[Any]:
 
 def save(holder: Holder, store: Any) -> None:
     """Writes the part of a holder that Keras' file contains."""
-    reference, ranks = transaction.reference_of(holder), comm.current().world_size
-    if reference is not None:
-        store[_PREFIX + _REFERENCE] = np.frombuffer(reference.encode(), np.uint8)
-        store[_PREFIX + _RANKS] = np.array([ranks, _LISTED])
+    what = f"The tables of layer '{holder.name}' are"
+    if keras_layers.save_reference(store, _PREFIX, holder, what):
+        store[_PREFIX + _RANKS] = np.array([comm.current().world_size, _LISTED])
         return
-    if ranks > 1:
-        raise NotImplementedError(
-            f"The tables of layer '{holder.name}' are spread over {ranks} ranks and are saved with "
-            "their model: model.save('x.keras'), model.save_weights('x.weights.h5')"
-        )
     wholes = (
         (key, (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy())
         for key, value in dense_tables.wholes_of(holder)
     )
-    hdf5_checksum.write(store, wholes, _PREFIX)
+    checksums.write_arrays(store, wholes, _PREFIX)
 
 
 # ---- reading ----
@@ -83,20 +77,19 @@ def load(holder: Holder, store: Any) -> Any:
     if names:
         store, rest = keras_layers.Arrays(store, _PREFIX, names), store
     if _RANKS in store:
-        reference = np.asarray(store[_REFERENCE]).tobytes().decode()
         ranks, *listed = np.asarray(store[_RANKS]).tolist()
-        folder = transaction.folder_read(reference)
+        folder = keras_layers.folder_of(store)
         stored = StoredTables.of_folder(folder, ranks, listed == [_LISTED])
         stored = stored.renumbered(ID, _matched(holder, stored.tables(ID)))
     else:
-        hdf5_checksum.check(store, f"the tables of layer '{holder.name}'", required=bool(names))
+        checksums.check_arrays(store, f"the tables of layer '{holder.name}'", required=bool(names))
         keys = [key for key in store.keys() if re.fullmatch(r"\d+|=[^.]+", key)]
         stored = StoredTables.of_slices(_slices_in(store, parts, _matched(holder, keys)))
     stored.check_tables(holder, ID, parts)
-    if getattr(_state, "found", None) is None:
+    if getattr(_state, "loaded", None) is None:
         transaction.prepare(stored.prepare(ID, parts))
     else:
-        _state.found.append((holder, stored))
+        _state.loaded.append((holder, stored))
     return rest
 
 
@@ -109,18 +102,16 @@ def _matched(holder, tables):
 def _slices_in(store, parts, keys):
     """This rank's slices of whole tables and slot variables, which are copied at once."""
     nothing = TableSlice((0, 0), (0, 0))
-    found, places = {}, {part.key: part.held.place for part in parts}
+    slices, places = {}, {part.key: part.held.place for part in parts}
     for key in store.keys():
         table, dot, slot = key.partition(".")
         if table not in keys:
             continue
         whole, table = np.asarray(store[key]), keys[table]
         place = places.get(table, nothing)
-        value = np.array(whole[place.slices])
-        found[ID, f"{table}{dot}{slot}"] = SliceInFile(
-            whole.shape, place, functools.partial(np.asarray, value)
-        )
-    return found
+        read = functools.partial(np.asarray, np.array(whole[place.slices]))
+        slices[ID, f"{table}{dot}{slot}"] = SliceInFile(whole.shape, place, read)
+    return slices
 
 
 @contextlib.contextmanager
@@ -129,25 +120,25 @@ def loading(model: Any, discarded: Callable[[], bool]) -> Iterator[None]:
 
     If `discarded` is True then, Keras has collected errors, and the values are dropped.
     """
-    found: list[Any] = []
-    with attributes(_state, {"found": found}):
+    loaded: list[Any] = []
+    with attributes(_state, {"loaded": loaded}):
         yield
     if discarded():
         return
     with optimizer_variables.of_root(optimizers_of(model)):
-        for holder, stored in found:
+        for holder, stored in loaded:
             transaction.prepare(stored.prepare(ID, _parts_in(holder, stored)))
 
 
 def _parts_in(holder, stored):
     """The parts of a holder that are read; not slot variables of another optimizer."""
     parts = dense_tables.parts_of(holder)
-    mine = {part.key.partition(".")[2] for part in parts if "." in part.key}
+    expected = {part.key.partition(".")[2] for part in parts if "." in part.key}
     received = stored.slot_names(ID)
-    if mine and received and mine != received:  # Keras, too, keeps the optimizer's state then
+    if expected and received and expected != received:  # Keras, too, keeps the state then
         warnings.warn(
             f"The optimizer's state of layer '{holder.name}' is not loaded: the optimizer "
-            f"has the slot variables {sorted(mine)}, the file {sorted(received)}",
+            f"has the slot variables {sorted(expected)}, the file {sorted(received)}",
             stacklevel=2,
         )
         return [part for part in parts if "." not in part.key]

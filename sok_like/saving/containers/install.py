@@ -11,25 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime.framework.hooks import (
-    CHECKPOINTS,
-    DENSE_TABLES,
-    MODELS,
-    RANKS,
-    SESSIONS,
-    at_init,
-    behind,
-    put,
-    wrap,
-)
+from sok_like.runtime.framework import hooks
+from sok_like.runtime.framework.hooks import at_init, behind, put, wrap
 from sok_like.runtime.framework.running_keras import is_keras_3
-from sok_like.saving.containers import (
-    checkpoints,
-    keras_files,
-    keras_layers,
-    tables_in_checkpoints,
-    v1_saver,
-)
+from sok_like.saving.containers import checkpoints, keras_files, keras_layers, v1_saver
+from sok_like.saving.containers import tables_in_checkpoints as in_checkpoints
 from sok_like.saving.parts import optimizer_variables
 from sok_like.table.variable import EmbeddingVariable
 
@@ -44,27 +30,28 @@ def _install_entries():
     wrap(objects, "restore", checkpoints.restore_objects, "builds optimizers of dense tables")
 
 
-@behind(CHECKPOINTS)
+@behind(hooks.CHECKPOINTS)
 def _install_checkpoints():
     devices = _of(f"{_CHECKPOINT}.functional_saver", "MultiDeviceSaver")
     wrap(devices, "save", checkpoints.save, "puts tables into checkpoints, or beside them")
     wrap(devices, "restore", checkpoints.restore, "reads all of a checkpoint, then assigns it")
     layer: Any = tf.keras.layers.Layer
     why = "a layer's tables have names in checkpoints"
-    wrap(layer, "_trackable_children", tables_in_checkpoints.children, why)
-    wrap(layer, "_lookup_dependency", tables_in_checkpoints.look_up, why)
-    wrap(layer, "_handle_deferred_dependencies", tables_in_checkpoints.deferred, why)
+    wrap(layer, "_trackable_children", in_checkpoints.children, why)
+    wrap(layer, "_lookup_dependency", in_checkpoints.look_up, why)
+    wrap(layer, "_handle_deferred_dependencies", in_checkpoints.deferred, why)
 
 
-@behind(CHECKPOINTS, SESSIONS)
+@behind(hooks.CHECKPOINTS, hooks.SESSIONS)
 def _install_removal():
     delete = "_delete_file_if_exists"
     why = "removes tables with their checkpoint"
     wrap(f"{_CHECKPOINT}.checkpoint_management", delete, checkpoints.delete, why)
 
 
-@behind(SESSIONS, RANKS)  # ranks must not overwrite each other's rows, without tables either
+@behind(hooks.SESSIONS, hooks.RANKS)
 def _install_savers():
+    # Without tables, too, ranks must not overwrite each other's rows.
     saver, hook = tf.compat.v1.train.Saver, tf.compat.v1.train.CheckpointSaverHook
     wrap(saver, "save", v1_saver.save, "writes tables beside the file")
     wrap(saver, "restore", v1_saver.restore, "reads tables from beside the file")
@@ -86,12 +73,12 @@ def _install_keras():
         wrap(tracker, "track", keras_layers.track, "a layer's tables are among its weights")
 
 
-@behind(MODELS)
+@behind(hooks.MODELS)
 def _install_models():
     library = f"{_keras()}.saving.saving_lib"
     why = "ranks write one file, and tables beside it"
-    wrap(library, "save_model", keras_files.save_model, why)
-    wrap(library, "save_weights_only", keras_files.save_weights, "the same of weights")
+    wrap(library, "save_model", keras_files.save, why)
+    wrap(library, "save_weights_only", keras_files.save, "the same of weights")
     why = "ranks load all of it, or nothing"
     wrap(library, "load_weights_only", keras_files.load_weights, why)
     why = "older files hold no tables"
@@ -105,7 +92,7 @@ def _install_models():
             wrap(f"{_keras()}.saving.legacy.save", name, keras_files.write_older, why)
 
 
-@behind(RANKS)
+@behind(hooks.RANKS)
 def _install_keras_on_ranks():
     why = "asks no user on several ranks"
     asking = f"{_keras()}.utils.io_utils"
@@ -122,7 +109,7 @@ def _install_keras_on_ranks():
     wrap(backup, removal, keras_files.remove_backup, "one rank removes the backup, at the end")
 
 
-@behind(DENSE_TABLES)
+@behind(hooks.DENSE_TABLES)
 def _install_dense_tables():
     walk = "_walk_saveable" if is_keras_3() else "_walk_trackable"
     why = "leaves out what a layer over tables writes itself"

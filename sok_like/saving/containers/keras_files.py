@@ -58,8 +58,8 @@ def kinds_of(model: Any) -> RankLocalVariables:
 def _ordinary(model):
     """The variables of a model that no holder of dense tables has."""
     holders = dense_in_keras.holders_of(model)
-    held = {id(each) for holder in holders for each in holder.own_variables()}
-    return [each for each in model.variables if id(each) not in held]
+    held = {id(variable) for holder in holders for variable in holder.own_variables()}
+    return [variable for variable in model.variables if id(variable) not in held]
 
 
 def _check(call, own_variables=()):
@@ -82,20 +82,13 @@ def _check(call, own_variables=()):
 # ---- writing ----
 
 
-def save_model(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-    """`saving_lib.save_model`."""
-    return _save("a save of a model", own, model, filepath, *args, **kwargs)
+def save(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """`saving_lib.save_model` and `saving_lib.save_weights_only`."""
 
-
-def save_weights(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-    """`saving_lib.save_weights_only`."""
-    return _save("a save of weights", own, model, filepath, *args, **kwargs)
-
-
-def _save(call, own, model, filepath, *args, **kwargs):
     def write(place):
         return own(model, place, *args, **kwargs)
 
+    call = "a save of weights" if "weights" in own.__name__ else "a save of a model"
     kinds = kinds_of(model)
     together = bool(kinds) or is_of_all_ranks(model)
     if transaction.is_writing() or not together or not comm.is_initialized():
@@ -117,11 +110,9 @@ def save_together(
     `write` writes a file to the path that it is given. If that is `collective`, the other ranks
     write, too, to a file that is discarded. `kinds` has the tables and holders in the file, if any.
     """
-    communicator = comm.current()
-    named = isinstance(filepath, (str, os.PathLike))
-    path = os.fspath(filepath) if named else ""
+    communicator, path = comm.current(), _path(filepath)
     if communicator.world_size == 1:
-        if not named:
+        if path is None:
             write(filepath)
             return
         _replaced(path, write)
@@ -131,10 +122,10 @@ def save_together(
     kinds = kinds or RankLocalVariables(())
     parts: list[CheckpointPart] = [HashTablePart(table) for table in kinds.tables]
     ids = [dense_in_keras.ID]
-    parts += [DenseTablesPart(each.table_name, [each], ids) for each in kinds.holders]
+    parts += [DenseTablesPart(holder.table_name, [holder], ids) for holder in kinds.holders]
 
     def common(references):
-        if not named:
+        if path is None:
             raise TypeError(f"On several ranks `filepath` must be a path. Received: {filepath!r}")
         with transaction.writing([*kinds.tables, *kinds.holders], references):
             if communicator.rank == 0:
@@ -143,7 +134,7 @@ def save_together(
                 with tempfile.TemporaryDirectory(prefix="sok_save_") as folder:
                     write(os.path.join(folder, os.path.basename(path)))
 
-    transaction.save(call, path, parts, common)
+    transaction.SavingBeside(call, path or "", parts, common).run()
 
 
 def _replaced(path, write):
@@ -171,32 +162,32 @@ def _replaced(path, write):
 def load_weights(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     """`saving_lib.load_weights_only`."""
     call, kinds = "a load of weights", kinds_of(model)
-    read = functools.partial(own, model, filepath, *args, **kwargs)
     if not kinds or not comm.is_initialized():
-        return read()
+        return own(model, filepath, *args, **kwargs)
     _check(call, kinds.own)
 
-    def run():
+    def read():
         transaction.prepare(_Replaced(model))
-        return read()
+        return own(model, filepath, *args, **kwargs)
 
-    return transaction.load(call, _path(filepath), run)
+    return transaction.load(call, _path(filepath), read)
 
 
 class _Replaced(StagedContent):
     """The values of a model's ordinary variables, which Keras replaces while it reads."""
 
     def __init__(self, model):
-        known = _ordinary(model)
+        variables = _ordinary(model)
         for optimizer in dense_in_keras.optimizers_of(model):
-            known += optimizer_variables.ordinary(optimizer)
-        self._kept = [(each, _value(each)) for each in known if not is_embedding_variable(each)]
+            variables += optimizer_variables.ordinary(optimizer)
+        variables = [variable for variable in variables if not is_embedding_variable(variable)]
+        self._before = [(variable, _value(variable)) for variable in variables]
 
     def commit(self):
-        self._kept.clear()
+        self._before.clear()
 
     def drop(self):
-        for variable, value in self._kept:
+        for variable, value in self._before:
             if hasattr(variable, "_sok_shard"):
                 tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
             else:
@@ -263,11 +254,10 @@ def _has_tables(filepath):
 def remove_backup(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
     """The removal of a backup that ranks share: rank 0 removes it once all are done."""
     model = getattr(self, "model", None) or getattr(self, "_model", None)
-    communicator = comm.current_or_single()
+    communicator, call = comm.current_or_single(), "the end of BackupAndRestore"
     run = functools.partial(own, self, *args, **kwargs)
     if communicator.world_size == 1 or not (kinds_of(model) or is_of_all_ranks(model)):
         return run()
-    call = "the end of BackupAndRestore"
     agreed(None, communicator, call)
     agreed(run if communicator.rank == 0 else None, communicator, call)
     return None

@@ -31,7 +31,7 @@ from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
 from sok_like.saving import transaction
-from sok_like.saving.format import hdf5_checksum, manifest
+from sok_like.saving.format import checksums, durable, manifest
 from sok_like.saving.parts import table_names
 from sok_like.saving.parts.checkpointable import RankLocalVariables, StagedContent
 from sok_like.saving.parts.hash_tables import HashTablePart
@@ -41,7 +41,7 @@ from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable
 
 _BESIDE = "beside"
-_ARRAYS = "|".join((*FIELDS, hdf5_checksum.CHECKSUM, _BESIDE))
+_ARRAYS = "|".join((*FIELDS, checksums.OF_ARRAYS, _BESIDE))
 _KEY = re.compile(rf"(?:([1-9]\d*|=[^.]+)\.)?({_ARRAYS})")
 # In earlier files: the layer of the first table, if there is one of this number, and the others'.
 _EARLIER = (
@@ -105,11 +105,11 @@ def load(own: Callable, self: Any, store: Any) -> None:
         with _without_tables(self, tables):
             own(self, ordinary)
     except BaseException:
-        for each in prepared:
-            each.drop()
+        for content in prepared:
+            content.drop()
         raise
-    for each in prepared:
-        transaction.prepare(each)
+    for content in prepared:
+        transaction.prepare(content)
 
 
 def reading(
@@ -122,9 +122,9 @@ def reading(
 
     def get(name):
         store = weights_store.get(f"{path}/{name}")
-        found = {key: np.asarray(store[key]) for key in store.keys()}
+        arrays = {key: np.asarray(store[key]) for key in store.keys()}
         weights_store.get(path)  # Keras 3 has one object for all
-        return found
+        return arrays
 
     return attributes(_now, {"get": get, "partial": partial})
 
@@ -155,21 +155,35 @@ def _without_tables(layer: Any, tables: list[Any]) -> Iterator[None]:
 # ---- writing ----
 
 
-def _save_table(table, store, prefix):
-    reference, ranks = transaction.reference_of(table), comm.current().world_size
+def save_reference(store: Any, prefix: str, thing: Any, what: str) -> bool:
+    """Writes the name of the folder that has a thing, if it lies beside the file that is written.
+
+    On several ranks it must; then `what` begins the sentence that says so.
+    """
+    reference, ranks = transaction.reference_of(thing), comm.current().world_size
     if reference is not None:
         store[prefix + _BESIDE] = np.frombuffer(reference.encode(), np.uint8)
-        return
-    if ranks > 1:
+    elif ranks > 1:
         raise NotImplementedError(
-            f"Table '{table.table_name}' is spread over {ranks} ranks and is saved with its model: "
-            "model.save('x.keras'), model.save_weights('x.weights.h5'), or by sok.Saver"
+            f"{what} spread over {ranks} ranks and saved with the model: model.save('x.keras'), "
+            "model.save_weights('x.weights.h5'); sok.Saver saves hash tables alone"
         )
+    return reference is not None
+
+
+def folder_of(stored: Any) -> str:
+    """The folder that it names."""
+    return transaction.folder_read(np.asarray(stored[_BESIDE]).tobytes().decode())
+
+
+def _save_table(table, store, prefix):
+    if save_reference(store, prefix, table, f"Table '{table.table_name}' is"):
+        return
     content = table.snapshot().fields()
     arrays = {name: np.asarray(value) for name, value in content.items()}
     names = b"\n".join(arrays["slot_names"].tolist())
     arrays["slot_names"] = np.frombuffer(names, np.uint8)
-    hdf5_checksum.write(store, arrays.items(), prefix)
+    checksums.write_arrays(store, arrays.items(), prefix)
 
 
 # ---- reading ----
@@ -180,11 +194,11 @@ def _sorted(store):
     tables: dict[str, set[str]] = {}
     ordinary = set()
     for key in store.keys():
-        found = _KEY.fullmatch(key)
-        if found is None:
+        of_table = _KEY.fullmatch(key)
+        if of_table is None:
             ordinary.add(key)
         else:
-            tables.setdefault(key.removesuffix(found[2]), set()).add(found[2])
+            tables.setdefault(key.removesuffix(of_table[2]), set()).add(of_table[2])
     prefixes = sorted(tables, key=table_names.order)
     stored = [Arrays(store, prefix, tables[prefix]) for prefix in prefixes]
     names = [table_names.name_of(prefix.removesuffix(".")) for prefix in prefixes]
@@ -209,11 +223,11 @@ class Arrays(Mapping):
 
 def _of_earlier():
     """The tables of a layer in a file of an earlier version, in which each has a layer."""
-    found: list[Any] = []
+    tables: list[Any] = []
     for first, others in _EARLIER if "get" in vars(_now) else ():
         rest = map(_now.get, map(others.format, itertools.count(1)))
-        found += filter(bool, [_now.get(first), *itertools.takewhile(bool, rest)])
-    return [("", arrays) for arrays in found]
+        tables += filter(bool, [_now.get(first), *itertools.takewhile(bool, rest)])
+    return [("", arrays) for arrays in tables]
 
 
 def _matched(layer, tables, stored):
@@ -221,8 +235,8 @@ def _matched(layer, tables, stored):
     expected = table_names.within(layer.name, [table.table_name for table in tables])
     received = [name for name, _ in stored]
     if any(expected) and not any(received):  # dumps know the whole names
-        folders = [_folder_of(arrays) if _BESIDE in arrays else None for _, arrays in stored]
-        received = [(folder and manifest.only_table(folder)) or "" for folder in folders]
+        beside = [folder_of(arrays) if _BESIDE in arrays else None for _, arrays in stored]
+        received = [(folder and manifest.only_table(folder)) or "" for folder in beside]
         received = table_names.within(layer.name, received, other_number=True)
     pairs, problem = table_names.matched(layer.name, expected, received, "The file")
     check(problem, bool(pairs))
@@ -237,22 +251,16 @@ def check(problem: str, some_match: bool) -> None:
         warnings.warn(table_names.PARTIAL.format(problem=problem), stacklevel=2)
 
 
-def _folder_of(stored):
-    return transaction.folder_read(stored[_BESIDE].tobytes().decode())
-
-
 def _prepared(table, stored, has_checksum):
     """The table's new content, which it takes when all of the file is read."""
     if _BESIDE in stored:
-        return HashTablePart(table).prepare(_folder_of(stored))
+        return HashTablePart(table).prepare(folder_of(stored))
     name = table.table_name
     missing = {*REQUIRED} - stored.keys()
     if missing:
-        raise ValueError(
-            f"The file must hold all of table '{name}'. Received: a file without its "
-            f"{sorted(missing)}"
-        )
-    hdf5_checksum.check(stored, f"table '{name}'", has_checksum)
+        received = f"a file without its {sorted(missing)}"
+        raise durable.wrong("The file", f"hold all of table '{name}'", received)
+    checksums.check_arrays(stored, f"table '{name}'", has_checksum)
     fields = {field: stored[field] for field in FIELDS if field in stored}
     keys, rows = fields["keys"], fields["rows"]
     if keys.ndim != 1 or rows.ndim != 2 or len(rows) != len(keys):

@@ -21,6 +21,7 @@ import tensorflow as tf
 from sok_like.saving.containers import dense_in_keras, keras_layers
 from sok_like.saving.format import manifest
 from sok_like.saving.parts import table_names
+from sok_like.saving.parts.checkpointable import RankLocalVariables
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _UNDER = "tables/"
@@ -37,37 +38,35 @@ def _named(layer):
 
 def children(own: Callable, self: Any, save_type: str = "checkpoint", **kwargs: Any) -> Any:
     """`Layer._trackable_children`."""
-    found = own(self, save_type, **kwargs)
+    children = own(self, save_type, **kwargs)
     if save_type != "checkpoint":
-        return found
-    if "_operations" in found and _has_tables(self):
+        return children
+    is_model = "_operations" in children
+    if is_model and (RankLocalVariables(self.variables).tables or dense_in_keras.holders_of(self)):
         # Of a Keras 3 model, TensorFlow numbers inputs and layers in one list, so one more feature
         # would change the number of each layer. This is how tf_keras numbers them.
         layers = [layer for layer in self.layers if layer.weights]
-        found = {**found, **{f"layer_with_weights-{n}": each for n, each in enumerate(layers)}}
+        numbered = {f"layer_with_weights-{n}": layer for n, layer in enumerate(layers)}
+        children = {**children, **numbered}
     named = _named(self)
     if not named:
-        return found
+        return children
     tables = {id(unwrap(table)) for table in named.values()}
-    others = {name: child for name, child in found.items() if not _are(child, tables)}
+    others = {name: child for name, child in children.items() if not _are(child, tables)}
     return {**others, **{_UNDER + name: table for name, table in named.items()}}
 
 
-def by_name(found: Mapping[str, Any]) -> dict[str, Any]:
+def by_name(children: Mapping[str, Any]) -> dict[str, Any]:
     """The tables among a layer's children that have a name."""
-    return {name: table for name, table in found.items() if name.startswith(_UNDER)}
-
-
-def _has_tables(model):
-    return any(map(is_embedding_variable, model.variables)) or dense_in_keras.holders_of(model)
+    return {name: child for name, child in children.items() if name.startswith(_UNDER)}
 
 
 def _are(child, tables):
     """Whether a child is one of the tables, or a container of nothing else."""
     if is_embedding_variable(child):
         return id(unwrap(child)) in tables
-    held = child._trackable_children() if isinstance(child, (list, dict, tuple)) else {}
-    return bool(held) and all(_are(each, tables) for each in held.values())
+    items = child._trackable_children() if isinstance(child, (list, dict, tuple)) else {}
+    return bool(items) and all(_are(item, tables) for item in items.values())
 
 
 def look_up(own: Callable, self: Any, name: str, cached_dependencies: Any = None) -> Any:
@@ -75,18 +74,18 @@ def look_up(own: Callable, self: Any, name: str, cached_dependencies: Any = None
     if name.startswith(_UNDER):
         (name,) = table_names.renamed(self.name, [name.removeprefix(_UNDER)])
         return _named(self).get(name)
-    found = own(self, name, cached_dependencies)
-    if found is not None or not cached_dependencies:
-        return found
+    child = own(self, name, cached_dependencies)
+    if child is not None or not cached_dependencies:
+        return child
     # The attribute, by which earlier versions stored a table.
-    found = own(self, name)
-    if not is_embedding_variable(found):
+    table = own(self, name)
+    if not is_embedding_variable(table):
         return None
     if not _NUMBERED.fullmatch(name):
-        return found
-    holder: Any = tf.__internal__.tracking.AutoTrackable()  # the layer of one table
-    holder._weight = found
-    return holder
+        return table
+    layer_of_one: Any = tf.__internal__.tracking.AutoTrackable()
+    layer_of_one._weight = table
+    return layer_of_one
 
 
 def check_place(key: str, folder: str, table: str) -> None:
@@ -107,8 +106,8 @@ def deferred(own: Callable, self: Any, name: str, trackable: Any) -> None:
     own(self, name, trackable)
     if isinstance(trackable, dict):
         trackable = list(trackable.values())
-    held = trackable if isinstance(trackable, (list, tuple)) else [trackable]
-    for table in filter(is_embedding_variable, held):
+    items = trackable if isinstance(trackable, (list, tuple)) else [trackable]
+    for table in filter(is_embedding_variable, items):
         (name,) = table_names.within(self.name, [unwrap(table).table_name])
         if name:
             own(self, _UNDER + name, table)
@@ -122,14 +121,14 @@ def check(objects: Sequence[Any], status: Any, path: str, problems: list[str]) -
     could be restored, and `problems` those of dense tables.
     """
     checkpoint, file = status._checkpoint, f"Checkpoint {path!r}"
-    known: dict[int, list[str]] = {}  # by object: the names of its children in the checkpoint
+    stored: dict[int, list[str]] = {}  # by object: the names of its children in the checkpoint
     for number, thing in checkpoint.object_by_proto_id.items():
         nodes = checkpoint.object_graph_proto.nodes[number].children
-        known.setdefault(id(unwrap(thing)), []).extend(child.local_name for child in nodes)
-    tables = [unwrap(each) for each in objects if is_embedding_variable(each)]
-    lost = {id(table): table.table_name for table in tables if id(table) not in known}
-    for layer in [each for each in objects if isinstance(each, tf.keras.layers.Layer)]:
-        named, names = _named(layer), known.get(id(layer), [])
+        stored.setdefault(id(unwrap(thing)), []).extend(child.local_name for child in nodes)
+    tables = RankLocalVariables(objects).tables
+    lost = {id(table): table.table_name for table in tables if id(table) not in stored}
+    for layer in [thing for thing in objects if isinstance(thing, tf.keras.layers.Layer)]:
+        named, names = _named(layer), stored.get(id(layer), [])
         received = [name.removeprefix(_UNDER) for name in names if name.startswith(_UNDER)]
         if named and not received:  # of an earlier version
             received = ["" for name in names if _NUMBERED.fullmatch(name)]
@@ -138,7 +137,7 @@ def check(objects: Sequence[Any], status: Any, path: str, problems: list[str]) -
             problems.append(table_names.matched(layer.name, [*named], received, file)[1])
     if lost:
         problems.append(f"{file} must hold the tables {[*lost.values()]}. Received: none of them")
-    problems = [table_names.PARTIAL.format(problem=each) for each in problems if each]
+    problems = [table_names.PARTIAL.format(problem=text) for text in problems if text]
     for problem in problems:
         warnings.warn(problem, stacklevel=4)
 

@@ -11,12 +11,17 @@ are made with the Saver.
 A Saver passes its path to no op, so `install.py` wraps its two methods. Savers without tables do
 what they did, with one exception: ranks raise if they would overwrite each other's rows of a
 variable of which each rank has rows of its own (`de_local`).
+
+A session that saves by time does so on all ranks at the same step: rank 0's clock decides. Asking
+rank 0 at each step would cost an exchange each. So its answer says at which step to ask next: after
+about a hundredth of the interval.
 """
 
 from __future__ import annotations
 
 import numbers
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,14 +29,15 @@ import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
+from sok_like.runtime.ranks.comm import Communicator
 from sok_like.saving import transaction
-from sok_like.saving.containers.shared_timer import SharedTimer
 from sok_like.saving.parts import hash_tables, table_names
 from sok_like.saving.parts.checkpointable import RankLocalVariables, StagedCall
 from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _SAVE, _RESTORE = "tf.compat.v1.train.Saver.save", "tf.compat.v1.train.Saver.restore"
+_LOOKS = 100  # exchanges per interval of a session that saves by time
 
 
 class TableInGraph:
@@ -86,37 +92,30 @@ class _SessionPart(HashTablePart):
 
 def in_graph(variable: Any) -> TableInGraph:
     """The ops of a table in its graph; they are made once."""
-    found = getattr(variable, "_table_in_graph", None)
-    if found is None:
-        found = variable._table_in_graph = TableInGraph(variable)
-    return found
+    if not hasattr(variable, "_table_in_graph"):
+        variable._table_in_graph = TableInGraph(variable)
+    return variable._table_in_graph
 
 
-def _listed(own_saver):
-    """The variables that a Saver was made for."""
+def _kinds_of(own_saver):
+    """What a Saver was made for; its tables are in the same order on all ranks."""
     listed = own_saver._var_list
-    return list(listed.values()) if isinstance(listed, dict) else tf.nest.flatten(listed or [])
+    listed = listed.values() if isinstance(listed, dict) else tf.nest.flatten(listed or [])
+    kinds = RankLocalVariables(listed)
+    kinds.tables.sort(key=lambda table: table._shared_name)
+    return kinds
 
 
-def _tables_of(own_saver):
-    """A Saver's tables, in the same order on all ranks."""
-    known = filter(is_embedding_variable, _listed(own_saver))
-    found = {id(unwrap(each)): unwrap(each) for each in known}
-    return sorted(found.values(), key=lambda table: table._shared_name)
-
-
-def _check_own_rows(own_saver, path, tables):
+def _check_own_rows(local, path, tables):
     """Raises NotImplementedError if ranks would write their own rows of a variable to one file."""
-    local = RankLocalVariables(_listed(own_saver)).own
     if not local or comm.current().world_size == 1:
         return
-    told = agreed(lambda: {"path": os.path.abspath(path)}, comm.current(), _SAVE)
-    paths = {each["path"] for each in told}
-    if tables or len(paths) < len(told):
+    paths = agreed(lambda: os.path.abspath(path), comm.current(), _SAVE)
+    if tables or len(set(paths)) < len(paths):
         raise NotImplementedError(
             "Ranks must not overwrite each other's rows of a variable: give the "
             "tf.compat.v1.train.Saver a separate path on each rank and no hash table, or leave the "
-            f"variable out (`var_list=`). Received: {os.fspath(path)!r} on {len(told)} ranks, "
+            f"variable out (`var_list=`). Received: {os.fspath(path)!r} on {len(paths)} ranks, "
             f"variable {local[0].name!r}"
         )
 
@@ -131,8 +130,9 @@ def save(
     **kwargs: Any,
 ) -> Any:
     """`tf.compat.v1.train.Saver.save`: writes tables beside the file."""
-    tables = [] if tf.executing_eagerly() else _tables_of(self)
-    _check_own_rows(self, save_path, tables)
+    kinds = _kinds_of(self)
+    tables = [] if tf.executing_eagerly() else kinds.tables
+    _check_own_rows(kinds.own, save_path, tables)
     if not tables:
         return own(self, sess, save_path, global_step, *args, **kwargs)
     if global_step is not None and not isinstance(global_step, numbers.Integral):
@@ -149,13 +149,13 @@ def save(
         own(self, sess, save_path, global_step, *args, **kwargs)
 
     parts = [_SessionPart(table, sess) for table in tables]
-    transaction.save(_SAVE, path, parts, common)
+    transaction.SavingBeside(_SAVE, path, parts, common).run()
     return path
 
 
 def restore(own: Callable, self: Any, sess: Any, save_path: Any) -> Any:
     """`tf.compat.v1.train.Saver.restore`: reads tables from beside the file."""
-    tables = [] if tf.executing_eagerly() or save_path is None else _tables_of(self)
+    tables = [] if tf.executing_eagerly() or save_path is None else _kinds_of(self).tables
     if not tables:
         return own(self, sess, save_path)
     if table_names.renames():
@@ -164,12 +164,17 @@ def restore(own: Callable, self: Any, sess: Any, save_path: Any) -> Any:
             f"table}}), to rename tables. Received: sok.renamed_tables({table_names.renames()})"
         )
     path, known = os.fspath(save_path), {table._shared_name: table for table in tables}
+    keys = {name: in_graph(table).key for name, table in known.items()}
+    if isinstance(self._var_list, dict):
+        of_tables = [pair for pair in self._var_list.items() if is_embedding_variable(pair[1])]
+        keys |= {unwrap(variable)._shared_name: key for key, variable in of_tables}
 
     def read():
-        for name, reference in _references(self, path, tables).items():
-            folder = transaction.folder_read(reference)
-            transaction.prepare(_SessionPart(known[name], sess).prepare(folder))
         reader = tf.train.load_checkpoint(path)
+        for name, key in keys.items():
+            if reader.has_tensor(key):  # else the Saver itself raises
+                folder = transaction.folder_read(reader.get_tensor(key).decode())
+                transaction.prepare(_SessionPart(known[name], sess).prepare(folder))
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)  # compares its checksum
         # TensorFlow reads and assigns the ordinary variables by one op.
@@ -178,21 +183,48 @@ def restore(own: Callable, self: Any, sess: Any, save_path: Any) -> Any:
     return transaction.load(_RESTORE, path, read, compared=f"{path}.index")
 
 
-def _references(own_saver, path, tables):
-    """The names of dumps that the file at `path` has, by table."""
-    listed = own_saver._var_list
-    named = listed if isinstance(listed, dict) else {}
-    keys = {table._shared_name: in_graph(table).key for table in tables}
-    keys |= {
-        unwrap(each)._shared_name: key for key, each in named.items() if is_embedding_variable(each)
-    }
-    reader = tf.train.load_checkpoint(path)
-    # For tables that the file lacks, the Saver itself raises.
-    return {
-        name: reader.get_tensor(key).decode()
-        for name, key in keys.items()
-        if reader.has_tensor(key)
-    }
+# ---- saving by time ----
+
+
+class SharedTimer:
+    """Decides at which steps all ranks save, as a `CheckpointSaverHook` or another caller."""
+
+    def __init__(
+        self, every_secs: float, communicator: Communicator, call: str = "CheckpointSaverHook"
+    ):
+        self._every_secs, self._communicator, self._call = every_secs, communicator, call
+        self._saved = self._looked = time.monotonic()
+        self._looked_at: int | None = None
+        self._next = 0
+
+    def after_run(self, hook: Any, run_context: Any, run_values: Any) -> None:
+        """Replaces the hook's `after_run`: all ranks save if it is time, or none does."""
+        # The step was read while the training op ran: it may be the one before that op or after it.
+        if run_values.results + hook._steps_per_run < self._next:
+            return
+        step = int(run_context.session.run(hook._global_step_tensor))
+        if step >= self._next and step != hook._timer.last_triggered_step() and self.is_due(step):
+            hook._timer.update_last_triggered_step(step)
+            if hook._save(run_context.session, step):
+                run_context.request_stop()
+
+    def is_due(self, step: int) -> bool:
+        """Whether the interval is over, by the clock of rank 0; all ranks ask at the same steps."""
+        if step < self._next:
+            return False
+        answers = agreed(lambda: self._answer(step), self._communicator, self._call)
+        due, self._next = answers[0]
+        return due
+
+    def _answer(self, step):
+        now = time.monotonic()
+        steps = 1 if self._looked_at is None else max(1, step - self._looked_at)
+        pace = max(1e-9, (now - self._looked) / steps)
+        self._looked, self._looked_at = now, step
+        due = now >= self._saved + self._every_secs
+        if due:
+            self._saved = now
+        return [due, step + max(1, round(self._every_secs / _LOOKS / pace))]
 
 
 def begin(own: Callable, self: Any) -> None:

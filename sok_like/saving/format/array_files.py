@@ -45,10 +45,13 @@ _LOCAL, _ENTRY = struct.Struct("<4s5H3L2HHH2Q"), struct.Struct("<4s2B5H3L5H2LHH3
 _END = struct.Struct("<4sQ2H2L4Q4sLQL4s4H2LH")
 
 
+Shapes = Mapping[str, tuple[tuple[int, ...], Any]]  # shape and dtype of each array, by name
+
+
 class Layout:
     """The places of arrays in a file: `begins` says where the elements of each begin."""
 
-    def __init__(self, arrays: Mapping[str, tuple[tuple[int, ...], Any]]):
+    def __init__(self, arrays: Shapes):
         self.begins: dict[str, int] = {}
         self._members: list[tuple[bytes, int, int, int]] = []  # name, header, data, end
         self._npy: dict[str, bytes] = {}
@@ -145,14 +148,11 @@ class ArrayFile:
 
 @contextlib.contextmanager
 def written(
-    folder: str,
-    name: str,
-    arrays: Mapping[str, tuple[tuple[int, ...], Any]],
-    progress: str | None = None,
+    folder: str, name: str, arrays: Shapes, progress: str | None = None
 ) -> Iterator[ArrayFile]:
     """A file whose arrays are written within the block; then it gets its name, on the disk.
 
-    `arrays` has shapes and dtypes. `progress` is the call whose progress rank 0 shows.
+    `progress` is the call whose progress rank 0 shows.
     """
     durable.make_folder(folder)
     layout = Layout(arrays)
@@ -167,9 +167,8 @@ def written(
 # ---- a folder of them ----
 
 
-def file_of(folder: str, rank: int, world_size: int) -> str:
-    """The path of one rank's file."""
-    return durable.join(folder, f"{rank}-of-{world_size}.npz")
+def _name_of(rank, world_size):
+    return f"{rank}-of-{world_size}.npz"
 
 
 class Unread(NamedTuple):
@@ -183,7 +182,7 @@ class Unread(NamedTuple):
 def write(folder: str, rank: int, world_size: int, arrays: Mapping[str, Unread]) -> dict[str, Any]:
     """Writes one rank's file; returns its entry in the list."""
     shapes = {name: array[:2] for name, array in arrays.items()}
-    with written(folder, f"{rank}-of-{world_size}.npz", shapes) as file:
+    with written(folder, _name_of(rank, world_size), shapes) as file:
         for name, array in arrays.items():
             file.put(name, np.asarray(array.read()))
     return file.entry
@@ -213,23 +212,25 @@ class Folder:
         if listed:
             self._read_list(durable.join(folder, _LIST))
         for rank in range(world_size):
-            if not durable.exists(file_of(folder, rank, world_size)):
+            if not durable.exists(self._path_of(rank)):
                 raise FileNotFoundError(
                     f"A file that rank {rank} has written must lie beside the file that is read. "
-                    f"Received: no file {file_of(folder, rank, world_size)}"
+                    f"Received: no file {self._path_of(rank)}"
                 )
+
+    def _path_of(self, rank):
+        return durable.join(self._folder, _name_of(rank, self.world_size))
 
     def _read_list(self, path):
         try:
-            found = json.loads(durable.read(path))
-            self.identity, self._entries = found.pop("sha256"), found["files"]
-            names = [each["file"] for each in self._entries]
-            ranks = range(self.world_size)
-            known = [f"{rank}-of-{self.world_size}.npz" for rank in ranks]
-            if self.identity != _checksum(found) or names != known:
+            listed = json.loads(durable.read(path))
+            self.identity, self._entries = listed.pop("sha256"), listed["files"]
+            names = [entry["file"] for entry in self._entries]
+            required = [_name_of(rank, self.world_size) for rank in range(self.world_size)]
+            if self.identity != _checksum(listed) or names != required:
                 raise ValueError(f"files {names!r:.200} of another save, or another SHA-256")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path} must be a list of files. Received: {error}") from error
+            raise durable.wrong(path, "be a list of files", error) from error
 
     def check(self, ranks: Iterable[int]) -> None:
         """Raises ValueError unless the files of these ranks have the checksum in the list."""
@@ -243,10 +244,10 @@ class Folder:
 
         Damaged bytes, and any error within the scope, raise ValueError, which names the file.
         """
-        path = file_of(self._folder, rank, self.world_size)
+        path = self._path_of(rank)
         try:
             with durable.open_to_read(path) as file, np.load(file, allow_pickle=False) as archive:
                 yield archive
         except Exception as error:  # zipfile and NumPy raise undocumented errors for damaged bytes
-            text = f"{type(error).__name__}: {error}"
-            raise ValueError(f"{path} must be a whole file of arrays. Received: {text}") from error
+            received = f"{type(error).__name__}: {error}"
+            raise durable.wrong(path, "be a whole file of arrays", received) from error

@@ -6,6 +6,11 @@
 CRC-32 runs at 10 GB/s and zip files have it anyway, so one pass serves the manifest and NumPy. It
 finds every change of at most 32 neighbouring bits or of three single bits of a block, and misses
 one of 4 billion others. A damaged block changes the SHA-256 of the list.
+
+HDF5 checks nothing: a flipped bit of a file of Keras would load as another row. So arrays of ours
+in such a file have one checksum, of their names, dtypes, shapes and bytes:
+
+    vars/keys  vars/rows  ...  vars/sha256
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from sok_like.runtime.native import libraries
 from sok_like.saving.format import durable
 from sok_like.saving.format.progress import Progress
 
+OF_ARRAYS = "sha256"  # the name of the checksum among arrays of ours in a file of Keras
 BLOCK = 2**20  # bytes
 _CHUNK = 4 * BLOCK  # read at a time: it stays in the cache until it is hashed
 _THREADS = 4
@@ -32,7 +38,7 @@ class RunningChecksum:
     """The CRC-32 of a file that is written in pieces, in any order and by several threads."""
 
     def __init__(self):
-        self._found: dict[int, tuple[int, int]] = {}  # by position: the end, and the CRC-32
+        self._blocks: dict[int, tuple[int, int]] = {}  # by position: the end, and the CRC-32
 
     def add(self, at: int, data: memoryview) -> None:
         """Notes the bytes from position `at` on."""
@@ -40,14 +46,14 @@ class RunningChecksum:
         begin, end = at, at + data.nbytes
         for crc in core.crc32_of_blocks(data, first, BLOCK).tolist() if end > begin else ():
             after = min(end, begin // BLOCK * BLOCK + BLOCK)
-            self._found[begin] = after, crc
+            self._blocks[begin] = after, crc
             begin = after
 
     def crc(self, begin: int, end: int) -> int:
         """The CRC-32 of bytes that were noted; a piece began at `begin`."""
         core, crc = libraries.core(), 0
         while begin < end:
-            after, more = self._found[begin]
+            after, more = self._blocks[begin]
             crc, begin = core.crc32_of_two(crc, more, after - begin), after
         return crc
 
@@ -59,19 +65,19 @@ class RunningChecksum:
 
 def of_file(path: str, progress: Progress | None = None) -> str:
     """The checksum of a file, read by several threads."""
-    size, mine = durable.size(path), threading.local()
+    size, of_thread = durable.size(path), threading.local()
 
     def read(begin):
-        if not hasattr(mine, "buffer"):
-            mine.buffer = memoryview(bytearray(min(_CHUNK, size)))
-        data = mine.buffer[: min(_CHUNK, size - begin)]
+        if not hasattr(of_thread, "buffer"):
+            of_thread.buffer = memoryview(bytearray(min(_CHUNK, size)))
+        data = of_thread.buffer[: min(_CHUNK, size - begin)]
         durable.read_into(path, begin, data)
         return libraries.core().crc32_of_blocks(data, BLOCK, BLOCK).tolist(), len(data)
 
     crcs: list[int] = []
     with concurrent.futures.ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
-        for found, num_bytes in threads.map(read, range(0, size, _CHUNK)):
-            crcs += found
+        for crcs_of_chunk, num_bytes in threads.map(read, range(0, size, _CHUNK)):
+            crcs += crcs_of_chunk
             if progress is not None:
                 progress.add(num_bytes)
     return _of_blocks(crcs)
@@ -79,38 +85,70 @@ def of_file(path: str, progress: Progress | None = None) -> str:
 
 def of_entry(path: str, entry: Mapping[str, Any], progress: Progress | None = None) -> dict:
     """A manifest's entry for a file, with the checksum of the bytes that are there now."""
-    if "sha256" in entry:
-        return {**entry, "sha256": _sha256_of_file(path, progress)}
-    return {**entry, "checksum": of_file(path, progress)}
+    if "sha256" not in entry:
+        return {**entry, "checksum": of_file(path, progress)}
+    digest = hashlib.sha256()  # of a file that version 0.1 wrote
+    for data in durable.chunks(path):
+        digest.update(data)
+        if progress is not None:
+            progress.add(len(data))
+    return {**entry, "sha256": digest.hexdigest()}
 
 
 def check_bytes(folder: str, entry: dict[str, Any], rank: int) -> None:
     """Raises ValueError unless a file, read from the folder, is what its rank wrote."""
-    found = of_entry(durable.join(folder, entry["file"]), entry)
-    check_same(folder, found, entry, rank)
+    check_same(folder, of_entry(durable.join(folder, entry["file"]), entry), entry, rank)
 
 
-def check_same(folder: str, found: dict[str, Any], entry: dict[str, Any], rank: int) -> None:
-    """The same for bytes that were read before; `found` is the entry with their checksum."""
-    if found != entry:
-        raise ValueError(
-            f"{durable.join(folder, entry['file'])} must have the bytes that rank {rank} has "
-            "written. Received: bytes with a different checksum; the folder does not yet show "
-            "them, or has lost them"
+def check_same(folder: str, received: dict[str, Any], entry: dict[str, Any], rank: int) -> None:
+    """The same for bytes that were read before; `received` is the entry with their checksum."""
+    if received != entry:
+        raise durable.wrong(
+            durable.join(folder, entry["file"]),
+            f"have the bytes that rank {rank} has written",
+            "bytes with a different checksum; the folder does not yet show them, or has lost them",
         )
-
-
-def _sha256_of_file(path: str, progress: Progress | None) -> str:
-    """The checksum of a file that version 0.1 wrote."""
-    digest = hashlib.sha256()
-    size = durable.size(path)
-    for begin in range(0, size, _CHUNK):
-        data = durable.read(path, begin, min(_CHUNK, size - begin))
-        digest.update(data)
-        if progress is not None:
-            progress.add(len(data))
-    return digest.hexdigest()
 
 
 def _of_blocks(crcs: Iterable[int]) -> str:
     return hashlib.sha256(np.fromiter(crcs, "<u4").tobytes()).hexdigest()
+
+
+# ---- arrays in a file of Keras ----
+
+
+def write_arrays(store: Any, arrays: Iterable[tuple[str, np.ndarray]], prefix: str = "") -> None:
+    """Writes arrays and their checksum into a store of Keras; names get the prefix."""
+    digests = {}
+    for name, array in arrays:
+        store[prefix + name] = array
+        digests[name] = _digest(array)
+    store[prefix + OF_ARRAYS] = np.frombuffer(_together(digests), np.uint8)
+
+
+def check_arrays(store: Any, what: str, required: bool) -> None:
+    """Reads all arrays, and raises ValueError if they do not have their checksum.
+
+    Version 0.1 wrote none. Unless it is `required`, arrays without one are as they are.
+    """
+    if OF_ARRAYS not in store.keys():
+        if required:
+            raise durable.wrong("The file", f"hold the checksum of {what}", "none")
+        return
+    digests = {name: _digest(store[name]) for name in store.keys() if name != OF_ARRAYS}
+    if np.asarray(store[OF_ARRAYS]).tobytes() != _together(digests):
+        received = "bytes with a different SHA-256; the file is damaged"
+        raise durable.wrong("The file", f"hold {what} as it was written", received)
+
+
+def _digest(array):
+    array = np.asarray(array, order="C")
+    digest = hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode())
+    if array.size:
+        digest.update(array.reshape(-1).view(np.uint8))
+    return digest.hexdigest()
+
+
+def _together(digests):
+    lines = (f"{name} {digest}\n" for name, digest in sorted(digests.items()))
+    return hashlib.sha256("".join(lines).encode()).digest()

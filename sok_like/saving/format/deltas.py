@@ -3,7 +3,12 @@
     base | delta 1 | delta 2         each written by any number of ranks
 
 For every key, the last dump that mentions it counts: it holds the key's row, or says that the key
-is erased. A delta that is `whole` replaces all keys of the rank that wrote it.
+is erased. A delta that is `whole` replaces all keys of the rank that wrote it. Keys are read range
+by range, so memory does not grow with the dumps:
+
+    base, rank 0    2 4 6 | 8 10 12 | 14        all keys between two bars are read together
+    base, rank 1    1 3 5 | 7 9     | 13
+    delta, rank 0   4     | 8       |
 
 Some optimizers move rows outside of the batch (dense Adam, momentum, weight decay). Then a row that
 no later delta holds has moved as well. The deltas log the steps, and the row goes through them
@@ -23,11 +28,10 @@ from typing import Any
 import numpy as np
 
 from sok_like.runtime.native import libraries
-from sok_like.saving.format import durable, merged_keys
+from sok_like.saving.format import durable
 from sok_like.saving.format.manifest import Dump
 from sok_like.saving.format.progress import Progress
-from sok_like.saving.format.shard_file import CHUNK_BYTES
-from sok_like.saving.format.shard_reader import ShardSource
+from sok_like.saving.format.shard_file import CHUNK_BYTES, ShardSource
 from sok_like.table.content import TableShard, unread
 from sok_like.table.keys import owners
 
@@ -69,19 +73,22 @@ class MergedDump:
                 most = _FREE_RUNS + 4 * num_keys, _FREE_CATCH_UPS + num_keys
                 received = len(counts), int((counts == 0).sum())
                 if received[0] > most[0] or received[1] > most[1]:
-                    raise ValueError(
-                        f"{source.name} must log at most {most[0]} runs of steps, {most[1]} of "
-                        f"them of no step, for {num_keys} keys. Received: {received[0]} and "
-                        f"{received[1]}"
+                    required = (
+                        f"log at most {most[0]} runs of steps, {most[1]} of them of no step, for "
+                        f"{num_keys} keys"
                     )
+                    raise durable.wrong(source.name, required, "{} and {}".format(*received))
 
     def parts(self) -> Iterator[TableShard]:
         """Keys with their data; each key is in one part."""
         yield from map(self._part, itertools.chain.from_iterable(self._ranges()))
 
     def _part(self, position):
-        number, source, _, begin, end, kept = position
-        shard = _selected(source.part(begin, end), kept)
+        number, source, _, begin, end, counts = position
+        shard = source.part(begin, end)
+        if not counts.all():
+            by_key = {name: array[counts] for name, array in shard.by_key().items()}
+            shard = dataclasses.replace(shard, **by_key)
         if self._owing:
             _bring_up(shard, number, self._logs, self._dim)
         if self.rest.records is None:
@@ -93,20 +100,21 @@ class MergedDump:
 
         Only for a dump with deltas, whose keys ascend in each file.
         """
+
+        def read(_):
+            for positions in self._ranges():
+                shards = [self._part(position).by_key() for position in positions]
+                if shards:
+                    names = shards[0]
+                    arrays = {n: np.concatenate([shard[n] for shard in shards]) for n in names}
+                    order = np.argsort(arrays["keys"].view(np.uint64))
+                    yield {name: array[order] for name, array in arrays.items()}
+
         arrays: dict[str, Any] = {
             name: unread((self.num_keys, *array.shape[1:]), array.dtype)
             for name, array in self.rest.by_key().items()
         }
-        return dataclasses.replace(self.rest, **arrays, read=self._sorted_parts)
-
-    def _sorted_parts(self, _):
-        for positions in self._ranges():
-            shards = [self._part(position) for position in positions]
-            if not shards:
-                continue
-            order = np.argsort(np.concatenate([each.keys for each in shards]).view(np.uint64))
-            arrays = [each.by_key() for each in shards]
-            yield {name: np.concatenate([a[name] for a in arrays])[order] for name in arrays[0]}
+        return dataclasses.replace(self.rest, **arrays, read=read)
 
     def _count(self):
         """Counts the keys, and finds out which slot variables and records they have."""
@@ -116,10 +124,8 @@ class MergedDump:
             slots = source.slot_names, source.slot_widths
             first = first or slots
             if slots != first:
-                raise ValueError(
-                    "All shards of a dump must have the same slot variables. Received: "
-                    f"{source.slot_names} and {first[0]}"
-                )
+                required, received = "have the same slot variables", f"{slots[0]} and {first[0]}"
+                raise durable.wrong("All shards of a dump", required, received)
             has_records &= rest.records is not None
         rest, last = self.rest, max(self._dumps[-1], key=lambda source: source.num_keys)
         # Without a key of its own a rank has what the others have: it writes such a file, too.
@@ -142,12 +148,16 @@ class MergedDump:
             for number, sources in enumerate(self._dumps)
             for source, rest in zip(sources, self._rests[number], strict=True)
         ]
-        erased = [self._erased(rests) for rests in self._rests]
-        for bound, runs in merged_keys.ranges([source for _, source, _ in numbered]):
+        erased = []  # by dump: this rank's keys that it marks as erased, sorted
+        for rests in self._rests:
+            lists = [rest.erased for rest in rests if rest.erased is not None]
+            keys = np.concatenate([np.zeros([0], np.int64), *lists])
+            erased.append(np.unique(keys[self._is_mine(keys)].view(np.uint64)))
+        for bound, runs in _key_ranges([source for _, source, _ in numbered]):
             parts: list[list[Any]] = [[] for _ in self._dumps]
             while runs:
-                each, begin, keys = runs.pop()
-                number, source, rest = numbered[each]
+                which, begin, keys = runs.pop()
+                number, source, rest = numbered[which]
                 parts[number].append((source, rest, begin, keys))
             gone = []
             for number, keys in enumerate(erased):
@@ -167,12 +177,6 @@ class MergedDump:
                 if kept.any():
                     yield 0, source, rest, begin, end, kept
 
-    def _erased(self, rests):
-        """This rank's keys that a delta marks as erased, sorted."""
-        found = [rest.erased for rest in rests if rest.erased is not None]
-        keys = np.concatenate([np.zeros([0], np.int64), *found])
-        return np.unique(keys[self._is_mine(keys)].view(np.uint64))
-
     def _counting(self, parts, erased):
         """The keys of one range, by dump, that no later dump mentions."""
         later = np.zeros([0], np.uint64)  # keys of this rank that a later dump mentions
@@ -184,7 +188,10 @@ class MergedDump:
                 source, rest, begin, keys = parts[number].pop()
                 kept = self._is_mine(keys)
                 mentioned.append(keys[kept].view(np.uint64))
-                kept &= _unmentioned(keys, later)
+                if len(later) and len(keys):
+                    sorted_keys = np.ascontiguousarray(keys).view(np.uint64)
+                    at = np.minimum(np.searchsorted(sorted_keys, later), len(keys) - 1)
+                    kept[at[sorted_keys[at] == later]] = False
                 for world_size, ranks in replaced:
                     kept &= ~np.isin(owners(keys, world_size), ranks)
                 if kept.any():
@@ -209,14 +216,14 @@ class MergedDump:
             filters = [last[self._rank]]
         waiting = [rest.waiting[self._is_mine(rest.waiting[:, 0])] for rest in last]
         counters = [rest.counters for rest in filters if len(rest.counters)]
-        if len({len(c) for c in counters}) > 1:
-            raise ValueError(
-                "All shards of a dump must have filters of the same size. Received: "
-                f"{sorted({len(c) for c in counters})} counters"
-            )
-        nothing = np.zeros([0], np.int64)
+        sizes = {len(each) for each in counters}
+        if len(sizes) > 1:
+            required, received = "have filters of the same size", f"{sorted(sizes)} counters"
+            raise durable.wrong("All shards of a dump", required, received)
+        nothing: Any = np.zeros([0], np.int64)
+        rows: Any = np.zeros([0, self._dim], np.float32)
         return TableShard(
-            *(nothing, np.zeros([0, self._dim], np.float32), np.zeros([0, 0], np.float32), [], []),
+            *(nothing, rows, rows[:, :0], [], []),
             waiting=np.concatenate(waiting),
             counters=functools.reduce(np.maximum, counters) if counters else nothing,
             step=max(rest.step for rest in last),
@@ -228,34 +235,12 @@ class MergedDump:
 def content_of(
     dump: Dump, rank: int, world_size: int, dim: int, progress: str | None = None
 ) -> MergedDump:
-    """The part of a dump and its deltas that `rank` of `world_size` owns; checks all files first.
-
-    `progress` is the call whose progress rank 0 shows.
-    """
+    """What `rank` of `world_size` owns; checks all files first. `progress` names the call shown."""
     dumps = [dump, *dump.deltas]
     size = sum(durable.size(file) for each in dumps for file in each.files)
     with contextlib.closing(Progress(progress, size)) as shown:
         sources = [[each.open(n, dim, shown) for n in range(len(each.files))] for each in dumps]
     return MergedDump(sources, rank, world_size, dim)
-
-
-def _unmentioned(keys, later):
-    kept, keys = np.ones(len(keys), bool), np.ascontiguousarray(keys).view(np.uint64)
-    if not len(later) or not len(keys):
-        return kept
-    at = np.minimum(np.searchsorted(keys, later), len(keys) - 1)
-    kept[at[keys[at] == later]] = False
-    return kept
-
-
-def _selected(shard, kept):
-    if kept.all():
-        return shard
-    records = None if shard.records is None else shard.records[kept]
-    slots = shard.slot_rows[kept], shard.slot_names, shard.slot_widths
-    return TableShard(
-        np.ascontiguousarray(shard.keys[kept]), shard.rows[kept], *slots, records=records
-    )
 
 
 def _log_of(shard):
@@ -266,29 +251,37 @@ def _log_of(shard):
         return "sgd", {}, shard.steps
     named = _OPTIMIZER.fullmatch(shard.optimizer)
     if named is None:
-        raise ValueError(f"A delta must name its optimizer. Received: {shard.optimizer!r:.200}")
-    pairs = (pair.split("=") for pair in named.group(2).split(", "))
-    return named.group(1), {name: _number(text) for name, text in pairs}, shard.steps
+        raise durable.wrong("A delta", "name its optimizer", f"{shard.optimizer!r:.200}")
 
+    def value_of(text) -> Any:
+        if text in ("true", "false"):
+            return text == "true"
+        return int(text) if text.isdigit() else float(text)
 
-def _number(text) -> Any:
-    if text in ("true", "false"):
-        return text == "true"
-    return int(text) if text.isdigit() else float(text)
+    pairs = (pair.split("=") for pair in named[2].split(", "))
+    return named[1], {name: value_of(text) for name, text in pairs}, shard.steps
 
 
 def _bring_up(shard, number, logs, dim):
     """Takes the rows of dump number `number` through the steps of all later deltas."""
-    different = [[_same_as(shards, log) for log in shards] for shards in logs]
-    for mine in _by_path(shard.keys, different):
-        key = shard.keys[mine][:1]
-        segments = [shards[first[owners(key, len(shards))[0]]]
-                    for shards, first in zip(logs, different, strict=True)]  # fmt: skip
+
+    def first_alike(shards, log):
+        """The first rank that has logged the same steps."""
+        same = (o[:2] == log[:2] and np.array_equal(o[2], log[2]) for o in shards)
+        return next(rank for rank, is_same in enumerate(same) if is_same)
+
+    different = [[first_alike(shards, log) for log in shards] for shards in logs]
+    for alike in _by_path(shard.keys, different):
+        key = shard.keys[alike][:1]
+        segments = [shards[owners(key, len(shards))[0]] for shards in logs]
+        # A whole delta has replaced all rows before it: they may be of an earlier optimizer, which
+        # had slot variables that these rows lack.
+        last = max((n for n, log in enumerate(segments) if log[0] == _WHOLE[0]), default=-1)
+        segments[: last + 1] = [("sgd", {}, np.zeros([1, 3]))] * (last + 1)
         slots = shard.slot_names, shard.slot_widths
-        steps = libraries.core().ReplayedSteps(dim, *slots, _since_whole(segments))
-        rows, slot_rows = shard.rows[mine], shard.slot_rows[mine]
-        steps.bring_up(number, rows, slot_rows)
-        shard.rows[mine], shard.slot_rows[mine] = rows, slot_rows
+        rows, slot_rows = shard.rows[alike], shard.slot_rows[alike]
+        libraries.core().ReplayedSteps(dim, *slots, segments).bring_up(number, rows, slot_rows)
+        shard.rows[alike], shard.slot_rows[alike] = rows, slot_rows
 
 
 def _by_path(keys, different):
@@ -305,23 +298,61 @@ def _by_path(keys, different):
             yield slice(begin, begin + _ROWS_AT_ONCE)
         return
     for path in np.unique(paths):
-        mine = np.flatnonzero(paths == path)
-        for begin in range(0, len(mine), _ROWS_AT_ONCE):
-            yield mine[begin : begin + _ROWS_AT_ONCE]
+        alike = np.flatnonzero(paths == path)
+        for begin in range(0, len(alike), _ROWS_AT_ONCE):
+            yield alike[begin : begin + _ROWS_AT_ONCE]
 
 
-def _since_whole(segments):
-    """The logs without those that no row owes: a whole delta has replaced all rows before it."""
-    # An earlier optimizer may have had slot variables that these rows lack.
-    last = max((n for n, log in enumerate(segments) if log[0] == _WHOLE[0]), default=-1)
-    nothing_owed = "sgd", {}, np.zeros([1, 3])
-    return [nothing_owed] * (last + 1) + segments[last + 1 :]
+# ---- keys of several sources, range by range ----
 
 
-def _same_as(shards, log):
-    """The first rank that has logged the same steps."""
-    return next(
-        rank
-        for rank, other in enumerate(shards)
-        if other[:2] == log[:2] and np.array_equal(other[2], log[2])
-    )
+def _key_ranges(sources: Sequence[ShardSource]) -> Iterator[tuple[np.uint64, list[Any]]]:
+    """Ranges of keys in ascending order, by uint64 value; the keys of each source ascend.
+
+    Yields the last key that belongs to a range, and of each source that has keys in it: its number,
+    the position of the first key, and the keys.
+    """
+    total = sum(source.num_keys * source.key_bytes for source in sources)
+    # A range has about two chunks with what belongs to its keys; a merge holds several copies.
+    # In proportion to their sizes, so that all sources end at about the same time.
+    share = min(1.0, 2 * CHUNK_BYTES / max(1, total))
+    readers = [_KeyReader(source, share) for source in sources]
+    last = np.uint64(2**64 - 1)
+    while True:
+        for reader in readers:
+            reader.fill()
+        bound = min((reader.keys[-1] for reader in readers if reader.has_more), default=last)
+        runs = ((n, *reader.take(bound)) for n, reader in enumerate(readers))
+        yield bound, [run for run in runs if len(run[2])]
+        if bound == last:
+            return
+
+
+class _KeyReader:
+    """A source's keys that were read and not yet taken."""
+
+    def __init__(self, source, share):
+        self._source, self._step = source, max(1, int(source.num_keys * share))
+        self._begin = self._end = 0
+        self.keys = np.zeros([0], np.uint64)
+
+    @property
+    def has_more(self):
+        return self._end < self._source.num_keys
+
+    def fill(self):
+        if len(self.keys) or not self.has_more:
+            return
+        end = min(self._end + self._step, self._source.num_keys)
+        # Includes the key before them, which must be smaller.
+        first = max(0, self._begin - 1)
+        keys = self._source.keys(first, end).view(np.uint64)
+        if not (keys[1:] > keys[:-1]).all():
+            raise ValueError(f"{self._source.name} must have keys that ascend")
+        self.keys, self._end = keys[self._begin - first :], end
+
+    def take(self, bound):
+        count = int(np.searchsorted(self.keys, bound, side="right"))
+        begin, taken = self._begin, self.keys[:count]
+        self._begin, self.keys = begin + count, self.keys[count:].copy()  # frees the others
+        return begin, taken.view(np.int64)

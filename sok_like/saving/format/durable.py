@@ -35,16 +35,14 @@ Path = str | os.PathLike
 def local(path: Path) -> str | None:
     """The path as `os` takes it; None if `tf.io.gfile` must handle it."""
     path = os.fspath(path)
-    found = _SCHEME.match(path)
-    if found is None:
+    scheme = _SCHEME.match(path)
+    if scheme is None:
         return path
-    if not found[2]:
-        raise ValueError(
-            "A path with a scheme must be a str with '://', which pathlib.Path shortens to ':/'. "
-            f"Received: {path!r}"
-        )
+    if not scheme[2]:
+        required = "be a str with '://', which pathlib.Path shortens to ':/'"
+        raise wrong("A path with a scheme", required, repr(path))
     # As TensorFlow does: what stands between the second and the third slash is a host.
-    return re.sub("^file://[^/]*", "", path) if found[1] == "file" else None
+    return re.sub("^file://[^/]*", "", path) if scheme[1] == "file" else None
 
 
 def join(folder: Path, *names: str) -> str:
@@ -77,8 +75,8 @@ def names(folder: Path) -> list[str]:
     # TensorFlow's `listdir` calls a folder missing, too, if it has no file system for the scheme.
     if not exists(folder) or not is_folder(folder):
         return []
-    found = _by(folder, os.listdir, lambda gfile, at: gfile.listdir(at))
-    return sorted(name.rstrip("/") for name in found)  # object stores mark folders by "/"
+    listed = _by(folder, os.listdir, lambda gfile, at: gfile.listdir(at))
+    return sorted(name.rstrip("/") for name in listed)  # object stores mark folders by "/"
 
 
 def files_below(folder: Path) -> Iterator[str]:
@@ -132,8 +130,16 @@ def rename(aside: Path, path: Path) -> None:
         lambda at: os.replace(local(aside) or aside, at),
         lambda gfile, at: gfile.rename(os.fspath(aside), at, overwrite=True),
     )
+
+    def sync(at):
+        opened = os.open(at, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
     # So that the new name survives a power failure.
-    _by(os.path.dirname(os.fspath(path)) or ".", _sync, lambda gfile, at: None)
+    _by(os.path.dirname(os.fspath(path)) or ".", sync, lambda gfile, at: None)
 
 
 def rename_all(pairs: Sequence[tuple[Path, Path]]) -> None:
@@ -156,7 +162,13 @@ def rename_all(pairs: Sequence[tuple[Path, Path]]) -> None:
 
 def open_to_read(path: Path) -> Any:
     """A binary file to read and to seek in, without a buffer."""
-    return _by(path, lambda at: open(at, "rb", buffering=0), _opened)
+
+    def opened(gfile, at):
+        file = gfile.GFile(at, "rb")
+        file.seek(0)  # else it is opened, and found missing, at the first read
+        return file
+
+    return _by(path, lambda at: open(at, "rb", buffering=0), opened)
 
 
 def read_into(path: Path, at: int, buffer: Any) -> None:
@@ -186,6 +198,13 @@ def read(path: Path, at: int = 0, num_bytes: int | None = None) -> bytes:
     return bytes(data)
 
 
+def chunks(path: Path) -> Iterator[bytes]:
+    """All bytes of a file, some MiB at a time."""
+    num_bytes = size(path)
+    for at in range(0, num_bytes, _CHUNK):
+        yield read(path, at, min(_CHUNK, num_bytes - at))
+
+
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[Any]:
     """A local binary file without a buffer, which replaces the one at `path` when the block ends.
@@ -205,7 +224,11 @@ def written(path: Path) -> Iterator[Any]:
             else:
                 with tempfile.TemporaryFile(buffering=0) as file:
                     yield file
-                    _upload(file, _gfile(), there)
+                    file.seek(0)
+                    with _gfile().GFile(there, "wb") as target:
+                        target.write(b"")  # else an empty file would not be made
+                        while data := file.read(_CHUNK):
+                            target.write(data)
         rename(there, path)
     except BaseException:
         with contextlib.suppress(OSError, ValueError):
@@ -230,9 +253,19 @@ if _sync_file_range is not None:
 def write(path: Path, data: bytes) -> None:
     """Writes a whole small file, as `written` does."""
     with written(path) as file:
-        left = memoryview(data)
-        while left:
-            left = left[file.write(left) :]
+        write_all(file, data)
+
+
+def write_all(file: Any, data: Any) -> None:
+    """Writes bytes or an array into a file without a buffer, which may take less at a time."""
+    left = memoryview(data).cast("B") if len(data) else memoryview(b"")
+    while left:
+        left = left[file.write(left) :]
+
+
+def wrong(path: Path, required: str, received: Any) -> ValueError:
+    """The error for a file: what it must be or hold, and what it is."""
+    return ValueError(f"{os.fspath(path)} must {required}. Received: {received}")
 
 
 @contextlib.contextmanager
@@ -243,28 +276,6 @@ def explaining(table: str, path: Path | None = None) -> Iterator[None]:
     except OSError as error:
         text = f"{error.strerror} (dump of table '{table}')"
         raise OSError(error.errno, text, error.filename or path) from error
-
-
-def _opened(gfile, at):
-    file = gfile.GFile(at, "rb")
-    file.seek(0)  # else it is opened, and found missing, at the first read
-    return file
-
-
-def _upload(file, gfile, at):
-    file.seek(0)
-    with gfile.GFile(at, "wb") as target:
-        target.write(b"")  # else an empty file would not be made
-        while data := file.read(_CHUNK):
-            target.write(data)
-
-
-def _sync(at):
-    opened = os.open(at, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _by(path: Path, on_disk: Callable[[str], Any], elsewhere: Callable[[Any, str], Any]) -> Any:

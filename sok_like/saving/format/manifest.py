@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from sok_like.saving.format import durable
 from sok_like.saving.format.progress import Progress
-from sok_like.saving.format.shard_reader import ShardFile
+from sok_like.saving.format.shard_file import ShardFile
 
 FORMAT = "sok_like table"
 VERSION = 4
@@ -97,10 +97,8 @@ def check_seen(folder: str, entries: Sequence[dict[str, Any]]) -> None:
                 "is missing"
             )
         if durable.size(path) != entry["bytes"]:
-            raise ValueError(
-                f"{path} must have the {entry['bytes']} bytes that rank {rank} has written. "
-                f"Received: {durable.size(path)}"
-            )
+            required = f"have the {entry['bytes']} bytes that rank {rank} has written"
+            raise durable.wrong(path, required, durable.size(path))
 
 
 def write_manifest(
@@ -112,18 +110,11 @@ def write_manifest(
 ) -> None:
     """Makes a complete set of shards the table's dump, and removes the previous dump.
 
-    `deltas` are those after the base, each with the fields `dump`, `since` (the dump before it),
-    `step` and `shards`; None if no delta can follow. After an OSError the previous dump is still
-    there, unless the manifest was in its place already.
+    `deltas` are those after the base, as `_DELTA_FIELDS`; None if no delta can follow. After an
+    OSError the previous dump is still there, unless the manifest was in its place already.
     """
-    manifest = {
-        "format": FORMAT,
-        "version": VERSION,
-        **head._asdict(),
-        "shards": list(entries),
-        "step": step,
-        "deltas": None if deltas is None else list(deltas),
-    }
+    manifest = {"format": FORMAT, "version": VERSION, **head._asdict(), "shards": list(entries)}
+    manifest |= {"step": step, "deltas": None if deltas is None else list(deltas)}
     manifest["sha256"] = _checksum(manifest)
     data = (json.dumps(manifest, indent=1) + "\n").encode()
     listed = [entries, *(delta["shards"] for delta in deltas or ())]
@@ -160,8 +151,8 @@ def _checksum(manifest):
 
 def only_table(folder: str) -> str | None:
     """The table of a folder with one dump; None if it has several, or none."""
-    found = manifests(folder)
-    return _load(folder, found[0])["table"] if len(found) == 1 else None
+    names = manifests(folder)
+    return _load(folder, names[0])["table"] if len(names) == 1 else None
 
 
 def manifests(folder: str) -> list[str]:
@@ -173,18 +164,16 @@ def read_manifest(folder: str, table: str, dim: int | None) -> Dump:
     """Reads the manifest of a table's dump; `dim` None: rows may have any width."""
     path = _path_of(folder, table)
     if not durable.exists(path):
-        known = [name.removesuffix(".json") for name in manifests(folder)]
-        shards = has_shards(folder, table)
+        tables = [name.removesuffix(".json") for name in manifests(folder)]
         lost = ", and shards of the table without their manifest; copy the manifest, too"
         raise FileNotFoundError(
             f"A dump of table '{table}' is required at {path}. Received: a folder with dumps of "
-            f"{known or 'no table'}{lost if shards else ''}"
+            f"{tables or 'no table'}{lost if has_shards(folder, table) else ''}"
         )
     manifest = _load(folder, f"{file_stem(table)}.json", len(table))
     if manifest["table"] != table:
-        raise ValueError(
-            f"{path} must be the manifest of table '{table}'. Received: {manifest['table']!r:.80}"
-        )
+        received = f"{manifest['table']!r:.80}"
+        raise durable.wrong(path, f"be the manifest of table '{table}'", received)
     if manifest["dim"] != dim and dim is not None:
         raise ValueError(
             f"Table '{table}' has rows of {dim} floats. Received: a dump with rows of "
@@ -197,10 +186,8 @@ def read_manifest(folder: str, table: str, dim: int | None) -> Dump:
     for delta in manifest.get("deltas") or ():
         before = dump.deltas[-1] if dump.deltas else dump
         if delta["since"] != before.name:
-            raise ValueError(
-                f"{path} must list the deltas of one dump in order. Received: a delta that follows "
-                f"{delta['since']!r:.80} after {before.name!r:.80}"
-            )
+            received = f"a delta that follows {delta['since']!r:.80} after {before.name!r:.80}"
+            raise durable.wrong(path, "list the deltas of one dump in order", received)
         dump.deltas.append(_dump_of(folder, table, delta, identity))
     return dump
 
@@ -221,13 +208,13 @@ def chain_to(base: Dump, wanted: str | int, argument: str, table: str) -> list[D
 
 def read_all(folder: str) -> dict[str, Dump]:
     """The dumps in a folder, by table."""
-    found = {}
+    dumps = {}
     for name in manifests(folder):
         stem = name.removesuffix(".json")
         if any(each.startswith(f"{stem}.") and each != name for each in durable.names(folder)):
             table = _load(folder, name)["table"]
-            found[table] = read_manifest(folder, table, None)
-    return found
+            dumps[table] = read_manifest(folder, table, None)
+    return dumps
 
 
 def _dump_of(folder, table, fields, identity):
@@ -236,7 +223,13 @@ def _dump_of(folder, table, fields, identity):
     names = [shard["file"] if isinstance(shard, dict) else shard for shard in listed]
     entries = [shard if isinstance(shard, dict) else None for shard in listed]
     path = _path_of(folder, table)
-    _check_complete(path, table, names)
+    pattern = re.escape(file_stem(table)) + r"\.(\w+)\.0-of-(\d{1,9})\.npz"
+    first = re.fullmatch(pattern, names[0] if names else "")
+    world_size = int(first[2]) if first else 0
+    ranks = range(min(world_size, len(names) + 1))  # the manifest may name any number
+    if first is None or names != [shard_name(table, first[1], r, world_size) for r in ranks]:
+        required = "list one shard file per rank of one dump"
+        raise durable.wrong(path, required, f"{names!r:.300}")
     files = [durable.join(folder, name) for name in names]
     for file in files:
         if not durable.exists(file):
@@ -253,32 +246,30 @@ def has_shards(folder: str, table: str) -> bool:
 def _load(folder, name, name_length=_MAX_NAME):
     """Reads a manifest and checks the fields of its version."""
     path = durable.join(folder, name)
+
+    def without_repeats(pairs):
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
+            raise ValueError(f"a duplicate field among {[name for name, _ in pairs]!r:.200}")
+        return fields
+
     try:
         num_bytes, num_files = durable.size(path), len(durable.names(folder))
         if num_bytes > _REST + _PER_CHARACTER * name_length + _PER_FILE * num_files:
             raise ValueError(f"{num_bytes} bytes in a folder of {num_files} files")
-        manifest = json.loads(durable.read(path), object_pairs_hook=_without_repeats)
+        manifest = json.loads(durable.read(path), object_pairs_hook=without_repeats)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} must be a manifest in JSON. Received: {error}") from error
+        raise durable.wrong(path, "be a manifest in JSON", error) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ValueError(f"{path} must be the manifest of a '{FORMAT}' dump")
     version = manifest.get("version")
     if type(version) is not int or not 1 <= version <= VERSION:
-        raise ValueError(
-            f"{path} must be of version {VERSION} or earlier. "
-            f"Received: version {version!r:.80}; it needs a later sok_like"
-        )
+        received = f"version {version!r:.80}; it needs a later sok_like"
+        raise durable.wrong(path, f"be of version {VERSION} or earlier", received)
     problem = _problem(manifest, version)
     if problem:
-        raise ValueError(f"{path} must be a whole manifest. Received: {problem}")
+        raise durable.wrong(path, "be a whole manifest", problem)
     return manifest
-
-
-def _without_repeats(pairs):
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError(f"a duplicate field among {[name for name, _ in pairs]!r:.200}")
-    return fields
 
 
 def _problem(manifest, version):
@@ -302,31 +293,16 @@ def _problem(manifest, version):
             if version == 1 and not isinstance(shard, str):
                 return f"a shard {shard!r:.80}"
             # A chain that version 0.1 has begun may go on in version 4.
-            known = [_OLD_SHARD_FIELDS, _SHARD_FIELDS][: 2 if version > 3 else 1]
-            if version > 1 and not any(_has_fields(shard, fields) for fields in known):
+            legal = [_OLD_SHARD_FIELDS, _SHARD_FIELDS][: 2 if version > 3 else 1]
+            if version > 1 and not any(_has_fields(shard, fields) for fields in legal):
                 return f"a shard {shard!r:.200}"
     return ""
 
 
-def _has_fields(found, fields):
-    return (
-        isinstance(found, dict)
-        and found.keys() == fields.keys()
-        and all(type(found[field]) is kind for field, kind in fields.items())
-    )
-
-
-def _check_complete(path, table, names):
-    """Raises ValueError unless the names are those of one dump's shards, in order."""
-    pattern = re.escape(file_stem(table)) + r"\.(\w+)\.0-of-(\d{1,9})\.npz"
-    first = re.fullmatch(pattern, names[0] if names else "")
-    world_size = min(int(first.group(2)), len(names) + 1) if first else 0
-    if first is None or names != [
-        shard_name(table, first.group(1), rank, int(first.group(2))) for rank in range(world_size)
-    ]:
-        raise ValueError(
-            f"{path} must list one shard file per rank of one dump. Received: {names!r:.300}"
-        )
+def _has_fields(value, fields):
+    if not isinstance(value, dict) or value.keys() != fields.keys():
+        return False
+    return all(type(value[field]) is kind for field, kind in fields.items())
 
 
 def file_stem(table: str) -> str:

@@ -15,7 +15,9 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sok_like.saving.parts import dump_checks
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.initialize import local_size
+from sok_like.saving.format import checksums, manifest
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 
@@ -71,8 +73,18 @@ class CheckpointPart:
         vars(self)["write"] = lambda: entry
 
     def see(self, entries: Sequence[Any]) -> None:
-        """Raises unless the folder shows what all ranks have written; `entries` are by rank."""
-        dump_checks.see_shards(self.folder, entries)
+        """Raises unless the folder shows what all ranks have written; `entries` are by rank.
+
+        Rank 0 looks for all files. Every file is read back by one rank that did not write it, on
+        another host if there are several: each rank reads about as much as it wrote.
+        """
+        if entries[0] is None:  # there was nothing to write
+            return
+        if comm.current().rank == 0:
+            manifest.check_seen(self.folder, entries)
+        if comm.current().world_size > 1:
+            writer = rank_to_read_back()
+            checksums.check_bytes(self.folder, entries[writer], writer)
 
     def finish(self, entries: Sequence[Any]) -> None:
         """Lists the files, which all ranks have seen, in the folder. Only rank 0 calls it."""
@@ -83,6 +95,12 @@ class CheckpointPart:
 
     def remove(self) -> None:
         """Removes this rank's file, unless it is part of a complete save."""
+
+
+def rank_to_read_back() -> int:
+    """The rank whose files this rank reads back."""
+    rank, world_size = comm.current().rank, comm.current().world_size
+    return (rank + (local_size() % world_size or 1)) % world_size
 
 
 class RankLocalVariables:

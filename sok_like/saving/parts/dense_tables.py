@@ -1,11 +1,13 @@
-"""Dense tables that are spread over ranks: written by slices, read by any number of ranks.
+"""What ranks hold of their own besides hash tables: slices of dense tables, other variables.
 
     model.ckpt                                the rest, and the name of each holder
     model.ckpt.tables/dense.3f2a/0-of-2.npz   the slices of rank 0, a block of rows at a time
+    model.ckpt.tables/ranks.3f2a/1-of-2.npz   variables of rank 1, by their keys in the checkpoint
 
 A holder, such as a layer of `dist_model_parallel`, says which rows and columns of which whole
 tables lie on this rank, and the same for the optimizer's slot variables. On one rank the whole
-tables are inside the file. A reader takes its own slices out of the blocks of all files.
+tables are inside the file. A reader takes its own slices out of the blocks of all files, on any
+number of ranks. Other variables are read by the number of ranks that wrote them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
-from sok_like.saving.format import array_files
+from sok_like.saving.format import array_files, durable
 from sok_like.saving.format.array_files import Folder
 from sok_like.saving.parts import optimizer_variables, table_names
 from sok_like.saving.parts.checkpointable import CheckpointPart, StagedContent
@@ -75,7 +77,45 @@ def wholes_of(holder: Holder) -> Iterator[tuple[str, Any]]:
         yield part.key, value
 
 
-class DenseTablesPart(CheckpointPart):
+class _ArraysPart(CheckpointPart):
+    """A part whose arrays each rank writes into a file of arrays."""
+
+    def _arrays(self) -> Iterator[tuple[str, array_files.Unread]]:
+        """This rank's arrays, by name."""
+        raise NotImplementedError
+
+    def write(self) -> dict[str, Any]:
+        here = comm.current()
+        return array_files.write(self.folder, here.rank, here.world_size, dict(self._arrays()))
+
+    def finish(self, entries: Sequence[dict[str, Any]]) -> None:
+        array_files.finish(self.folder, entries)
+
+
+class RankVariables(_ArraysPart):
+    """Variables of which each rank has its own values: `values` yields their keys and values."""
+
+    name = "ranks"
+
+    def __init__(self, values: Callable[[], Iterable[tuple[str, Any]]]):
+        self._values = values
+
+    def _arrays(self):
+        for key, tensor in self._values():
+            value = tf.convert_to_tensor(tensor)
+            dtype = value.dtype.as_numpy_dtype
+            yield key, array_files.Unread(tuple(value.shape), dtype, value.numpy)
+
+
+def read_rank_variables(folder: str, world_size: int, listed: bool) -> dict[str, np.ndarray]:
+    """The values of this rank, by key."""
+    files, rank = Folder(folder, world_size, listed), comm.current().rank
+    files.check([rank])
+    with files.open(rank) as archive:
+        return {key: archive[key] for key in archive.files}
+
+
+class DenseTablesPart(_ArraysPart):
     """The dense tables of some holders, as a part; both directions within `of_root`.
 
     Holders are in the same order on all ranks, and `ids` are what files call them.
@@ -84,12 +124,7 @@ class DenseTablesPart(CheckpointPart):
     def __init__(self, name: str, holders: Sequence[Holder], ids: Sequence[str]):
         self.name, self._holders, self._ids = name, list(holders), list(ids)
 
-    def write(self) -> dict[str, Any]:
-        """Writes this rank's slices."""
-        here = comm.current()
-        return array_files.write(self.folder, here.rank, here.world_size, dict(self._blocks()))
-
-    def _blocks(self):
+    def _arrays(self):
         for holder_id, holder in zip(self._ids, self._holders, strict=True):
             for part in parts_of(holder):
                 for place in part.blocks() if part.written else ():
@@ -99,10 +134,6 @@ class DenseTablesPart(CheckpointPart):
                     dtype = np.float32 if dtype == tf.bfloat16.as_numpy_dtype else dtype
                     read = functools.partial(_read, part.held, place, dtype)
                     yield ",".join(map(str, name)), array_files.Unread(place.shape, dtype, read)
-
-    def finish(self, entries: Sequence[dict[str, Any]]) -> None:
-        """Lists the files of all ranks."""
-        array_files.finish(self.folder, entries)
 
 
 def _read(held, place, dtype):
@@ -114,10 +145,10 @@ def _read(held, place, dtype):
 
 def match(holder: Holder, tables: Sequence[str], file: str) -> tuple[dict[str, str], str]:
     """The holder's key of each table, by that in a file; and what one side lacks, or ""."""
-    mine, there = list(holder.shapes()), sorted(tables, key=table_names.order)
-    expected, received = ([*map(table_names.name_of, keys)] for keys in (mine, there))
+    of_holder, of_file = list(holder.shapes()), sorted(tables, key=table_names.order)
+    expected, received = ([*map(table_names.name_of, keys)] for keys in (of_holder, of_file))
     pairs, problem = table_names.matched(holder.name, expected, received, file)
-    return {there[place]: mine[i] for i, place in pairs}, problem
+    return {of_file[place]: of_holder[i] for i, place in pairs}, problem
 
 
 class _Block(NamedTuple):
@@ -136,19 +167,17 @@ class SliceInFile(NamedTuple):
     read: Callable[[], np.ndarray]
 
 
+# By holder's id and part's key: the shape of a whole table, and its blocks.
+_Stored = dict[tuple[str, str], tuple[tuple[int, int], list[_Block]]]
+# Yields the blocks that it is given, each with its value.
+_ReadBlocks = Callable[[Iterable[_Block]], Iterator[tuple[_Block, np.ndarray]]]
+
+
 class StoredTables:
-    """The dense tables of one save: by holder's id and part's key a shape, and its blocks.
+    """The dense tables of one save."""
 
-    `arrays` yields the blocks that it is given, each with its value.
-    """
-
-    def __init__(
-        self,
-        found: Mapping[tuple[str, str], tuple[tuple[int, int], list[_Block]]],
-        arrays: Callable[[Iterable[_Block]], Iterator[tuple[_Block, np.ndarray]]],
-        identity: str = "",
-    ):
-        self._found, self._arrays, self.identity = found, arrays, identity
+    def __init__(self, stored: _Stored, arrays: _ReadBlocks, identity: str = ""):
+        self._stored, self._arrays, self.identity = stored, arrays, identity
 
     @classmethod
     def of_folder(cls, path: str, world_size: int, listed: bool) -> StoredTables:
@@ -159,13 +188,13 @@ class StoredTables:
         """
         folder, communicator = Folder(path, world_size, listed), comm.current()
         folder.check(range(communicator.rank, world_size, communicator.world_size))
-        found: dict[tuple[str, str], tuple[tuple[int, int], list[_Block]]] = {}
+        stored: _Stored = {}
         for rank in range(world_size):
             with folder.open(rank) as archive:
                 for name in archive.files:
                     holder, key, *numbers = name.split(",")
                     num_rows, num_columns, *bounds = map(int, numbers)
-                    blocks = found.setdefault((holder, key), ((num_rows, num_columns), []))[1]
+                    blocks = stored.setdefault((holder, key), ((num_rows, num_columns), []))[1]
                     place = TableSlice(tuple(bounds[::2]), tuple(bounds[1::2]))
                     blocks.append(_Block(place, name, rank))
 
@@ -177,14 +206,14 @@ class StoredTables:
                         if block.rank == rank:
                             yield block, archive[block.name]
 
-        return cls(found, arrays, folder.identity)
+        return cls(stored, arrays, folder.identity)
 
     @classmethod
     def of_slices(cls, slices: Mapping[tuple[str, str], SliceInFile]) -> StoredTables:
         """Of slices inside a file, by holder's id and part's key."""
-        found = {
-            (holder, key): (each.shape, [_Block(each.place, f"{holder},{key}", 0)])
-            for (holder, key), each in slices.items()
+        stored = {
+            name: (in_file.shape, [_Block(in_file.place, ",".join(name), 0)])
+            for name, in_file in slices.items()
         }
 
         def arrays(blocks):
@@ -192,56 +221,52 @@ class StoredTables:
                 holder, key = block.name.split(",", 1)
                 yield block, slices[holder, key].read()
 
-        return cls(found, arrays)
+        return cls(stored, arrays)
 
     def tables(self, read_as: str) -> list[str]:
         """The keys of a holder's tables; `read_as` is its id in the save."""
-        return [key for name, key in self._found if name == read_as and "." not in key]
+        return [key for name, key in self._stored if name == read_as and "." not in key]
 
     def renumbered(self, read_as: str, keys: Mapping[str, str]) -> StoredTables:
         """The same with new keys of a holder's tables; those without one are left out."""
-        found = {}
-        for (name, key), value in self._found.items():
+        stored = {}
+        for (name, key), value in self._stored.items():
             table, dot, slot = key.partition(".")
             if name != read_as or table in keys:
-                found[name, f"{keys[table]}{dot}{slot}" if name == read_as else key] = value
-        return StoredTables(found, self._arrays, self.identity)
+                stored[name, f"{keys[table]}{dot}{slot}" if name == read_as else key] = value
+        return StoredTables(stored, self._arrays, self.identity)
 
     def slot_names(self, read_as: str) -> set[str]:
         """The names of the holder's slot variables in the save."""
-        keys = [key for name, key in self._found if name == read_as]
-        return {key.partition(".")[2] for key in keys if "." in key}
+        names = {key.partition(".")[2] for name, key in self._stored if name == read_as}
+        return names - {""}
 
     def check_tables(self, holder: Holder, read_as: str, parts: Sequence[DenseSlice]) -> None:
         """Raises ValueError unless a holder's tables have their shapes, and its parts all rows."""
-        expected = holder.shapes()
         for key in sorted(self.tables(read_as)):  # checks all tables, so that ranks agree
-            received = tuple(self._found[read_as, key][0])
-            if received != expected[key]:
-                raise ValueError(
-                    f"A checkpoint must have the tables of layer '{holder.name}' in their shapes. "
-                    f"Received: '{key}' of shape {received} for a table of shape {expected[key]}"
-                )
+            shape, expected = tuple(self._stored[read_as, key][0]), holder.shapes()[key]
+            if shape != expected:
+                required = f"have the tables of layer '{holder.name}' in their shapes"
+                received = f"'{key}' of shape {shape} for a table of shape {expected}"
+                raise durable.wrong("A checkpoint", required, received)
         self._check_parts(holder, read_as, [part for part in parts if "." not in part.key])
 
     def check_slots(self, holder: Holder, read_as: str, parts: Sequence[DenseSlice]) -> None:
         """Raises ValueError if the save has slot variables, but not all of those of the parts."""
         slots = [part for part in parts if "." in part.key]
         slots = [part for part in slots if part.key.partition(".")[0] in self.tables(read_as)]
-        missing = sorted({part.key for part in slots if (read_as, part.key) not in self._found})
+        missing = sorted({part.key for part in slots if (read_as, part.key) not in self._stored})
         names = self.slot_names(read_as)
         if missing and names:
-            raise ValueError(
-                f"A checkpoint must have the optimizer's slot variables of layer '{holder.name}'. "
-                f"Received: one without {missing}"
-            )
+            required = f"have the optimizer's slot variables of layer '{holder.name}'"
+            raise durable.wrong("A checkpoint", required, f"one without {missing}")
         self._check_parts(holder, read_as, slots if names else ())
 
     def _check_parts(self, holder, read_as, parts):
         for part in parts:
-            if (read_as, part.key) not in self._found:  # of a table that the file lacks
+            if (read_as, part.key) not in self._stored:  # of a table that the file lacks
                 continue
-            place, (_, blocks) = part.held.place, self._found[read_as, part.key]
+            place, (_, blocks) = part.held.place, self._stored[read_as, part.key]
             if sum(block.place.common(place).size for block in blocks) != place.size:
                 raise ValueError(f"Rows of '{part.key}' of layer '{holder.name}' are missing.")
 
@@ -250,10 +275,9 @@ class StoredTables:
         values = []
         wanted: dict[_Block, list[Any]] = {}  # by block: what takes elements of it
         for part in parts:
-            _, blocks = self._found.get((read_as, part.key), (None, None))
-            if blocks is None:
+            if (read_as, part.key) not in self._stored:
                 continue
-            place, variable, _ = part.held
+            blocks, (place, variable, _) = self._stored[read_as, part.key][1], part.held
             value = np.empty(place.shape, variable.dtype.as_numpy_dtype)
             values.append((part, value))
             for block in blocks:

@@ -16,11 +16,23 @@ import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import text_of
-from sok_like.saving.format import deltas, durable, manifest, shard_file, sok1_files
-from sok_like.saving.parts import dump_checks, resized
+from sok_like.saving.format import deltas, durable, manifest, shard_file
+from sok_like.saving.parts import sok_files, table_names
 from sok_like.saving.parts.checkpointable import CheckpointPart, StagedContent
 from sok_like.table import table_reader
 from sok_like.table.content import TableContent, TableShard, nothing
+from sok_like.table.variable import as_embedding_variable
+
+
+def checked(variable: Any) -> Any:
+    """The EmbeddingVariable; raises for anything else, and for one that only `sok2.dump` takes."""
+    variable = as_embedding_variable(variable, "embedding_variable")
+    if variable.home is not None and comm.current().world_size > 1:
+        raise ValueError(
+            "`embedding_variable` must have its keys on rank key % world_size. Received: table "
+            f"'{variable.table_name}', all on rank {variable.home}; use sok_like.sok2.dump"
+        )
+    return variable
 
 
 class HashTablePart(CheckpointPart):
@@ -62,7 +74,7 @@ class HashTablePart(CheckpointPart):
         return manifest.shard_name(self.name, self.dump_id(), rank, comm.current().world_size)
 
     def begin(self) -> Any:
-        dump_checks.checked(self.table)
+        checked(self.table)
 
     def write(self) -> Any:
         number = self.registered
@@ -72,12 +84,11 @@ class HashTablePart(CheckpointPart):
             return self._write_shard(shard)
 
     def _write_shard(self, shard):
-        name, what = self.file(comm.current().rank), f"dump of table '{self.name}'"
+        name, call = self.file(comm.current().rank), f"dump of table '{self.name}'"
         with durable.explaining(self.name):
-            return shard_file.write_shard(self.folder, name, shard, what)
+            return shard_file.write_shard(self.folder, name, shard, call)
 
     def finish(self, entries: Sequence[Any]) -> None:
-        """Writes the manifest."""
         self._write_manifest(self.dump_id(), entries, self.step, self.following)
 
     def _write_manifest(self, dump_id, entries, step, following):
@@ -95,19 +106,19 @@ class HashTablePart(CheckpointPart):
         name = manifest.only_table(folder) or self.name
         registered = self._register(evict=False)
         try:
-            found = stage_dump(self.table, folder, registered, name)
+            dump = stage_dump(self.table, folder, registered, name)
         except MemoryError as error:
             raise tf.errors.ResourceExhaustedError(None, None, str(error)) from error
-        return self._prepared(found.identity, found.staged_id, **NOTHING)
+        return self._prepared(dump.identity, dump.staged_id, **NOTHING)
 
     def prepare_content(self, **content: Any) -> StagedContent:
         """The same for content that was inside a file: the arguments of `load_snapshot`."""
         _check_keys(np.asarray(content["keys"]), self.table)
         width = np.shape(content["rows"])[1]
         if width != self.table.dim:
-            chosen = resized.choice(self.table, width, "a file")
+            chosen = table_names.width_choice(self.table, width, "a file")
             fields = nothing(width) if chosen == "anew" else TableContent(**content)
-            content = resized.fit(fields, self.table.dim).fields()
+            content = table_names.fit(fields, self.table.dim).fields()
         _say_if_counts_begin(self.table, content.get("records"), len(content["keys"]))
         return self._prepared("", 0, **content)
 
@@ -155,10 +166,10 @@ def stage_dump(
     dumped. `rows_only` leaves out slot rows and the optimizer's step.
     """
 
-    def checked(shard):
+    def fitting(shard):
         _check_keys(shard.keys, variable)
         if resize:
-            return resized.fit(shard, variable.dim)
+            return table_names.fit(shard, variable.dim)
         if rows_only:
             shard.slot_rows, shard.slot_names, shard.slot_widths = shard.slot_rows[:, :0], [], []
             shard.optimizer_step = 0
@@ -171,12 +182,12 @@ def stage_dump(
     ranks = comm.current().rank, comm.current().world_size
     what = f"restore of table '{variable.table_name}'"
     dim = dump.dim or variable.dim  # SOK 1.x stored none
-    resize = resized.choice(variable, dim, f"a dump in {folder}")
+    resize = table_names.width_choice(variable, dim, f"a dump in {folder}")
     content = deltas.content_of(dump, *ranks, dim, what)
     if resize == "anew":
         staged_id = table_reader.stage_parts(registered, TableShard(**NOTHING), 0, ())
     else:
-        rest, parts = checked(content.rest), map(checked, content.parts())
+        rest, parts = fitting(content.rest), map(fitting, content.parts())
         _say_if_counts_begin(variable, rest.records, content.num_keys)
         staged_id = table_reader.stage_parts(registered, rest, content.num_keys, parts)
     # Deltas may follow unless state was left out, or the next dump has another name.
@@ -192,10 +203,10 @@ def _dump_of(variable, folder, name):
         # Files for SOK 1.x beside a dump, or a part of one, belong to it and have no slot rows.
         if manifest.manifests(folder) or manifest.has_shards(folder, name):
             raise
-        old = sok1_files.find(folder, name, variable.key_dtype.as_numpy_dtype)
-        if old is None:
+        of_sok1 = sok_files.find_dump(folder, name, variable.key_dtype.as_numpy_dtype)
+        if of_sok1 is None:
             raise
-        return old
+        return of_sok1
 
 
 def _say_if_counts_begin(table, records, num_keys):
@@ -216,9 +227,9 @@ def _check_keys(keys, variable):
     dtype = variable.key_dtype.as_numpy_dtype
     if np.dtype(dtype).itemsize == 8:
         return
-    known = keys.astype(dtype).astype(np.int64) == keys
-    if not known.all():
+    fit = keys.astype(dtype).astype(np.int64) == keys
+    if not fit.all():
         raise ValueError(
             f"Table '{variable.table_name}' has keys of {variable.key_dtype.name}. Received: a "
-            f"dump with key {int(keys[~known][0])}"
+            f"dump with key {int(keys[~fit][0])}"
         )

@@ -30,12 +30,9 @@ def register(holder: Any) -> None:
 
 def unreached(objects: Sequence[Any], variables: Sequence[Any]) -> list[str]:
     """Names of holders that own one of the variables but are not among the objects."""
-    reached, known = {id(each) for each in objects}, {id(each) for each in variables}
-    return [
-        holder.name
-        for holder in list(_holders)
-        if id(holder) not in reached and known & {id(v) for v in holder.own_variables()}
-    ]
+    reached, ids = set(map(id, objects)), set(map(id, variables))
+    lost = [holder for holder in list(_holders) if id(holder) not in reached]
+    return [holder.name for holder in lost if ids & set(map(id, holder.own_variables()))]
 
 
 # ---- an optimizer as TensorFlow and Keras see it ----
@@ -43,18 +40,18 @@ def unreached(objects: Sequence[Any], variables: Sequence[Any]) -> list[str]:
 
 def children(own: Callable, self: Any, save_type: str = "checkpoint", **kwargs: Any) -> Any:
     """`_trackable_children` of Keras' optimizers."""
-    found = own(self, save_type, **kwargs)
+    children = own(self, save_type, **kwargs)
     hidden = save_type == "checkpoint" and _hidden(self)
     if not hidden:
-        return found
-    kept = vars(self).setdefault("_sok_lists", {})
-    lists: dict[str, Any] = {name: c for name, c in found.items() if isinstance(c, list)}
-    for name, tracked in lists.items():  # TensorFlow's wrapper of a list
-        items = tracked._trackable_children()
+        return children
+    lists = vars(self).setdefault("_sok_lists", {})
+    tracked: dict[str, Any] = {n: c for n, c in children.items() if isinstance(c, list)}
+    for name, wrapper in tracked.items():  # TensorFlow's, of a list
+        items = wrapper._trackable_children()
         if items:
-            kept.setdefault(name, _Others()).fill(items, hidden)
-            found[name] = kept[name]
-    return found
+            children[name] = lists.setdefault(name, _Others())
+            children[name].fill(items, hidden)
+    return children
 
 
 def save(own: Callable, self: Any, store: Any) -> None:
@@ -70,25 +67,25 @@ def load(own: Callable, self: Any, store: Any) -> None:
     """`load_own_variables` of Keras' optimizers."""
     if not _hidden(self):
         return own(self, store)
-    found = ordinary(self)
-    if len(store.keys()) != len(found):  # as Keras does
+    variables = ordinary(self)
+    if len(store.keys()) != len(variables):  # as Keras does
         warnings.warn(
             f"The state of optimizer '{self.name}' is not loaded: the optimizer has "
-            f"{len(found)} variables, the file {len(store.keys())}",
+            f"{len(variables)} variables, the file {len(store.keys())}",
             stacklevel=2,
         )
         return None
-    for number, variable in enumerate(found):
+    for number, variable in enumerate(variables):
         variable.assign(np.array(store[str(number)]))
     return None
 
 
 def ordinary(optimizer: Any) -> list[Any]:
     """The variables of an optimizer that no holder stores."""
-    hidden, known = _hidden(optimizer), getattr(optimizer, "variables", ())
+    hidden, variables = _hidden(optimizer), getattr(optimizer, "variables", ())
     # A method: of an optimizer that Keras' files do not hold. tf_keras' list is callable, too.
-    known = known if isinstance(known, (list, tuple)) else ()
-    return [each for each in known if id(each) not in hidden]
+    variables = variables if isinstance(variables, (list, tuple)) else ()
+    return [variable for variable in variables if id(variable) not in hidden]
 
 
 def _hidden(optimizer):
@@ -114,7 +111,7 @@ class _Others(tf.__internal__.tracking.Trackable):
 
 def of_root(objects: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
     """A scope in which holders take their optimizers from these objects, to write or read."""
-    return attributes(_state, {"optimizers": [each for each in objects if is_optimizer(each)]})
+    return attributes(_state, {"optimizers": list(filter(is_optimizer, objects))})
 
 
 def in_scope() -> Sequence[Any]:

@@ -1,29 +1,59 @@
-"""Dumps of a table in a folder of the user's: whole ones, deltas, and a base made of its deltas."""
+"""Dumps of a table in a folder of the user's: whole ones, deltas, and a base made of its deltas.
+
+A dump has owners: the tables of this program that wrote or read it. Another table of the same name
+does not replace it, nor does another job that is alive.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from sok_like.runtime.ranks import comm
-from sok_like.saving.format import deltas, durable, manifest
-from sok_like.saving.format.shard_reader import ShardFile
-from sok_like.saving.format.sok1_files import KEYS, VALUES, stem
-from sok_like.saving.parts import dump_checks
+from sok_like.runtime.ranks.agreement import check_same
+from sok_like.saving.format import deltas, durable, folders, manifest
+from sok_like.saving.format.shard_file import ShardFile
 from sok_like.saving.parts.hash_tables import HashTablePart
-from sok_like.saving.parts.joined_files import JoinedFile, JoinedFiles
+from sok_like.saving.parts.sok_files import KEYS, VALUES, JoinedFile, JoinedFiles, stem
 from sok_like.table import table_reader
 
 _KEPT_NUMBERS = 256  # dumps that a table remembers; its log of changes is shorter
+# The tables that wrote or read the dump in a folder, by folder and table name.
+_owners: dict[tuple[str, str], list[weakref.ref]] = {}
+
+
+def _place(folder, table):
+    local = durable.local(folder)
+    return os.path.normpath(folder) if local is None else os.path.realpath(local), table.table_name
+
+
+def _lock(folder, table):
+    """Keeps other jobs out of the folder as long as there is the table."""
+    if comm.current().rank == 0:
+        locks = vars(table).setdefault("_locked_folders", set())
+        locks.add(folders.lock(folder, "filepath"))
+
+
+def add_owner(folder: str, table: Any) -> None:
+    """Notes that a table has read the dump in a folder."""
+    _owners.setdefault(_place(folder, table), []).append(weakref.ref(table))
+
+
+def same_dump(messages: Sequence[Any]) -> None:
+    """Raises RuntimeError unless all ranks report the same `dump`."""
+    identities = [message["dump"] for message in messages]
+    check_same(identities, "All ranks must read the same dump, from a folder that they share")
 
 
 def remember(table: Any, name: str, number: int) -> None:
     """Records, under `number`, that the table keeps what changes since the dump `name`."""
-    numbers = table.__dict__.setdefault("_dump_numbers", {})
+    numbers = vars(table).setdefault("_dump_numbers", {})
     numbers[name] = number
     while len(numbers) > _KEPT_NUMBERS:
         numbers.pop(next(iter(numbers)))
@@ -44,7 +74,19 @@ class TableDump(HashTablePart):
         return {"id": f"{secrets.randbits(62):016x}"}
 
     def _check_owner(self):
-        dump_checks.check_owner(self.folder, self.table)
+        """ValueError if it would replace a dump of another table; RuntimeError for another job's.
+
+        Also ValueError if there is no file system for the folder's scheme.
+        """
+        if durable.exists(self.folder) and durable.is_folder(self.folder):
+            _lock(self.folder, self.table)
+        owners = [ref() for ref in _owners.get(_place(self.folder, self.table), [])]
+        alive = [table for table in owners if table is not None]
+        if alive and all(table is not self.table for table in alive):
+            raise ValueError(
+                "Tables that are dumped into one folder must have different names. Received: two "
+                f"tables '{self.name}' for {self.folder!r}; dump one of them into another folder"
+            )
 
     def agree(self, begun: Sequence[Any]) -> None:
         self._id = begun[0]["id"]
@@ -59,7 +101,9 @@ class TableDump(HashTablePart):
         return super()._write_shard(shard)
 
     def done(self) -> None:
-        dump_checks.mark_writer(self.folder, self.table)
+        with contextlib.suppress(RuntimeError):  # two jobs at once; the next dump of one raises
+            _lock(self.folder, self.table)
+        _owners[_place(self.folder, self.table)] = [weakref.ref(self.table)]
 
 
 class GrowingDump(TableDump):
@@ -78,7 +122,7 @@ class GrowingDump(TableDump):
         if self._since is None:
             return {**begun, "since": None}
         before = self._chain_to(self._since)[-1]
-        self._number = self.table.__dict__.get("_dump_numbers", {}).get(before.name, 0)
+        self._number = vars(self.table).get("_dump_numbers", {}).get(before.name, 0)
         if not self._number:
             raise ValueError(
                 "A delta must follow a dump that this table has written by `dump`, or was "
@@ -89,12 +133,9 @@ class GrowingDump(TableDump):
 
     def agree(self, begun: Sequence[Any]) -> None:
         super().agree(begun)
-        names = [each["since"] for each in begun]
-        if len(set(names)) > 1:
-            raise RuntimeError(
-                "All ranks must write a delta since the same dump, in a folder that they share. "
-                f"Received: since={names}"
-            )
+        names = [message["since"] for message in begun]
+        required = "All ranks must write a delta since the same dump, in a folder that they share"
+        check_same(names, required)
         self._before = names[0]
 
     def write(self) -> Any:
@@ -125,11 +166,10 @@ class GrowingDump(TableDump):
         """The dumps of the folder up to the one that a delta since `since` follows."""
         base = manifest.read_manifest(self.folder, self.name, self.table.dim)
         if not base.may_grow:
-            raise ValueError(
-                f"A delta must follow a dump that `dump` has written. Received: a dump of table "
-                f"'{self.name}' that `dump_to_file` has written; begin with a full dump, "
-                "`since=None`"
-            )
+            received = f"a dump of table '{self.name}' that `dump_to_file` has written"
+            begin = "begin with a full dump, `since=None`"
+            required = "follow a dump that `dump` has written"
+            raise durable.wrong("A delta", required, f"{received}; {begin}")
         return manifest.chain_to(base, since, "since", self.name)
 
 
@@ -143,45 +183,42 @@ class CompactedDump(TableDump):
         dump = manifest.read_manifest(self.folder, self.name, self.table.dim)
         if not dump.deltas:
             return {"dump": dump.identity, "entry": None}
-        rank, world_size = _this_rank()
-        what = f"compact of table '{self.name}'"
-        content = deltas.content_of(dump, rank, world_size, self.table.dim, what)
+        call = f"compact of table '{self.name}'"
+        content = deltas.content_of(dump, *_this_rank(), self.table.dim, call)
         entry = self._write_shard(content.sorted())
         self._rest = content.rest
         return {"dump": dump.identity, "entry": entry}
 
     def see(self, entries: Sequence[Any]) -> None:
-        dump_checks.same_dump(entries)
-        super().see([each["entry"] for each in entries])
-        entry = entries[comm.current().rank]["entry"]
-        if entry is not None:
-            self._check_readable(entry)
-
-    def _check_readable(self, entry):
-        """Reads this rank's file as a restore will: the dump that it replaces is removed next."""
-        path, owner, dim = durable.join(self.folder, entry["file"]), _this_rank(), self.table.dim
+        same_dump(entries)
+        super().see([message["entry"] for message in entries])
+        owner, dim = _this_rank(), self.table.dim
+        entry = entries[owner[0]]["entry"]
+        if entry is None:
+            return
+        # Reads this rank's file as a restore will: the dump that it replaces is removed next.
+        path = durable.join(self.folder, entry["file"])
         content = deltas.MergedDump([[ShardFile(path, dim, entry, owner=owner)]], *owner, dim)
         for _ in content.parts():  # checks the order of keys, and every row
             pass
         received = [content.num_keys, content.rest.slot_names, content.rest.records is None]
         required = [entry["keys"], self._rest.slot_names, self._rest.records is None]
         if received != required:
-            raise ValueError(
-                f"{path} must have as many keys of this rank, slot variables and records as were "
-                f"written: {required}. Received: {received}; the dump and its deltas are unchanged"
-            )
+            text = f"have as many keys of this rank, slot variables and records as {required}"
+            raise durable.wrong(path, text, f"{received}; the dump and its deltas are unchanged")
 
     def finish(self, entries: Sequence[Any]) -> None:
         if entries[0]["entry"] is not None:
             # The base takes the name of the last delta, which the next delta follows.
             last = manifest.read_manifest(self.folder, self.name, self.table.dim).deltas[-1]
-            self._write_manifest(last.name, [each["entry"] for each in entries], last.step, [])
+            shards = [message["entry"] for message in entries]
+            self._write_manifest(last.name, shards, last.step, [])
 
     def done(self) -> None:
         pass  # the dump belongs to whom it belonged
 
 
-def _this_rank():
+def _this_rank() -> tuple[int, int]:
     return comm.current().rank, comm.current().world_size
 
 
@@ -197,14 +234,12 @@ class Sok1Files(JoinedFiles):
         return super().begin()
 
     def files(self) -> list[JoinedFile]:
-        table, num_keys = self._dump.table, self._dump.num_keys
-        key_dtype = np.dtype(table.key_dtype.as_numpy_dtype)
+        dim, key_dtype = self._dump.table.dim, self._dump.table.key_dtype.as_numpy_dtype
         path = durable.join(self.folder, self._dump.file(comm.current().rank))
-        shard, start = ShardFile(path, table.dim), stem(self.name)
+        shard, start = ShardFile(path, dim), stem(self.name)
         keys = (part.astype(key_dtype) for part in shard.parts("keys"))
+        head = self.name, b"", self._dump.num_keys
         return [
-            JoinedFile(start + KEYS, self.name, b"", num_keys, key_dtype.itemsize, keys),
-            JoinedFile(
-                start + VALUES, self.name, b"", num_keys, 4 * table.dim, shard.parts("rows")
-            ),
+            JoinedFile(start + KEYS, *head, np.dtype(key_dtype).itemsize, keys),
+            JoinedFile(start + VALUES, *head, 4 * dim, shard.parts("rows")),
         ]

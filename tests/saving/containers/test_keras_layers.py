@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from sok_like.saving import transaction
-from sok_like.saving.format import hdf5_checksum
+from sok_like.saving.format import checksums
 from sok_like.saving.parts import table_names
 from sok_like.table.keras_variable import is_keras_3
 from tests.checks import own_layers
@@ -178,7 +178,7 @@ def test_a_file_of_version_0_1_without_checksums_is_read(sok, tmp_path, monkeypa
         for name, array in arrays:
             store[prefix + name] = array
 
-    monkeypatch.setattr(hdf5_checksum, "write", write)
+    monkeypatch.setattr(checksums, "write_arrays", write)
     monkeypatch.setattr(table_names, "key_of", lambda name, number: str(number))
     model.save_weights(path)
     other = one_layer()

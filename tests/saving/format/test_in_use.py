@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.saving.format import in_use
+from sok_like.saving.format import folders
 from tests.ranks import ROOT
 
 # Locks a folder and lives on, as does a child by `fork`. Or says that it cannot.
 JOB = """
 import os, sys, time
-from sok_like.saving.format import in_use
+from sok_like.saving.format import folders
 try:
-    lock = in_use.lock(sys.argv[1], "folder")
+    lock = folders.lock(sys.argv[1], "folder")
 except RuntimeError:
     sys.exit("refused")
 child = os.fork()
@@ -54,25 +54,25 @@ def test_a_second_job_is_refused_until_the_first_has_ended(job, tmp_path):
     first = job()
     said = f"`backup_dir` must .*{tmp_path}', which process {first.pid} \\(.*python.* -c "
     with pytest.raises(RuntimeError, match=said):
-        in_use.lock(tmp_path, "backup_dir")
+        folders.lock(tmp_path, "backup_dir")
     assert os.listdir(tmp_path) == []
     first.kill()
     first.wait()  # its child lives on
-    lock = in_use.lock(tmp_path, "backup_dir")
-    assert in_use.lock(str(tmp_path), "backup_dir") is lock  # of this process, any number
+    lock = folders.lock(tmp_path, "backup_dir")
+    assert folders.lock(str(tmp_path), "backup_dir") is lock  # of this process, any number
     assert job() is None
     del lock
     assert job() is not None
 
 
 def test_other_file_systems_have_no_locks(monkeypatch, tmp_path):
-    assert in_use.lock("memory://folder", "filepath") is None
+    assert folders.lock("memory://folder", "filepath") is None
 
     def refuse(*_):
         raise OSError(9, "no locks here")
 
-    monkeypatch.setattr(in_use.fcntl, "flock", refuse)
-    assert in_use.lock(tmp_path, "filepath") is None
+    monkeypatch.setattr(folders.fcntl, "flock", refuse)
+    assert folders.lock(tmp_path, "filepath") is None
 
 
 def test_dumps_into_the_folder_of_a_living_job(sok, job, tmp_path):

@@ -12,7 +12,7 @@ import zlib
 import numpy as np
 import pytest
 
-from sok_like.saving.format import array_files, checksums, deltas, shard_file, shard_reader
+from sok_like.saving.format import array_files, checksums, deltas, shard_file
 from sok_like.saving.format import manifest as manifest_file
 from sok_like.table.content import TableShard
 from tests.saving import fuzz, wrong_content
@@ -53,7 +53,7 @@ def test_a_file_larger_than_its_parts_is_read_by_numpy_and_any_changed_byte_is_f
         np.testing.assert_array_equal(arrays["rows"], rows)
         np.testing.assert_array_equal(arrays["keys"], keys)
         np.testing.assert_array_equal(arrays["slot_rows"], rows[:, :1])
-    back = whole_file(shard_reader.ShardFile(path, dim, entry))
+    back = whole_file(shard_file.ShardFile(path, dim, entry))
     np.testing.assert_array_equal(back.rows, rows)
     for at in (0, 50, 2**20, 2**20 - 1, 2**24 + 5, entry["bytes"] - 1):
         with path.open("r+b") as file:
@@ -62,7 +62,7 @@ def test_a_file_larger_than_its_parts_is_read_by_numpy_and_any_changed_byte_is_f
             file.seek(at)
             file.write(bytes([byte ^ 4]))
         with pytest.raises(ValueError, match=r"a\.npz must be a whole.*checksum that differs"):
-            shard_reader.ShardFile(path, dim, entry)
+            shard_file.ShardFile(path, dim, entry)
         with path.open("r+b") as file:
             file.seek(at)
             file.write(bytes([byte]))
@@ -72,7 +72,7 @@ def test_a_file_larger_than_its_parts_is_read_by_numpy_and_any_changed_byte_is_f
     keys[step] = keys[step - 1]
     rows = np.zeros([len(keys), 1], np.float32)
     entry = shard_file.write_shard(tmp_path, "b.npz", TableShard(keys, rows, rows[:, :0], [], []))
-    file = shard_reader.ShardFile(tmp_path / "b.npz", 1, entry)
+    file = shard_file.ShardFile(tmp_path / "b.npz", 1, entry)
     file.keys(0, step)
     with pytest.raises(ValueError, match=r"b\.npz must hold each key once"):
         file.keys(step, step + 9)

@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from sok_like.saving.format import deltas, shard_file, shard_reader
+from sok_like.saving.format import deltas, shard_file
 from sok_like.saving.format import manifest as manifest_file
 from sok_like.table.content import TableShard
 from tests.saving import crash, fuzz
@@ -38,7 +38,7 @@ def test_shard_comes_back_as_written(tmp_path):
     written = shard([5, 2**63 - 1, -1])  # they ascend as unsigned numbers
     written.optimizer_step = 12
     entry = shard_file.write_shard(tmp_path, "a.npz", written)
-    back = whole_file(shard_reader.ShardFile(tmp_path / "a.npz", 3, entry))
+    back = whole_file(shard_file.ShardFile(tmp_path / "a.npz", 3, entry))
     np.testing.assert_array_equal(back.keys, written.keys)
     np.testing.assert_array_equal(back.rows, written.rows)
     np.testing.assert_array_equal(back.slot_rows, written.slot_rows)

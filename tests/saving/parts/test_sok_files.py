@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from sok_like.saving.format import durable
-from sok_like.saving.parts import joined_files
 
 KEYS = np.array([7, 2, 2**40 + 1, 12, 5])
 ROWS = np.arange(20, dtype=np.float32).reshape(5, 4)
@@ -170,7 +169,7 @@ def test_a_full_disk_names_table_and_file_and_leaves_no_keys(sok, tmp_path, monk
 
     table = sok2.DynamicVariable(4, name="films")
     sok.assign(table, range(4000), np.ones([4000, 4], np.float32))
-    own, (soft, hard) = joined_files._write, resource.getrlimit(resource.RLIMIT_FSIZE)
+    own, (soft, hard) = durable.write_all, resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def write(*arguments):  # as if the disk took 40 kB
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, hard))
@@ -179,7 +178,7 @@ def test_a_full_disk_names_table_and_file_and_leaves_no_keys(sok, tmp_path, monk
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    monkeypatch.setattr(joined_files, "_write", write)
+    monkeypatch.setattr(durable, "write_all", write)
     with pytest.raises(Exception, match=r"File too large \(dump of table 'films.*'\): '.*films"):
         if door == "sok1":
             sok.Saver().dump_to_file(table, tmp_path)

@@ -1,4 +1,7 @@
-"""`sok.callbacks.GlobalMetrics`: metrics of `fit` and `evaluate` over the samples of all ranks.
+"""What ranks have in common in a `fit`: initial variables, and metrics.
+
+`BroadcastVariables` sends one rank's variables to all. `MetricAverage` averages the metrics of an
+epoch. `GlobalMetrics` adds the states of metrics:
 
     rank 0   states of metrics --.                                 .-- results, logs, callbacks
                                   >-- added in rank order, eagerly --
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import numbers
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +24,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_like.lookup import replicas
+from sok_like.lookup.local_variables import is_local
+from sok_like.runtime.checks import as_integer, wrong_argument
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.framework.scoped_attributes import attributes
@@ -27,6 +34,82 @@ from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed, check_same, send
 
 _CALL = "sok.callbacks.GlobalMetrics"
+
+
+class BroadcastVariables(tf.keras.callbacks.Callback):
+    """Gives all ranks the weights of one rank, once, at the first step of `fit`.
+
+    It does so before the step if the model is built. Otherwise (a subclassed model under tf_keras)
+    it does so after the step, and includes the optimizer's variables. Tables, shards of one rank,
+    and vocabularies of layers are unchanged.
+
+    Args:
+        root_rank: The rank whose values are used.
+
+    Raises:
+        ValueError: the rank does not exist, or the models of the ranks differ.
+    """
+
+    def __init__(self, root_rank: int = 0):
+        super().__init__()
+        world_size = comm.current().world_size
+        rank = as_integer(root_rank)
+        if rank is None or not 0 <= rank < world_size:
+            raise wrong_argument("root_rank", f"an integer in [0, {world_size})", root_rank)
+        self.root_rank, self._done = rank, False
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if not self._done and self.model.built:
+            self._broadcast(self.model.weights)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if not self._done:
+            self._broadcast(replicas.with_optimizer(self.model.weights, self.model.optimizer))
+
+    def _broadcast(self, variables):
+        self._done = True
+        variables = [variable for variable in variables if not is_local(variable)]
+        if comm.current().world_size > 1:
+            replicas.check_same_shapes(variables, "sok_broadcast_shapes")
+            replicas.broadcast(variables, self.root_rank, "sok_broadcast")
+            for layer in self.model._flatten_layers():
+                if isinstance(layer, tf.keras.layers.Normalization):
+                    layer.finalize_state()  # it reads constants, made of its variables
+
+
+class MetricAverage(tf.keras.callbacks.Callback):
+    """Replaces the metrics of an epoch by their means over ranks, the same bits on every rank.
+
+    `ReduceLROnPlateau`, `EarlyStopping` and `ModelCheckpoint` then decide the same on all ranks. It
+    must come before them in the list of callbacks. One collective per epoch. Each rank counts once,
+    whatever its number of samples. The mean of an AUC over ranks is not the AUC of all samples.
+
+    Raises:
+        ValueError: at the start of training, if a callback that monitors a metric comes before this
+            one; at the end of an epoch, if ranks have metrics of different names.
+    """
+
+    def on_epoch_end(self, epoch, logs=None):
+        communicator = comm.current()
+        if communicator.world_size == 1 or logs is None:
+            return
+
+        def is_number(value):
+            if isinstance(value, numbers.Number):
+                return True
+            return np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number)
+
+        names = sorted(name for name, value in logs.items() if is_number(value))
+        metrics = {name: float(np.asarray(logs[name])) for name in names}
+        ranks = agreed(lambda: metrics, communicator, "sok.callbacks.MetricAverage")
+        if any(list(of_rank) != names for of_rank in ranks):
+            raise ValueError(
+                "The metrics of an epoch must be the same on all ranks. "
+                f"Received, by rank: {[list(of_rank) for of_rank in ranks]}"
+            )
+        # Added in rank order, so all ranks get the same bits.
+        means = np.mean([list(of_rank.values()) for of_rank in ranks], axis=0)
+        logs.update(zip(names, means.tolist(), strict=True))
 
 
 class GlobalMetrics(tf.keras.callbacks.Callback):
@@ -119,25 +202,21 @@ def _summed(states, communicator) -> Iterator[None]:
     if communicator.world_size == 1:
         yield
         return
-    classes, variables = zip(*states, strict=True) if states else ((), ())
-    own = [np.asarray(variable) for variable in variables]
-
-    def kinds():
-        return [[c, s.dtype.name, *s.shape] for c, s in zip(classes, own, strict=True)]
-
-    ranks = agreed(kinds, communicator, _CALL)
+    own = [np.asarray(variable) for _, variable in states]
+    kinds = [[cls, s.dtype.name, *s.shape] for (cls, _), s in zip(states, own, strict=True)]
+    ranks = agreed(lambda: kinds, communicator, _CALL)
     check_same(ranks, "Metrics must have the same states on all ranks", ValueError)
     block = np.concatenate([np.zeros(0), *(state.ravel().astype(np.float64) for state in own)])
     # Added in rank order, so all ranks get the same bits.
     sums = np.sum(send(block, communicator, True).reshape(len(ranks), -1), axis=0)
     ends = np.cumsum([state.size for state in own])
     try:
-        for variable, state, end in zip(variables, own, ends, strict=True):
+        for (_, variable), state, end in zip(states, own, ends, strict=True):
             total = sums[end - state.size : end].reshape(state.shape)
             variable.assign(total.astype(state.dtype))
         yield
     finally:
-        for variable, state in zip(variables, own, strict=True):
+        for (_, variable), state in zip(states, own, strict=True):
             variable.assign(state)
 
 
@@ -160,8 +239,22 @@ def _result(own, self, logs):
     return callback._results(self, logs, lambda: own(self, logs))
 
 
+def _average_first(own: Callable, self: Any, logs: Any = None) -> Any:
+    """`CallbackList.on_train_begin`."""
+    averages = [i for i, c in enumerate(self.callbacks) if isinstance(c, MetricAverage)]
+    for callback in self.callbacks[: max(averages, default=0)]:
+        if hasattr(callback, "monitor"):
+            raise ValueError(
+                "sok.callbacks.MetricAverage() must come before every callback that monitors a "
+                f"metric. Received: {type(callback).__name__} before it"
+            )
+    return own(self, logs)
+
+
 @hooks.at_init
 def _install():
+    why = "MetricAverage must come before callbacks that monitor metrics"
+    hooks.wrap(tf.keras.callbacks.CallbackList, "on_train_begin", _average_first, why)
     why = "GlobalMetrics adds the states of metrics over ranks"
     for name in ("fit", "evaluate"):
         hooks.wrap(tf.keras.Model, name, _in_scope, why)

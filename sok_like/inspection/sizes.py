@@ -1,0 +1,255 @@
+"""Sizes of tables: `sok.report` measures them, `sok.estimate_memory` knows them before.
+
+The sizes are those of `cpp/core/cpu/index.h` and `arena.h`:
+
+    index   64 parts; part s doubles its buckets of 5 slots, 64 bytes, when 3/4 - s/512 full
+            (from 2**14 buckets on 3/4 - s/341)
+    rows    embedding, slot rows, padding; in chunks of a power of two of rows, 2 to 4 MiB
+    record  24 bytes per key, in a table with policies
+    change  4 bytes per key and 8 per key touched since the last dump, in a table with deltas
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_like.optimizers.rules import rule_of
+from sok_like.planner.report import aligned
+from sok_like.runtime.checks import check_integer, wrong_argument
+from sok_like.runtime.native import libraries
+from sok_like.runtime.ranks import comm, training_statistics
+from sok_like.runtime.ranks.agreement import agreed
+from sok_like.table.storage import StorageOption
+from sok_like.table.variable import EmbeddingVariable, is_embedding_variable, unwrap
+
+_PARTS = 64
+_SLOTS, _BUCKET_BYTES = 5, 64
+_LARGE = 2**14  # buckets
+_CHUNK_BYTES = 2 * 2**20
+_RECORD_BYTES = 24
+
+
+class TableReport(NamedTuple):
+    """One table over all ranks."""
+
+    name: str
+    keys: int
+    bytes: int
+    load: float  # of the index, mean over ranks
+    evicted: int
+    refused: int
+    keys_by_rank: tuple[int, ...]
+    bytes_by_rank: tuple[int, ...]
+    unique_ratio: float | None = None  # different keys over all keys, of each rank's batch
+    hottest_share: float | None = None  # share of the most frequent 1% in the batch's keys
+
+    @property
+    def imbalance(self) -> float:
+        """Keys of the rank with the most keys, over the mean."""
+        mean = sum(self.keys_by_rank) / len(self.keys_by_rank)
+        return max(self.keys_by_rank) / mean if mean else 1.0
+
+
+def report(model: Any, *, print_table: bool = True) -> list[TableReport]:
+    """Measures the hash tables of a model, and prints them on rank 0.
+
+    One collective: every rank must call it, for the same tables. Eager only. It visits every key
+    of the index, some milliseconds per million keys.
+
+    Args:
+        model: A Keras model or layer, a tf.Module, a variable, or a list of these.
+        print_table: False prints nothing.
+
+    Returns:
+        One `TableReport` per table, in the order of the model's variables, on every rank. Numbers
+        of a batch are those of the last batch that `sok.callbacks.TableMetrics` has observed; None
+        if there is none.
+
+    Raises:
+        ValueError: ranks have different numbers of tables.
+        TypeError: `model` is something else.
+    """
+    reports, _ = measure_ranks(tables_of(model))
+    if print_table and comm.current().rank == 0:
+        print(as_text(reports))
+    return reports
+
+
+def tables_of(model: Any) -> list[EmbeddingVariable]:
+    """The model's EmbeddingVariables, each once."""
+
+    def variables_of(part):
+        if isinstance(part, (list, tuple)):
+            return [variable for item in part for variable in variables_of(item)]
+        if not hasattr(part, "variables") and not hasattr(part, "assign"):
+            required = "a Keras model or layer, a tf.Module, a variable, or a list of these"
+            raise wrong_argument("model", required, part, error=TypeError)
+        return getattr(part, "variables", [part])
+
+    tables = [unwrap(item) for item in variables_of(model) if is_embedding_variable(item)]
+    return list({id(table): table for table in tables}.values())
+
+
+def measure_ranks(
+    tables: list[EmbeddingVariable], with_bytes: bool = True, number: float = 0.0
+) -> tuple[list[TableReport], list[float]]:
+    """One TableReport per table, and each rank's `number`; a collective on several ranks.
+
+    Without `with_bytes`, bytes and load are 0, and no index is read.
+    """
+
+    def measure():
+        return [number, *([float(n) for n in _numbers(table, with_bytes)] for table in tables)]
+
+    ranks = agreed(measure, comm.current(), "a measurement of tables")
+    counts = [len(of_tables) for _, *of_tables in ranks]
+    if len(set(counts)) > 1:
+        raise ValueError(f"Every rank must report the same tables. Received, by rank: {counts}")
+    numbers = [np.array([rank[1 + i] for rank in ranks]) for i in range(len(tables))]
+    return list(map(_of_ranks, tables, numbers)), [rank[0] for rank in ranks]
+
+
+def _numbers(table, with_bytes):
+    evicted = refused = 0
+    if table.keeps_records:
+        counts = table.statistics()
+        evicted, refused = int(counts.evicted), int(counts.refused)
+    batch = training_statistics.observed_batch(table.table_name)
+    if not with_bytes:
+        return int(table.total_count()[0]), 0, 0.0, evicted, refused, *batch
+    stats = table.stats()
+    return stats.size, stats.bytes, stats.load_factor, evicted, refused, *batch
+
+
+def _of_ranks(table, ranks):
+    """The report of a table from the numbers of all ranks, `[ranks, numbers]`."""
+    keys, bytes_, load, evicted, refused, batch, unique, hottest = ranks.T
+    num_keys, num_bytes, *counts = (int(n.sum()) for n in (keys, bytes_, evicted, refused))
+    by_rank = (tuple(map(int, keys)), tuple(map(int, bytes_)))
+    seen = batch.sum()
+    shares = (float(n.sum() / seen) if seen else None for n in (unique, hottest))
+    total = num_keys, num_bytes, float(load.mean()), *counts
+    return TableReport(table.table_name, *total, *by_rank, *shares)
+
+
+def as_text(tables: list[TableReport]) -> str:
+    """The reports as a table of text."""
+    head = ["table", "keys", "MiB", "load", "refused", "evicted", "most keys of a rank / mean"]
+    of_batch = any(t.unique_ratio is not None for t in tables)
+    head += ["unique", "hottest 1 %"] if of_batch else []
+    lines = []
+    for t in tables:
+        line = [t.name, f"{t.keys:,}", f"{t.bytes / 2**20:.1f}", f"{t.load:.2f}"]
+        line += [f"{t.refused:,}", f"{t.evicted:,}", f"{t.imbalance:.2f}"]
+        if of_batch:
+            shares = (t.unique_ratio, t.hottest_share)
+            line += ["" if share is None else f"{share:.2f}" for share in shares]
+        lines.append(line)
+    return "\n".join(aligned([head, *lines], left={0}))
+
+
+# ---- before a table is made ----
+
+
+class MemoryEstimate(NamedTuple):
+    """Bytes of one rank's shard."""
+
+    index_bytes: int
+    row_bytes: int  # rows and slot rows
+    record_bytes: int
+    bytes: int
+    change_bytes: int = 0  # the record of touched keys, in a table with deltas
+
+
+def estimate_memory(
+    num_keys: int,
+    embedding_dim: int,
+    optimizer: Any = "adam",
+    *,
+    world_size: int = 1,
+    keeps_records: bool = False,
+    touched_keys: int | None = None,
+    storage_option: Any = None,
+) -> MemoryEstimate:
+    """The host memory of a table, per rank, without making it.
+
+    Args:
+        num_keys: Keys of the whole table.
+        embedding_dim: Length of a row.
+        optimizer: A stock or wrapped optimizer, whose slot rows lie beside the rows; or the name of
+            a rule: "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "lazy_adam", "ftrl",
+            "adagrad_decay", "rmsprop"; None for rows only, as in evaluation.
+        world_size: Number of ranks; keys are assumed to be spread evenly.
+        keeps_records: Whether the table has a filter, an eviction policy or statistics.
+        touched_keys: For a table whose deltas are dumped, the number of keys of the whole table
+            that are touched between two dumps; None for other tables.
+        storage_option: The table's `sok.StorageOption`. With rows on disk, `row_bytes` are those in
+            memory: at most the first of `storage_size`. A batch that needs more takes more.
+
+    Returns:
+        Bytes as `variable.stats()` counts them after training. The process needs more for batches
+        and for TensorFlow.
+
+    Raises:
+        ValueError: an argument is out of range, or `optimizer` cannot train a table.
+    """
+    num_keys = check_integer("num_keys", num_keys, 0)
+    keys = -(-num_keys // check_integer("world_size", world_size))
+    floats = _row_floats(check_integer("embedding_dim", embedding_dim), optimizer)
+    index, rows = _index_bytes(keys), _row_bytes(keys, floats)
+    if storage_option is not None and not isinstance(storage_option, StorageOption):
+        raise wrong_argument("storage_option", "None or a StorageOption", storage_option)
+    if storage_option is not None and storage_option.is_on_disk:
+        rows = min(rows, storage_option.storage_size[0])
+    records = keys * _RECORD_BYTES if keeps_records else 0
+    changes = 0
+    if touched_keys is not None:
+        touched = -(-check_integer("touched_keys", touched_keys, 0) // world_size)
+        # The list of touched keys doubles as it grows.
+        changes = 4 * keys + (8 << (touched - 1).bit_length() if touched else 0)
+    return MemoryEstimate(index, rows, records, index + rows + records + changes, changes)
+
+
+def _row_floats(dim, optimizer):
+    if optimizer is None:
+        return dim
+    if isinstance(optimizer, str):
+        name, options = optimizer, {}
+    else:
+        rule = getattr(optimizer, "embedding_rule", None) or rule_of(optimizer)
+        name, options = rule.rule, dict(rule.options)
+    try:
+        return dim + sum(libraries.core().slot_widths(name, dim, **options).values())
+    except ValueError as error:
+        required = "None, an optimizer or the name of a rule"
+        raise wrong_argument("optimizer", required, f"{optimizer!r}: {error}") from error
+
+
+def _index_bytes(keys):
+    """The expected size; keys are distributed over the parts at random, and each part doubles."""
+    mean = keys / _PARTS
+    if not keys:
+        return 0
+    empty, expected = math.exp(-mean) if mean < 700 else 0.0, 0.0
+    for part in range(_PARTS):
+        below, buckets = empty, 1
+        while below < 1 - 1e-9:
+            # The share of parts with at most so many keys: Poisson, by its normal limit.
+            below_384 = part + part // 2 if buckets >= _LARGE else part
+            most = buckets * _SLOTS * (384 - below_384) // 512
+            fits = 0.5 * (1 + math.erf((most + 0.5 - mean) / math.sqrt(2 * mean)))
+            expected += buckets * max(0.0, fits - below)
+            below, buckets = max(below, fits), buckets * 2
+    return round(expected * _BUCKET_BYTES)
+
+
+def _row_bytes(keys, floats):
+    lines = -(-floats // 16) * 16
+    stride = lines if (lines - floats) * 8 <= lines else -(-floats // 4) * 4
+    chunk_rows = 1
+    while chunk_rows * stride * 4 < _CHUNK_BYTES:
+        chunk_rows *= 2
+    return -(-keys // chunk_rows) * chunk_rows * stride * 4
