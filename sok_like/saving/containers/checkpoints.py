@@ -45,12 +45,7 @@ from sok_like.saving.parts.checkpointable import (
     StagedContent,
     is_of_all_ranks,
 )
-from sok_like.saving.parts.dense_tables import (
-    DenseTablesPart,
-    RankVariables,
-    SliceInFile,
-    StoredTables,
-)
+from sok_like.saving.parts.dense_tables import DenseTablesPart, RankVariables, StoredTables
 from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table import snapshots
 from sok_like.table.slices import TableSlice
@@ -452,5 +447,5 @@ def _dense(path):
         if name.startswith(f"{_DENSE}/"):
             holder, key = name.removeprefix(f"{_DENSE}/").split("/")
             read = functools.partial(reader.get_tensor, name)
-            slices[holder, key] = SliceInFile(shape, TableSlice((0, 0), tuple(shape)), read)
+            slices[holder, key] = shape, TableSlice((0, 0), tuple(shape)), read
     return StoredTables.of_slices(slices)

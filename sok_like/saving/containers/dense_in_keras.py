@@ -28,7 +28,7 @@ from sok_like.saving import transaction
 from sok_like.saving.containers import keras_layers
 from sok_like.saving.format import checksums
 from sok_like.saving.parts import dense_tables, optimizer_variables
-from sok_like.saving.parts.dense_tables import Holder, SliceInFile, StoredTables
+from sok_like.saving.parts.dense_tables import Holder, StoredTables
 from sok_like.table.slices import TableSlice
 
 ID = "tables"  # the id of the only holder in a folder
@@ -110,7 +110,7 @@ def _slices_in(store, parts, keys):
         whole, table = np.asarray(store[key]), keys[table]
         place = places.get(table, nothing)
         read = functools.partial(np.asarray, np.array(whole[place.slices]))
-        slices[ID, f"{table}{dot}{slot}"] = SliceInFile(whole.shape, place, read)
+        slices[ID, f"{table}{dot}{slot}"] = whole.shape, place, read
     return slices
 
 

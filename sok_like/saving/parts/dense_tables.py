@@ -155,16 +155,8 @@ class _Block(NamedTuple):
     """An array of a file, which is a slice of a whole table."""
 
     place: TableSlice
-    name: str
+    name: Any  # in its file
     rank: int  # that has written it
-
-
-class SliceInFile(NamedTuple):
-    """A slice of a whole table inside a file."""
-
-    shape: tuple[int, int]  # of the whole table
-    place: TableSlice
-    read: Callable[[], np.ndarray]
 
 
 # By holder's id and part's key: the shape of a whole table, and its blocks.
@@ -209,19 +201,12 @@ class StoredTables:
         return cls(stored, arrays, folder.identity)
 
     @classmethod
-    def of_slices(cls, slices: Mapping[tuple[str, str], SliceInFile]) -> StoredTables:
-        """Of slices inside a file, by holder's id and part's key."""
+    def of_slices(cls, slices: Mapping[tuple[str, str], tuple]) -> StoredTables:
+        """Of slices inside a file: each has the whole's shape, its place, and how it is read."""
         stored = {
-            name: (in_file.shape, [_Block(in_file.place, ",".join(name), 0)])
-            for name, in_file in slices.items()
+            name: (shape, [_Block(place, name, 0)]) for name, (shape, place, _) in slices.items()
         }
-
-        def arrays(blocks):
-            for block in blocks:
-                holder, key = block.name.split(",", 1)
-                yield block, slices[holder, key].read()
-
-        return cls(stored, arrays)
+        return cls(stored, lambda blocks: ((b, slices[b.name][2]()) for b in blocks))
 
     def tables(self, read_as: str) -> list[str]:
         """The keys of a holder's tables; `read_as` is its id in the save."""
