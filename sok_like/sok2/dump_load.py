@@ -83,30 +83,28 @@ def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None
     """
     folder, dumped = os.fspath(path), _dumped("load", load_vars, optimizer)
     call = f"sok2.load of {[table.stem for table in dumped]}"
-    transaction.load(call, None, lambda: transaction.prepare(_Contents(folder, dumped)))
+    transaction.load(call, None, lambda: transaction.prepare(_staged(folder, dumped)))
 
 
-class _Contents(StagedContent):
+def _staged(folder, dumped):
     """What the files have of all variables of a load."""
+    contents = [table.read(folder) for table in dumped]
+    for table, content in zip(dumped, contents, strict=True):
+        table.check_room(content.keys)
 
-    may_fail = True
-
-    def __init__(self, folder, dumped):
-        self._dumped, self._contents = dumped, [table.read(folder) for table in dumped]
-        for table, content in zip(dumped, self._contents, strict=True):
-            table.check_room(content.keys)
-
-    def commit(self):
-        for number, (table, content) in enumerate(zip(self._dumped, self._contents, strict=True)):
+    def commit():
+        for number, (table, content) in enumerate(zip(dumped, contents, strict=True)):
             try:
                 table.take(content)
             except (MemoryError, tf.errors.ResourceExhaustedError) as error:
-                loaded = [before.stem for before in self._dumped[:number]]
+                loaded = [before.stem for before in dumped[:number]]
                 text = (
                     f"{getattr(error, 'message', error)}. Loaded before it on this rank: {loaded}; "
                     f"possibly loaded in part: '{table.stem}'; other ranks may have loaded all"
                 )
                 raise tf.errors.ResourceExhaustedError(None, None, text) from error
+
+    return StagedContent(commit, may_fail=True)
 
 
 def incremental_model_dump(sok_vars: Any, time_threshold: Any, sess: Any = None) -> Any:

@@ -36,12 +36,11 @@ from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
 from sok_like.saving import background, transaction
 from sok_like.saving.containers import tables_in_checkpoints
-from sok_like.saving.format import folders
+from sok_like.saving.format import durable, folders
 from sok_like.saving.parts import dense_tables, optimizer_variables
 from sok_like.saving.parts.checkpointable import (
     CheckpointPart,
     RankLocalVariables,
-    StagedCall,
     StagedContent,
     is_of_all_ranks,
 )
@@ -333,7 +332,8 @@ def restore(read: Callable, self: Any, file_prefix: Any, options: Any = None) ->
         for content in _prepared(path, _read(read, saver, file_prefix, options), own):
             transaction.prepare(content)
         for _, restore in saver._registered_savers.values():
-            transaction.prepare(StagedCall(restore, file_prefix))
+            call = functools.partial(restore, file_prefix)
+            transaction.prepare(StagedContent(call, may_fail=True))
 
     # The index has the checksum of every tensor.
     transaction.load(_READ, path, prepare, compared=f"{path}.index")
@@ -386,9 +386,13 @@ def _prepared(path, of_objects, own):
         elif hasattr(thing, "dense_parts"):
             holders[tensors["id"].numpy().decode()] = thing
         elif tensors.keys() == {"VARIABLE_VALUE"} and hasattr(thing, "shape"):
-            yield _Assigned(thing, restore, tensors["VARIABLE_VALUE"])
-        else:
-            yield StagedCall(restore, tensors)  # no variable, such as a lookup table
+            shape = tensors["VARIABLE_VALUE"].shape
+            if not tf.TensorShape(thing.shape).is_compatible_with(shape):
+                required = f"have the shape {thing.shape} of variable '{thing.name}'"
+                raise durable.wrong("A checkpoint", required, f"shape {shape}")
+            yield StagedContent(functools.partial(restore, tensors))
+        else:  # no variable, such as a lookup table
+            yield StagedContent(functools.partial(restore, tensors), may_fail=True)
     if holders:
         read, file = _dense(path), f"Checkpoint {path!r}"
         for read_as, holder in holders.items():
@@ -399,21 +403,6 @@ def _prepared(path, of_objects, own):
             stored.check_tables(holder, read_as, parts)
             stored.check_slots(holder, read_as, parts)
             yield stored.prepare(read_as, parts)
-
-
-class _Assigned(StagedContent):
-    """An ordinary variable."""
-
-    def __init__(self, variable, restore, value):
-        self._restore, self._value = restore, value
-        if not tf.TensorShape(variable.shape).is_compatible_with(value.shape):
-            raise ValueError(
-                f"A checkpoint must have the shape {variable.shape} of variable "
-                f"'{variable.name}'. Received: shape {value.shape}"
-            )
-
-    def commit(self):
-        self._restore({"VARIABLE_VALUE": self._value})
 
 
 def _note(path, key):

@@ -167,39 +167,34 @@ def load_weights(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs:
     _check(call, kinds.own)
 
     def read():
-        transaction.prepare(_Replaced(model))
+        transaction.prepare(_values_before(model))
         return own(model, filepath, *args, **kwargs)
 
     return transaction.load(call, _path(filepath), read)
 
 
-class _Replaced(StagedContent):
+def _values_before(model):
     """The values of a model's ordinary variables, which Keras replaces while it reads."""
+    variables = _ordinary(model)
+    for optimizer in dense_in_keras.optimizers_of(model):
+        variables += optimizer_variables.ordinary(optimizer)
+    before = []
+    for variable in (each for each in variables if not is_embedding_variable(each)):
+        if hasattr(variable, "_sok_shard"):  # whose own `numpy()` would be a collective
+            handle, dtype = variable.handle, tf.as_dtype(variable.dtype)
+            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype).numpy()
+        else:
+            value = np.asarray(variable).copy()
+        before.append((variable, value))
 
-    def __init__(self, model):
-        variables = _ordinary(model)
-        for optimizer in dense_in_keras.optimizers_of(model):
-            variables += optimizer_variables.ordinary(optimizer)
-        variables = [variable for variable in variables if not is_embedding_variable(variable)]
-        self._before = [(variable, _value(variable)) for variable in variables]
-
-    def commit(self):
-        self._before.clear()
-
-    def drop(self):
-        for variable, value in self._before:
+    def restore():
+        for variable, value in before:
             if hasattr(variable, "_sok_shard"):
                 tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
             else:
                 variable.assign(value)
 
-
-def _value(variable):
-    """A copy of this rank's value; a shard's own `numpy()` would be a collective."""
-    if hasattr(variable, "_sok_shard"):
-        dtype = tf.as_dtype(variable.dtype)
-        return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=dtype).numpy()
-    return np.asarray(variable).copy()
+    return StagedContent(before.clear, restore)
 
 
 def load_state(own: Callable, *args: Any, **kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ about a hundredth of the interval.
 
 from __future__ import annotations
 
+import functools
 import numbers
 import os
 import time
@@ -32,7 +33,7 @@ from sok_like.runtime.ranks.agreement import agreed
 from sok_like.runtime.ranks.comm import Communicator
 from sok_like.saving import transaction
 from sok_like.saving.parts import hash_tables, table_names
-from sok_like.saving.parts.checkpointable import RankLocalVariables, StagedCall
+from sok_like.saving.parts.checkpointable import RankLocalVariables, StagedContent
 from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table.variable import is_embedding_variable, unwrap
 
@@ -178,7 +179,8 @@ def restore(own: Callable, self: Any, sess: Any, save_path: Any) -> Any:
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)  # compares its checksum
         # TensorFlow reads and assigns the ordinary variables by one op.
-        transaction.prepare(StagedCall(own, self, sess, save_path))
+        assign = functools.partial(own, self, sess, save_path)
+        transaction.prepare(StagedContent(assign, may_fail=True))
 
     return transaction.load(_RESTORE, path, read, compared=f"{path}.index")
 

@@ -11,7 +11,6 @@ or talks to another rank.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -22,29 +21,25 @@ from sok_like.table.variable import is_embedding_variable, unwrap
 
 
 class StagedContent:
-    """New content that lies ready; the present content is still in use."""
+    """New content that lies ready; the present content is still in use.
 
-    identity: str = ""  # the same on ranks that have read the same files
-    # The object that takes the content; of two contents of one object, the later counts.
-    target: Any = None
-    # True for objects of others, whose `commit` may raise. They take theirs first.
-    may_fail: bool = False
+    `commit` replaces the present content. It cannot fail and reads no file, unless it `may_fail`:
+    that of objects of others, which take theirs first. `drop` frees the new content. `identity` is
+    the same on ranks that have read the same files. Of two contents for one `target`, the later
+    counts.
+    """
 
-    def commit(self) -> None:
-        """Replaces the present content; cannot fail. Nothing is read from a file any more."""
-        raise NotImplementedError
-
-    def drop(self) -> None:
-        """Frees the new content: the present one stays."""
-
-
-class StagedCall(StagedContent):
-    """Content of an object of others, which a function gives it."""
-
-    may_fail = True
-
-    def __init__(self, function: Callable, *arguments: Any):
-        self.commit = functools.partial(function, *arguments)  # type: ignore[method-assign]
+    def __init__(
+        self,
+        commit: Callable[[], Any],
+        drop: Callable[[], Any] = lambda: None,
+        *,
+        identity: str = "",
+        target: Any = None,
+        may_fail: bool = False,
+    ):
+        self.commit, self.drop = commit, drop
+        self.identity, self.target, self.may_fail = identity, target, may_fail
 
 
 class CheckpointPart:

@@ -273,16 +273,10 @@ class StoredTables:
             array = array.reshape(block.place.shape)
             for common, place, value in wanted[block]:
                 value[common.slices_in(place)] = array[common.slices_in(block.place)]
-        return _Values(values, self.identity)
 
+        def commit():
+            for part, value in values:
+                for block in part.blocks():
+                    part.held.write(block, value[block.slices_in(part.held.place)])
 
-class _Values(StagedContent):
-    """Slices in memory."""
-
-    def __init__(self, values, identity):
-        self._values, self.identity = values, identity
-
-    def commit(self):
-        for part, value in self._values:
-            for block in part.blocks():
-                part.held.write(block, value[block.slices_in(part.held.place)])
+        return StagedContent(commit, identity=self.identity)

@@ -128,15 +128,8 @@ class HashTablePart(CheckpointPart):
             raise tf.errors.ResourceExhaustedError(None, None, text)
         if code:
             raise tf.errors.InvalidArgumentError(None, None, text)
-        return _StagedTable(identity, self)
-
-
-class _StagedTable(StagedContent):
-    """A table's new content."""
-
-    def __init__(self, identity, part):
-        self.identity, self.target = identity, part.table
-        self.commit, self.drop = part.commit_staged, part.drop_staged
+        commit, drop = self.commit_staged, self.drop_staged
+        return StagedContent(commit, drop, identity=identity, target=self.table)
 
 
 class StagedDump(NamedTuple):
