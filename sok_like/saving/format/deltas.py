@@ -73,11 +73,9 @@ class MergedDump:
                 most = _FREE_RUNS + 4 * num_keys, _FREE_CATCH_UPS + num_keys
                 received = len(counts), int((counts == 0).sum())
                 if received[0] > most[0] or received[1] > most[1]:
-                    required = (
-                        f"log at most {most[0]} runs of steps, {most[1]} of them of no step, for "
-                        f"{num_keys} keys"
-                    )
-                    raise durable.wrong(source.name, required, "{} and {}".format(*received))
+                    required = "log at most {} runs of steps, {} of them of no step".format(*most)
+                    text = "{} and {} for {} keys".format(*received, num_keys)
+                    raise durable.wrong(source.name, required, text)
 
     def parts(self) -> Iterator[TableShard]:
         """Keys with their data; each key is in one part."""
@@ -329,27 +327,20 @@ def _key_ranges(sources: Sequence[ShardSource]) -> Iterator[tuple[np.uint64, lis
 
 
 class _KeyReader:
-    """A source's keys that were read and not yet taken."""
+    """A source's keys that were read and not yet taken. The source checks that they ascend."""
 
     def __init__(self, source, share):
         self._source, self._step = source, max(1, int(source.num_keys * share))
-        self._begin = self._end = 0
-        self.keys = np.zeros([0], np.uint64)
+        self._begin, self.keys = 0, np.zeros([0], np.uint64)
 
     @property
     def has_more(self):
-        return self._end < self._source.num_keys
+        return self._begin + len(self.keys) < self._source.num_keys
 
     def fill(self):
-        if len(self.keys) or not self.has_more:
-            return
-        end = min(self._end + self._step, self._source.num_keys)
-        # Includes the key before them, which must be smaller.
-        first = max(0, self._begin - 1)
-        keys = self._source.keys(first, end).view(np.uint64)
-        if not (keys[1:] > keys[:-1]).all():
-            raise ValueError(f"{self._source.name} must have keys that ascend")
-        self.keys, self._end = keys[self._begin - first :], end
+        if not len(self.keys) and self.has_more:
+            end = min(self._begin + self._step, self._source.num_keys)
+            self.keys = self._source.keys(self._begin, end).view(np.uint64)
 
     def take(self, bound):
         count = int(np.searchsorted(self.keys, bound, side="right"))
