@@ -51,9 +51,10 @@ class Saver(History):
     Other errors of one rank raise on all ranks and name the rank (in a graph as
     `tf.errors.UnknownError`).
 
-    `filepath` is a folder, the same for a base and its deltas, and created if it is missing. With
-    several hosts it must be on a file system they share. A dump in it stays valid until the new one
-    is complete, and after an error is unchanged. Methods return `'OK'` if nothing else is said.
+    `embedding_variable` is an EmbeddingVariable. `filepath` is a folder, the same for a base and
+    its deltas; it is created if it is missing. With several hosts it must be on a file system they
+    share. A dump in it stays valid until the new one is complete, and after an error is unchanged.
+    Methods return `'OK'` if nothing else is said.
     """
 
     def dump_to_file(
@@ -70,8 +71,6 @@ class Saver(History):
         as by `embedding_variable.evict()`.
 
         Args:
-            embedding_variable: EmbeddingVariable.
-            filepath: Folder.
             rows_only: Omits the optimizer's state: slot rows and number of steps.
             sok1_files: When the dump is complete, also writes keys and rows into the two files that
                 SOK 1.x's Saver wrote, see `sok_like/saving/parts/sok_files.py`.
@@ -150,7 +149,6 @@ class Saver(History):
 
         Args:
             embedding_variable: EmbeddingVariable, in host memory.
-            filepath: Folder.
             since: None for a full dump. For a delta, an earlier dump in this folder: `"last"`,
                 the name that `dump` returned for it, or the optimizer's step when it was made.
 
@@ -184,7 +182,6 @@ class Saver(History):
 
         Args:
             embedding_variables: EmbeddingVariable in host memory, or a list of them.
-            filepath: Folder.
 
         Returns:
             The dump: `done` says whether the files of all ranks are written, and `finish()`
@@ -219,7 +216,6 @@ class Saver(History):
 
         Args:
             embedding_variable: EmbeddingVariable with the name and `embedding_dim` of the dump.
-            filepath: Folder.
 
         Raises:
             RuntimeError: as for `restore_from_file`, or a rank could not write.
@@ -233,7 +229,6 @@ class Saver(History):
         """Writes rows of a dense table: row i becomes the row of key i.
 
         Args:
-            embedding_variable: EmbeddingVariable.
             tensors: A tensor `[num_rows, embedding_dim]`, or a list of such tensors, which are
                 concatenated. The same on all ranks; each rank takes the keys it owns.
 

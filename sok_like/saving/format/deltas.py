@@ -73,9 +73,9 @@ class MergedDump:
                 most = _FREE_RUNS + 4 * num_keys, _FREE_CATCH_UPS + num_keys
                 received = len(counts), int((counts == 0).sum())
                 if received[0] > most[0] or received[1] > most[1]:
-                    required = "log at most {} runs of steps, {} of them of no step".format(*most)
-                    text = "{} and {} for {} keys".format(*received, num_keys)
-                    raise durable.wrong(source.name, required, text)
+                    text = "log at most {} runs of steps, {} of them of no step, for {} keys"
+                    required = text.format(*most, num_keys)
+                    raise durable.wrong(source.name, required, "{} and {}".format(*received))
 
     def parts(self) -> Iterator[TableShard]:
         """Keys with their data; each key is in one part."""
