@@ -152,17 +152,14 @@ def lookup_here(
         if f.owner == BY_KEY
     ]
     by_key = iter(hash_lookup.lookup(hashed, training=training, name=name))
-    dense = iter(_lookup_dense([f for f in features if f.owner != BY_KEY]))
-    return [next(by_key if f.owner == BY_KEY else dense) for f in features]
-
-
-def _lookup_dense(features):
-    ids = [require_in_range(f.keys, f.key_limit, f.table_name) + f.row_offset for f in features]
-    places, _ = _gather(features, ids)
-    return [
-        combined(*place, feature.combiner, feature.row_splits)
-        for feature, place in zip(features, places, strict=True)
-    ]
+    dense = [f for f in features if f.owner != BY_KEY]
+    numbers = [require_in_range(f.keys, f.key_limit, f.table_name) + f.row_offset for f in dense]
+    places, _ = _gather(dense, numbers)
+    of_dense = (
+        combined(rows, inverse, f.combiner, f.row_splits)
+        for f, (rows, inverse) in zip(dense, places, strict=True)
+    )
+    return [next(by_key if f.owner == BY_KEY else of_dense) for f in features]
 
 
 def in_range(features: Sequence[ShardFeature]) -> tuple[list[ShardFeature], list[tf.Tensor]]:

@@ -100,9 +100,10 @@ class FlatIds:
         self.combiner = combiner or "none"
         if pad_key is not None:
             # Without a combiner each position is a sample of one key, or of none if it is padding.
-            splits = None if combiner is None else self.row_splits
-            self.ids, self.row_splits = without(pad_key, self.ids, splits)
-            self.combiner = combiner or "sum"
+            is_key = valid(self.ids, pad_key)
+            before = tf.concat([[0], tf.cumsum(tf.cast(is_key, tf.int64))], 0)
+            self.row_splits = before if combiner is None else tf.gather(before, self.row_splits)
+            self.ids, self.combiner = tf.boolean_mask(self.ids, is_key), combiner or "sum"
 
     def restore(self, rows: tf.Tensor) -> Any:
         """Rows `[num_keys, dim]`, or combined `[batch, dim]`, in the shape of the output."""
@@ -235,16 +236,6 @@ def valid(keys: tf.Tensor, pad_key: int | str) -> tf.Tensor:
         return tf.not_equal(keys, keys_of(pad_key))
     bits = (pad_key + 2**63) % 2**64 - 2**63  # of uint64 as int64, as in `as_keys`
     return tf.not_equal(keys, tf.constant(bits, tf.int64))
-
-
-def without(
-    pad_key: int | str, keys: tf.Tensor, row_splits: tf.Tensor | None
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Keys without padding, and their row splits; None: each key was a sample of its own."""
-    is_key = valid(keys, pad_key)
-    before = tf.concat([[0], tf.cumsum(tf.cast(is_key, tf.int64))], 0)
-    splits = before if row_splits is None else tf.gather(before, row_splits)
-    return tf.boolean_mask(keys, is_key), splits
 
 
 def mask_of(ids: Any, pad_key: int | str | None, shape: Any = None) -> Any:
