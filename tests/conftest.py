@@ -6,11 +6,12 @@ import os
 import pathlib
 import shutil
 import sys
+import tempfile
 
 import pytest
 
-from tests import asked_checks, checks, cores, emulated, fake_gpu
-from tests.ranks import RanksFailed, once_per_run, skip_many_ranks
+from tests import cores, emulated, fake_gpu, ready_ranks
+from tests.ranks import RanksFailed, skip_many_ranks
 
 # Before anything imports TensorFlow, which reads it once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -30,6 +31,7 @@ def pytest_configure(config):
 
 
 def pytest_sessionfinish(session):
+    ready_ranks.close()
     gc.freeze()  # pytest collects garbage in the end, of hundreds of traces
     if not hasattr(session.config, "workerinput"):
         shutil.rmtree(cores.folder_of(os.getpid()), ignore_errors=True)
@@ -55,9 +57,7 @@ def may_have_device(folder=pathlib.Path("/dev")):
     return any(folder.glob("nvidia[0-9]*")) or (folder / "dxg").exists()
 
 
-def pytest_collection_finish(session):
-    global _selected
-    _selected = session.items  # the same in every worker
+def pytest_collection_finish():
     if "tensorflow" in sys.modules:  # as in every worker, but not in the process that has workers
         cores.tune_no_datasets()
 
@@ -96,46 +96,59 @@ def sok():
     initialize.reset()
 
 
-@functools.cache
-def _results_of_one_rank(check):
-    """In this process, which runs a check when a test first asks for it."""
-    return [checks.run(1, [check], str(cores.folder() / "files"))]
+_done = {}
 
 
-_results_on_threads = functools.cache(checks.run_on_threads)
+def _made(*call):
+    """What the ranks return or raise: nothing is done twice."""
+    key = (*call[:-1], repr(call[-1]))
+    if key not in _done:
+        _done[key] = _run(*call)
+    return _done[key]
 
 
-@functools.cache
-def _results(world_size):
-    """What the ranks returned, or the exception that ended them: nothing is launched twice."""
-    groups = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}  # meshes with two axes are groups of ranks
-    only = [c for c in asked_checks.of(_selected, world_size) if not checks.on_threads(c)]
-    arguments = {"world_size": world_size, "only": only, "folder": str(cores.folder() / "files")}
-    return once_per_run(f"checks{world_size}", "tests.checks:run", world_size, arguments, groups)
+def _run(on_threads, world_size, function, args):
+    if world_size > 1 and not on_threads:
+        with cores.alone():
+            return ready_ranks.run(world_size, function, args)
+    from tests import thread_ranks  # loads TensorFlow
+
+    cores.clear_session()
+    cores.tune_no_datasets()
+    cores.folder().mkdir(exist_ok=True)
+    own, tempfile.tempdir = tempfile.tempdir, str(cores.folder())
+    try:
+        if world_size == 1:
+            return [function(*args)]
+        return thread_ranks.run(world_size, functools.partial(function, *args))
+    finally:
+        tempfile.tempdir = own
+
+
+def _results(on_threads, world_size, function, args):
+    if emulated.asked_for() and not fake_gpu.asked_for():
+        pytest.skip("some of the checks' tables are not for devices")
+    skip_many_ranks(world_size)
+    try:
+        found = _made(on_threads, world_size, function, args)
+    except RanksFailed as error:
+        pytest.fail(str(error), pytrace=False)
+    errors = [result for result in found if isinstance(result, BaseException)]
+    # Of a rank that has failed rather than of those that waited for it.
+    for error in sorted(errors, key=lambda error: type(error).__name__ == "Left"):
+        raise error
+    for rank, result in enumerate(found):
+        assert not isinstance(result, ready_ranks.Raised), f"rank {rank}: {result!r}"
+    return found
 
 
 @pytest.fixture
-def rank_results(sok):
-    """`rank_results(world_size, "module.check")`: what each rank found; one launch a session."""
-    if emulated.asked_for() and not fake_gpu.asked_for():
-        pytest.skip("some of the checks' tables are not for devices")
+def on_threads(sok):
+    """`on_threads(2, function, *args)`: what it returns on each rank, a thread of this process."""
+    return lambda world_size, function, *args: _results(True, world_size, function, args)
 
-    def results(world_size, check):
-        skip_many_ranks(world_size)
-        if checks.is_slow(world_size, check):
-            pytest.skip(f"{check} on {world_size} ranks is for SLOW=1")
-        if world_size > 1 and checks.on_threads(check):
-            ranks = [{check: result} for result in _results_on_threads(world_size, check)]
-        else:
-            ranks = _results_of_one_rank(check) if world_size == 1 else _results(world_size)
-        if isinstance(ranks, RanksFailed):
-            pytest.fail(str(ranks), pytrace=False)
-        assert all(check in result for result in ranks), (
-            f"{check} was not made: tests/asked_checks.py"
-        )
-        found = [result[check] for result in ranks]
-        for rank, result in enumerate(found):
-            assert type(result).__name__ != "Raised", f"rank {rank}: {result!r}"
-        return [checks.computed(result) for result in found]
 
-    return results
+@pytest.fixture
+def on_processes(sok):
+    """`on_processes(2, function, *args)`: what it returns on each rank, a process."""
+    return lambda world_size, function, *args: _results(False, world_size, function, args)

@@ -1,6 +1,5 @@
 """What one rank of `tests.ranks.run_ranks` runs: python -m tests.rank_main TARGET FOLDER ARGS"""
 
-import atexit
 import importlib
 import json
 import os
@@ -13,7 +12,8 @@ import traceback
 from tests import cores
 
 
-def _rank():
+def rank_of_process():
+    """That of this process."""
     for name in ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"):
         if name in os.environ:
             return int(os.environ[name])
@@ -38,7 +38,7 @@ def _run(target, args, log):
 def main():
     cores.collect_seldom()
     target, folder, args = sys.argv[1], pathlib.Path(sys.argv[2]), json.loads(sys.argv[3])
-    rank = _rank()
+    rank = rank_of_process()
     (folder / f"rank{rank}.pid").write_text(str(os.getpid()))
     log = folder / f"rank{rank}.log"
     # At the level of file descriptors, because the C++ side writes too.
@@ -62,11 +62,6 @@ def main():
     aside = folder / f"rank{rank}.aside"
     aside.write_bytes(result)
     aside.rename(folder / f"rank{rank}.pickle")
-    if target == "tests.checks:run":
-        # Python would take the graphs of all checks apart, one by one. Other targets end as a
-        # program does.
-        atexit._run_exitfuncs()
-        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ The function runs in `tests/rank_main.py`, after nothing but the standard librar
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import pathlib
@@ -92,26 +91,15 @@ def run_ranks(
     launch = cores.alone if alone else contextlib.nullcontext
     with launch(), tempfile.TemporaryDirectory(prefix="sok_ranks_") as folder:
         folder = pathlib.Path(folder)
-        main = [sys.executable, "-m", "tests.rank_main", str(target), str(folder), json.dumps(args)]
-        line = launch_line(num_ranks, launcher) if isinstance(launcher, str) else launcher
-        process = subprocess.Popen(
-            ending_with_this_process([*line, *main]),
-            cwd=ROOT,
-            env=_environment(env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        process = start(target, num_ranks, folder, launcher=launcher, args=args, env=env)
         late = False
         try:
             launcher_output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             late = True
-            launcher_output = _stop(process, folder)
+            launcher_output = stop(process, folder)
         except BaseException:  # pytest-timeout or Ctrl-C: leave no process behind
-            _stop(process, folder)
+            stop(process, folder)
             raise
         silent = [r for r in range(num_ranks) if not (folder / f"rank{r}.pickle").exists()]
         if late or process.returncode != 0 or silent:
@@ -119,30 +107,31 @@ def run_ranks(
             what = f"ran longer than {timeout} s: {slow_machine()}" if late else what
             raise RanksFailed(
                 f"{target} on {num_ranks} ranks ({launcher}) {what}.\n"
-                + _outputs(folder, num_ranks)
+                + outputs(folder, num_ranks)
                 + f"--- {launcher}\n{launcher_output[-_TAIL:]}"
             )
         return [_result(folder, rank) for rank in range(num_ranks)]
 
 
+def start(target, num_ranks, folder, *, launcher="mpirun", args=None, env=None):
+    """The process of the launcher, whose ranks write into `folder`; see `run_ranks`."""
+    main = [sys.executable, "-m", "tests.rank_main", str(target), str(folder), json.dumps(args)]
+    line = launch_line(num_ranks, launcher) if isinstance(launcher, str) else launcher
+    return subprocess.Popen(
+        ending_with_this_process([*line, *main]),
+        cwd=ROOT,
+        env=_environment(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
 def ending_with_this_process(command):
     """The command, which gets SIGTERM when this process ends, killed or not."""
     return [sys.executable, "-S", "-c", _ENDS_WITH, str(os.getpid()), *command]
-
-
-def once_per_run(name, target, num_ranks, args=None, env=None):
-    """`run_ranks`, launched by the first worker of a test run that asks; or what it raised."""
-    cores.folder().mkdir(exist_ok=True)
-    results = cores.folder() / f"{name}.pickle"
-    with cores.lent(), open(cores.folder() / f"{name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not results.exists():
-            try:
-                found = run_ranks(target, num_ranks, args=args, env=env)
-            except RanksFailed as error:
-                found = error
-            results.write_bytes(pickle.dumps(found))
-    return pickle.loads(results.read_bytes())
 
 
 def slow_machine():
@@ -168,7 +157,7 @@ def _environment(env):
     }
 
 
-def _stop(process, folder):
+def stop(process, folder):
     """Ends the launcher and every rank, and returns what the launcher printed."""
     process.send_signal(signal.SIGTERM)  # lets the launcher end its ranks
     try:
@@ -185,7 +174,7 @@ def _stop(process, folder):
     return process.communicate()[0]
 
 
-def _outputs(folder, num_ranks):
+def outputs(folder, num_ranks):
     parts = []
     for rank in range(num_ranks):
         log = folder / f"rank{rank}.log"

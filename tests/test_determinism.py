@@ -5,48 +5,83 @@ import os
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.checks import parity, shards
+from sok_like.runtime.ranks import comm
+from tests.checks import parity
 
-each_world = pytest.mark.parametrize(
-    "world_size", [1, *(pytest.param(n, marks=pytest.mark.ranks) for n in (2, 3))]
+KEYS = np.array([0, 1, 2, 3, -1, -2, 7, 2**40 + 5, -(2**63), 2**63 - 1, 11, 12], np.int64)
+ROW_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+
+
+def read_and_inserted(sok, initializer):
+    """Rows of KEYS: read, then inserted in an order of each rank's own, and exported."""
+    layer = sok.All2AllDenseEmbedding(
+        None, 5, 1, 1, dynamic_input=True, embedding_initializer=initializer, name="fresh"
+    )
+    read = layer(tf.constant(KEYS), training=False).numpy()
+    order = np.random.default_rng(comm.current().rank).permutation(len(KEYS))
+    for part in np.array_split(order, 3):
+        layer(tf.constant(KEYS[part]), training=True)
+    after = layer(tf.constant(KEYS), training=False).numpy()
+    return read, after, *(part.numpy() for part in sok.export(layer.embedding_variable))
+
+
+@pytest.mark.parametrize(
+    "initializer",
+    ["random_uniform", "random_normal", "truncated_normal", "glorot_uniform", "ones"],
 )
-
-
-@each_world
-@pytest.mark.parametrize("initializer", shards.INITIALIZERS)
-def test_initial_rows(rank_results, world_size, initializer):
-    alone = rank_results(1, "shards.initial_rows")[0][initializer]["read"]
-    exported = {}
-    for result in rank_results(world_size, "shards.initial_rows"):
-        rows = result[initializer]
-        assert rows["read"].tobytes() == alone.tobytes()
-        assert rows["after"].tobytes() == alone.tobytes()
-        exported.update(zip(rows["exported"][0].tolist(), rows["exported"][1], strict=True))
-    assert set(exported) == set(shards.KEYS.tolist())
-    for key, row in zip(shards.KEYS.tolist(), alone, strict=True):
+def test_initial_rows(sok, on_threads, initializer):
+    alone, exported = read_and_inserted(sok, initializer)[0], {}
+    for read, after, keys, rows in on_threads(3, read_and_inserted, sok, initializer):
+        assert read.tobytes() == after.tobytes() == alone.tobytes()
+        exported.update(zip(keys.tolist(), rows, strict=True))
+    assert set(exported) == set(KEYS.tolist())
+    for key, row in zip(KEYS.tolist(), alone, strict=True):
         assert exported[key].tobytes() == row.tobytes()
 
 
-@pytest.mark.ranks
-def test_rows_of_16_bits(rank_results):
-    ranks = rank_results(2, "shards.rows_of_16_bits")
-    for dtype, alone in shards.rows_of_16_bits().items():
-        together = {key: row for rank in ranks for key, row in rank[dtype].items()}
-        assert len(together) == len(shards.KEYS)
-        assert together == alone
-        for row in together.values():
-            values = np.array(row, np.float32)
-            np.testing.assert_array_equal(values, values.astype(shards.ROW_DTYPES[dtype]))
+def rows_of_16_bits(sok, dtype):
+    """What a rank exports after steps in which each key is looked up by one rank."""
+    ranks = comm.current()
+    layer = sok.All2AllDenseEmbedding(
+        *(None, 5, 1, 1, True), name=f"rows_{dtype}", row_dtype=dtype, gradient_scale="sum"
+    )
+    variable = layer.embedding_variable
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
+    for step in range(4):
+        weights = np.random.default_rng(step).normal(size=[len(KEYS), 5]).astype(np.float32)
+        mine = (np.arange(len(KEYS)) - ranks.rank - step) % ranks.world_size == 0
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant(KEYS[mine])) * weights[mine])
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+    keys, rows = (t.numpy() for t in sok.export(variable))
+    return dict(zip(keys.tolist(), rows.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", ROW_DTYPES)
+def test_rows_of_16_bits(sok, on_threads, dtype):
+    together = {}
+    for of_rank in on_threads(2, rows_of_16_bits, sok, dtype):
+        together.update(of_rank)
+    assert len(together) == len(KEYS) and together == rows_of_16_bits(sok, dtype)
+    for row in together.values():
+        values = np.array(row, np.float32)
+        np.testing.assert_array_equal(values, values.astype(ROW_DTYPES[dtype]))
+
+
+def trained(number):
+    """The whole outcome of a training."""
+    return parity.train("lazy_adam", "sum", "odd")
 
 
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
-def test_two_runs_of_one_seed(rank_results, world_size):
-    first = rank_results(world_size, "parity." + ".".join(parity.TWICE))
-    second = rank_results(world_size, "shards.train_again")
-    for one, other in zip(first, second, strict=True):
+def test_two_runs_of_one_seed(on_processes, world_size):
+    runs = [on_processes(world_size, trained, number) for number in range(2)]
+    for one, other in zip(*runs, strict=True):
         for table, (_, rows) in one["export"].items():
             assert rows.tobytes() == other["export"][table][1].tobytes()
         for table, weights in one["heads"].items():
@@ -55,15 +90,26 @@ def test_two_runs_of_one_seed(rank_results, world_size):
 
 
 def test_tables_of_one_name_start_alike_and_of_two_names_do_not(sok):
-    rows = [sok.EmbeddingVariable(5, name=n).find(shards.KEYS)[0].numpy() for n in ("a", "a", "b")]
+    rows = [sok.EmbeddingVariable(5, name=n).find(KEYS)[0].numpy() for n in ("a", "a", "b")]
     assert (rows[0] == rows[1]).all()
     assert (rows[0] != rows[2]).all()
 
 
-@each_world
-def test_layers_of_one_name_in_one_step_keep_apart(rank_results, world_size):
-    for found in rank_results(world_size, "shards.tables_of_one_name"):
+def test_layers_of_one_name_in_one_step_keep_apart(sok, on_threads):
+    def check():
+        zeros = {"embedding_initializer": "zeros", "name": "twin"}
+        layers = [sok.All2AllDenseEmbedding(*(None, 2, 1, 1, True), **zeros) for _ in range(2)]
+        for i, layer in enumerate(layers):
+            sok.assign(layer.embedding_variable, KEYS, np.full([len(KEYS), 2], i + 1.0))
+
+        @tf.function
+        def both(keys):
+            return [layer(keys, training=False) for layer in layers]
+
+        found = both(tf.constant(KEYS[:5]))
         assert [np.unique(rows).tolist() for rows in found] == [[1.0], [2.0]]
+
+    on_threads(2, check)
 
 
 _PROGRAM = """

@@ -2,168 +2,430 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.checks import drift
+import sok_like as sok
+from sok_like import dist_model_parallel as dmp
 
 pytestmark = pytest.mark.keras
-two = pytest.param(2, marks=pytest.mark.ranks)
-each_world = pytest.mark.parametrize("world_size", [1, two])
-on_ranks = pytest.mark.parametrize("world_size", [two])
+SCORES = {0: [1.0, 0.5, 0.2, 0.1], 1: [1.0, 2.0, 3.0, 4.0]}  # rank: a metric, by epoch
+RATE = 0.1
+
+
+def head(start):
+    """The same on all ranks, unless its weights start from another number."""
+    kernel = tf.keras.initializers.Constant(start)
+    return tf.keras.layers.Dense(1, name="head", kernel_initializer=kernel)
+
+
+def make_model(start=1.0):
+    keys = tf.keras.Input([2], dtype="int64")
+    rows = sok.DistributedEmbedding("sum", None, 2, slot_num=2, max_nnz=1)(keys)
+    return tf.keras.Model(keys, head(start)(tf.keras.layers.Flatten()(rows)))
+
+
+class Unbuilt(tf.keras.Model):
+    """Has no weights of its own before its first call."""
+
+    def __init__(self, start):
+        super().__init__()
+        self.rows = sok.DistributedEmbedding("sum", None, 2, slot_num=2, max_nnz=1)
+        self.head = head(start)
+
+    def call(self, keys):
+        return self.head(tf.reshape(self.rows(keys), [-1, 4]))
+
+
+def fit(model, callbacks, epochs=1, steps=3):
+    """`fit` on keys of all ranks; the optimizer, wrapped."""
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
+    model.compile(optimizer, "mse")
+    rng = np.random.default_rng(sok.rank())
+    keys = rng.integers(0, 9, [4 * steps, 2])
+    targets = rng.normal(size=[4 * steps, 1]).astype(np.float32)
+    model.fit(keys, targets, batch_size=4, epochs=epochs, callbacks=callbacks, verbose=0)
+    return optimizer
+
+
+# ---- callbacks ----
+
+
+class Scores(tf.keras.callbacks.Callback):
+    """Reports the rank's score as a metric of each epoch, and keeps its loss."""
+
+    def __init__(self, **more):
+        super().__init__()
+        self.losses, self.more = [], more
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["score"] = SCORES[sok.rank()][epoch]
+        logs.update(self.more)
+        self.losses.append(float(logs["loss"]))
 
 
 def expected_of_scores(scores):
     """Epochs and final rate of Keras' two callbacks on one list of scores."""
-    best, rate, waited, waited_to_stop = np.inf, drift.RATE, 0, 0
+    best, rate, waited = np.inf, RATE, 0
     for epoch, score in enumerate(scores):
         if score < best - 1e-4:
-            best, waited, waited_to_stop = score, 0, 0
+            best, waited = score, 0
             continue
-        waited, waited_to_stop = waited + 1, waited_to_stop + 1
-        if waited >= 1:
-            rate, waited = rate * 0.5, 0
-        if waited_to_stop >= 2:
+        waited, rate = waited + 1, rate * 0.5
+        if waited >= 2:
             return epoch + 1, rate
     return len(scores), rate
 
 
-@each_world
-def test_metric_average(rank_results, world_size):
-    ranks = rank_results(world_size, "drift.metric_average")
-    scores = np.mean([drift.SCORES[rank] for rank in range(world_size)], axis=0)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_metric_average(on_threads, world_size):
+    def check():
+        own, seen = Scores(), []
+        see = tf.keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: seen.append((logs["score"], logs["loss"]))
+        )
+        score, kinds = {"monitor": "score", "mode": "min"}, tf.keras.callbacks
+        callbacks = [own, sok.callbacks.MetricAverage(), see]
+        callbacks += [kinds.ReduceLROnPlateau(patience=1, factor=0.5, **score)]
+        callbacks += [kinds.EarlyStopping(patience=2, **score)]
+        optimizer = fit(make_model(), callbacks, epochs=4)
+        return own.losses, seen, float(np.asarray(optimizer.learning_rate))
+
+    ranks = on_threads(world_size, check)
+    scores = np.mean([SCORES[rank] for rank in range(world_size)], axis=0)
     epochs, rate = expected_of_scores(scores)
-    losses = np.mean([rank["losses"] for rank in ranks], axis=0)
-    for rank in ranks:
-        assert rank["seen"] == ranks[0]["seen"]  # to the bit
-        np.testing.assert_allclose(rank["seen"], np.stack([scores[:epochs], losses], 1), rtol=1e-6)
-        assert rank["rate"] == pytest.approx(rate)
+    losses = np.mean([own for own, _, _ in ranks], axis=0)
+    for _, seen, found in ranks:
+        assert seen == ranks[0][1]  # to the bit
+        np.testing.assert_allclose(seen, np.stack([scores[:epochs], losses], 1), rtol=1e-6)
+        assert found == pytest.approx(rate)
     if world_size > 1:
-        assert ranks[0]["losses"] != ranks[1]["losses"] and epochs < 4 and rate < drift.RATE
+        assert ranks[0][0] != ranks[1][0] and epochs < 4 and rate < RATE
 
 
-@each_world
-def test_metric_average_stands_before_those_that_act(rank_results, world_size):
-    for kind, message in rank_results(world_size, "drift.order_of_callbacks"):
-        assert kind == "ValueError" and "EarlyStopping before it" in message
+def test_metric_average_stands_before_those_that_act(on_threads):
+    def check():
+        stopping = tf.keras.callbacks.EarlyStopping("loss")
+        with pytest.raises(ValueError, match="EarlyStopping before it"):
+            fit(make_model(), [stopping, sok.callbacks.MetricAverage()])
+
+    on_threads(2, check)
 
 
-@on_ranks
-def test_metrics_of_other_names(rank_results, world_size):
-    for kind, message in rank_results(world_size, "drift.other_metrics"):
-        assert kind == "ValueError" and "same on all ranks" in message, message
-        assert "Received, by rank: [['" in message and "'another'" in message
+def test_metrics_of_other_names(on_threads):
+    def check():
+        more = {"another": 1.0} if sok.rank() else {}
+        words = r"(?s)same on all ranks.*Received, by rank: \[\['.*'another'"
+        with pytest.raises(ValueError, match=words):
+            fit(make_model(), [Scores(**more), sok.callbacks.MetricAverage()])
+
+    on_threads(2, check)
 
 
-@each_world
-@pytest.mark.parametrize("kind", ["built", "unbuilt"])
-def test_broadcast_variables(rank_results, kind, world_size):
-    ranks = rank_results(world_size, f"drift.broadcast_{kind}")
-    for rank in ranks:
-        assert rank["after"] == ranks[0]["after"]
-        assert len(rank["after"]) >= 3
-    if world_size > 1:
-        if len(ranks[0]["before"]) == 4:  # all steps, and the end
-            assert ranks[1]["before"][0] != ranks[0]["before"][0]
-            assert ranks[1]["after"][0] == ranks[0]["before"][0]
-        # Nothing but the first step moved them apart.
-        assert ranks[0]["after"][-1] != ranks[0]["after"][0]
+class Head(tf.keras.callbacks.Callback):
+    """The weights of the layer "head" as steps begin, and after the last."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernels = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.model.built:
+            head = next(layer for layer in self.model.layers if layer.name == "head")
+            self.kernels.append(head.get_weights()[0][:, 0].tolist())
+
+    def on_train_end(self, logs=None):
+        self.on_train_batch_begin(None)
 
 
-@each_world
-def test_broadcast_from_no_such_rank(rank_results, world_size):
-    for found in rank_results(world_size, "drift.no_such_root"):
-        for kind, message in found:
-            assert kind == "ValueError" and f"[0, {world_size})" in message
+@pytest.mark.parametrize("make", [make_model, Unbuilt])
+def test_broadcast_variables(on_threads, make):
+    def check():
+        model, before, after = make(1.0 + sok.rank()), Head(), Head()
+        fit(model, [before, sok.callbacks.BroadcastVariables(np.int64(0)), after])
+        return before.kernels, after.kernels
+
+    ranks = on_threads(2, check)
+    for _, after in ranks:
+        assert after == ranks[0][1]
+        assert len(after) >= 3
+    if make is make_model:  # all steps, and the end
+        assert ranks[1][0][0] != ranks[0][0][0]
+        assert ranks[1][1][0] == ranks[0][0][0]
+    # Nothing but the first step moved them apart.
+    assert ranks[0][1][-1] != ranks[0][1][0]
 
 
-@on_ranks
-def test_broadcast_of_other_models(rank_results, world_size):
-    for kind, message in rank_results(world_size, "drift.other_models"):
-        assert kind == "ValueError" and "first that differs is number 0" in message
-        assert "head" in message and "kernel" in message
+@pytest.mark.parametrize("root", [-1, 99, None])
+def test_broadcast_from_no_such_rank(sok, root):
+    with pytest.raises(ValueError, match=r"\[0, 1\)"):
+        sok.callbacks.BroadcastVariables(root)
 
 
-@each_world
-def test_equal_weights_are_not_refused(rank_results, world_size):
-    assert rank_results(world_size, "drift.same_start") == [None] * world_size
+def test_broadcast_of_other_models(on_threads):
+    def check():
+        keys = tf.keras.Input([2])
+        model = tf.keras.Model(keys, tf.keras.layers.Dense(1 + sok.rank(), name="head")(keys))
+        with pytest.raises(ValueError, match="(?s)first that differs is number 0.*head.*kernel"):
+            fit(model, [sok.callbacks.BroadcastVariables()])
+
+    on_threads(2, check)
 
 
-@on_ranks
-def test_weights_that_start_different_are_named(rank_results, world_size):
-    for kind, message in rank_results(world_size, "drift.other_start"):
-        assert kind == "InvalidArgumentError"
-        assert "start alike" in message and "head" in message and "kernel" in message
+def test_weights_that_start_different_are_named(on_threads):
+    def check():
+        fit(make_model(), [])
+        words = "(?s)start alike.*head.*kernel"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            fit(make_model(1.0 + sok.rank()), [])
+
+    on_threads(2, check)
 
 
-@on_ranks
-def test_layers_adapted_to_other_data_are_named(rank_results, world_size):
-    ranks = rank_results(world_size, "drift.adapted")
-    for found in ranks:
-        assert found["predictions"] == ranks[0]["predictions"]
-        for name in ("StringLookup", "TextVectorization", "Normalization"):
-            assert found[name, True] is None
-            kind, message = found[name, False]
-            assert kind == "InvalidArgumentError" and "`adapt` with the same data" in message
-            words = name if name == "Normalization" else "lookup"
-            assert words.lower() in message.partition("Received: layer")[2]
+def adapted_model(kind, data):
+    """A model of one layer of this kind, adapted, and a table."""
+    is_text = kind != "Normalization"
+    data = data.astype(str) if is_text else data.astype(np.float32)[:, np.newaxis]
+    options = {"output_sequence_length": 1} if kind == "TextVectorization" else {}
+    layer = getattr(tf.keras.layers, kind)(**options)
+    layer.adapt(data)
+    inputs = tf.keras.Input([1], dtype="string" if is_text else "float32")
+    learned = layer(inputs)
+    keys = learned if is_text else tf.keras.layers.Discretization([0.0])(learned)
+    rows = tf.keras.layers.Flatten()(sok.HashEmbedding(2)(keys))
+    if not is_text:
+        rows = tf.keras.layers.Concatenate()([rows, learned])
+    model = tf.keras.Model(inputs, head(1.0)(rows))
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE)), "mse")
+    return model
 
 
-@on_ranks
-@pytest.mark.parametrize("kind", drift.STATISTICS)
-def test_moving_statistics_are_averaged(rank_results, kind, world_size):
+def fit_adapted(model, kind, callbacks=()):
+    inputs = np.arange(1.0, 7.0, dtype=np.float32)[:, np.newaxis]
+    if kind != "Normalization":
+        inputs = tf.constant(inputs.astype(str))
+    model.fit(inputs, np.ones([6, 1]), batch_size=2, callbacks=[*callbacks], verbose=0)
+
+
+@pytest.mark.parametrize("kind", ["StringLookup", "TextVectorization", "Normalization"])
+def test_layers_adapted_to_other_data_are_named(on_threads, kind):
+    def check():
+        data = np.arange(1.0, 5.0)
+        fit_adapted(adapted_model(kind, data), kind)
+        name = kind.lower() if kind == "Normalization" else "lookup"
+        words = f"(?is)`adapt` with the same data.*Received: layer.*{name}"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            fit_adapted(adapted_model(kind, data * (1 + sok.rank())), kind)
+
+    on_threads(2, check)
+
+
+def test_broadcast_variables_brings_what_a_normalization_has_learned(on_threads):
+    def check():
+        model = adapted_model("Normalization", np.arange(4.0) * (1 + sok.rank()))
+        fit_adapted(model, "Normalization", [sok.callbacks.BroadcastVariables()])
+        return model.predict(np.ones([2, 1], np.float32), verbose=0).tolist()
+
+    first, second = on_threads(2, check)
+    assert first == second
+
+
+def samples(of_rank):
+    return np.random.default_rng(of_rank).normal(of_rank, 1 + of_rank, [3, 4, 2]).astype("float32")
+
+
+@pytest.mark.parametrize("kind", ["fit", "eager", "graph", "graph_within", "no_weights"])
+def test_moving_statistics_are_averaged(on_threads, kind):
     mean, variance = np.ones(2), np.ones(2)  # as set before
-    for batches in zip(*map(drift.samples, range(world_size)), strict=True):
+    for batches in zip(samples(0), samples(1), strict=True):
         mean = 0.5 * mean + 0.5 * np.mean([batch.mean(0) for batch in batches], 0)
         variance = 0.5 * variance + 0.5 * np.mean([batch.var(0) for batch in batches], 0)
-    for found in rank_results(world_size, "drift.moving_statistics"):
-        np.testing.assert_allclose(found[kind], [mean, variance], rtol=1e-5)
-        error, message = found["error"]
-        assert error == "NotImplementedError" and "synchronized=True on layer" in message
+
+    def check():
+        options = {"center": False, "scale": False} if kind == "no_weights" else {}
+        normalize = tf.keras.layers.BatchNormalization(momentum=0.5, **options)
+        inputs, batches = tf.keras.Input([2]), samples(sok.rank())
+        model = tf.keras.Model(inputs, head(1.0)(normalize(inputs)))
+        model.set_weights([np.ones_like(w) for w in model.get_weights()])
+        if kind == "fit":
+            model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE)), "mse")
+            fitting = {"batch_size": 4, "shuffle": False, "verbose": 0}
+            model.fit(batches.reshape(12, 2), np.ones([12, 1], np.float32), **fitting)
+        else:
+            train_batches(model, batches)
+        found = [np.array(weight) for weight in normalize.get_weights()[-2:]]
+        np.testing.assert_allclose(found, [mean, variance], rtol=1e-5)
+
+    def train_batches(model, batches):
+        optimizer = tf.keras.optimizers.SGD(RATE)
+        optimizer.build(model.trainable_variables)
+
+        def in_training(batch):
+            return model(batch, training=True)
+
+        in_training = tf.function(in_training) if kind == "graph_within" else in_training
+
+        def step(batch):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(in_training(batch) - 1.0))
+            tape = dmp.DistributedGradientTape(tape)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+        step = tf.function(step) if kind == "graph" else step
+        for batch in batches:
+            step(tf.constant(batch))
+
+    on_threads(2, check)
 
 
-@on_ranks
-def test_rates_that_differ(rank_results, world_size):
-    for found in rank_results(world_size, "drift.other_rates"):
-        for name in ("eager", "graph"):
-            first, second, third = found[name]
-            assert first is None and second is None
-            kind, message = third
-            assert kind == "InvalidArgumentError" and "learning rate must be the same" in message
-            assert "0.1" in message and "0.05" in message
-            np.testing.assert_allclose(found[f"{name}_weight"], [0.8, 1.8], rtol=1e-6)
+def test_synchronized_statistics_are_refused(on_threads):
+    def check():
+        synchronized = tf.keras.layers.BatchNormalization(synchronized=True)
+        with pytest.raises(NotImplementedError, match="synchronized=True on layer"):
+            synchronized(tf.ones([2, 2]), training=True)
+
+    on_threads(2, check)
 
 
-@on_ranks
-@pytest.mark.parametrize("check", ["other_rates_in_session", "other_rates_of_tables_in_session"])
-def test_rates_that_differ_in_a_session(rank_results, check, world_size):
-    for first, second, third in rank_results(world_size, f"drift.{check}"):
-        assert first is None and second is None
-        assert third[0] == "InvalidArgumentError" and "learning rate" in third[1]
+# ---- rates ----
 
 
-@on_ranks
-@pytest.mark.parametrize("name", drift.RATES)
-def test_rates_of_tables_that_differ(rank_results, name, world_size):
-    for rank, found in enumerate(rank_results(world_size, "drift.other_rates_of_tables")):
-        steps, (kind, message) = found[name]
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rates_that_differ(on_threads, compiled):
+    def check():
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
+        weight = tf.Variable([1.0, 2.0])
+
+        def step():
+            optimizer.apply_gradients([(tf.ones([2]), weight)])
+
+        if compiled:
+            optimizer.build([weight])
+            step = tf.function(step)
+        step()
+        step()
+        if sok.rank() == 1:
+            optimizer.learning_rate.assign(RATE / 2)
+        words = r"(?s)learning rate must be the same.*0\.1.*0\.05"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            step()
+        np.testing.assert_allclose(weight, [0.8, 1.8], rtol=1e-6)
+
+    on_threads(2, check)
+
+
+@pytest.mark.parametrize("of_table", [False, True])
+def test_rates_that_differ_in_a_session(on_threads, of_table):
+    v1 = tf.compat.v1
+
+    def check():
+        with tf.Graph().as_default(), v1.Session() as session:
+            if of_table:
+                weight = sok.EmbeddingVariable(1, name="rates", initializer="zeros")
+                (loss,) = sok.group_embedding_lookup([weight], [tf.constant([1, 2], tf.int64)])
+            else:
+                weight = loss = v1.get_variable("weight", initializer=[1.0])
+            rate = v1.placeholder(tf.float32, [])
+            optimizer = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(rate))
+            train = optimizer.minimize(tf.reduce_sum(loss), var_list=[weight])
+            session.run(v1.global_variables_initializer())
+            session.run(train, {rate: RATE})
+            session.run(train, {rate: RATE})
+            with pytest.raises(tf.errors.InvalidArgumentError, match="learning rate"):
+                session.run(train, {rate: RATE / (1 + sok.rank())})
+
+    on_threads(2, check)
+
+
+def flat_layer(name):
+    options = {"embedding_initializer": "zeros", "gradient_scale": "sum", "name": name}
+    return sok.All2AllDenseEmbedding(None, 1, 1, 1, dynamic_input=True, **options)
+
+
+def table_steps(layer, optimizer, more=(), compiled=False):
+    """A function that takes a step of a table, which rank 0 alone has no keys of, and of `more`."""
+    keys = tf.constant([1, 2, 3][: 3 * sok.rank()], tf.int64)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(keys)) + sum(tf.reduce_sum(v) for v in more)
+        variables = [*layer.trainable_variables, *more]
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    if compiled:
+        optimizer.build([*layer.trainable_variables, *more])
+        return tf.function(step)
+    return step
+
+
+def steps_until_told(step, optimizer):
+    """Steps that end, where rank 1 changes its rate after two."""
+    for ended in range(6):
+        if ended == 2 and sok.rank() == 1:
+            optimizer.learning_rate.assign(RATE / 2)
+        try:
+            step()
+        except tf.errors.FailedPreconditionError as error:
+            assert "learning_rate_changed_on_this_rank" in error.message
+            return ended
+    return None
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", ["alone", "not averaged", "dmp"])
+def test_rates_of_tables_that_differ(on_threads, kind, compiled):
+    def check():
+        stock, layer = tf.keras.optimizers.SGD(RATE), flat_layer("rates")
+        optimizer = sok.OptimizerWrapper(stock, average_dense_gradients=kind == "alone")
+        if kind == "dmp":
+            optimizer = dmp.DistributedOptimizer(optimizer)
+        more = [] if kind == "alone" else [tf.Variable([1.0])]
+        ended = steps_until_told(table_steps(layer, optimizer, more, compiled), optimizer)
         # Rank 0, whose rate is what it was, is told in its next lookup.
-        assert steps == 3 - rank
-        assert kind == "FailedPreconditionError" and "learning_rate_changed_on_this_rank" in message
-        expected = [-drift.RATE * steps] * len(found[f"{name}_rows"])
-        np.testing.assert_allclose(found[f"{name}_rows"], expected, rtol=1e-5)
+        assert ended == 3 - sok.rank()
+        rows = sok.export(layer.table)[1].numpy()
+        np.testing.assert_allclose(rows, np.full_like(rows, -RATE * ended), rtol=1e-5)
+
+    on_threads(2, check)
 
 
-@on_ranks
-def test_rates_of_tables_that_differ_under_fit(rank_results, world_size):
-    ranks = rank_results(world_size, "drift.other_rates_of_tables_under_fit")
-    for rank, (steps, (kind, message)) in enumerate(ranks):
-        assert steps == 3 - rank and kind == "FailedPreconditionError"
-        assert "learning_rate_changed_on_this_rank" in message
+class Change(tf.keras.callbacks.Callback):
+    """Gives this rank another rate before the third step."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 2 and sok.rank() == 1:
+            self.model.optimizer.learning_rate.assign(RATE / 2)
 
 
-@on_ranks
-def test_schedules_that_differ(rank_results, world_size):
-    for alike, differ in rank_results(world_size, "drift.other_schedules"):
-        assert alike == [None] * 20
-        assert differ[:16] == [None] * 16  # compared at steps 1 and 17
-        kind, message = differ[16]
-        assert kind == "InvalidArgumentError" and "learning rate must be the same" in message
+def test_rates_of_tables_that_differ_under_fit(on_threads):
+    def check():
+        keys = tf.keras.Input([2], dtype="int64")
+        rows = flat_layer("rates_under_fit")(tf.keras.layers.Flatten()(keys)[:, 0])
+        model, ended = tf.keras.Model(keys, rows), []
+        seen = tf.keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda *_, **__: ended.append(1)
+        )
+        words = "learning_rate_changed_on_this_rank"
+        with pytest.raises(tf.errors.FailedPreconditionError, match=words):
+            fit(model, [Change(), seen], steps=4)
+        assert len(ended) == 3 - sok.rank()
+
+    on_threads(2, check)
+
+
+def test_schedules_that_differ(on_threads):
+    """They are compared at steps 1 and 17."""
+
+    def check():
+        for name, seconds in (("alike", RATE), ("unlike", RATE / (1 + sok.rank()))):
+            schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([5], [RATE, seconds])
+            optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(schedule))
+            step = table_steps(flat_layer(name), optimizer, compiled=True)
+            for _ in range(16):
+                step()
+            if name == "alike":
+                step()
+        with pytest.raises(tf.errors.InvalidArgumentError, match="learning rate must be the same"):
+            step()
+
+    on_threads(2, check)

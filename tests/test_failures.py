@@ -1,5 +1,6 @@
 """A fault on one rank: every rank raises its message soon, and no key is lost."""
 
+import re
 import time
 
 import numpy as np
@@ -19,57 +20,45 @@ FAULTS = {
     "rows_not_multiple_of_slots": ("InvalidArgumentError", r"multiple of 2.*3.*'pairs'"),
     "table_full": ("ResourceExhaustedError", r"max_capacity=4.*2 new keys at size 3.*'full'"),
 }
-each_world = pytest.mark.parametrize(
-    "world_size", [1, *(pytest.param(n, marks=pytest.mark.ranks) for n in (2, 3))]
-)
+NAMED = {"key_out_of_range": 2, "table_full": 2, "too_many_keys": 0}  # the rank of the fault
 
 
-@each_world
-@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_rank_gets_the_message(rank_results, fault, mode, world_size):
-    import re
-
+def test_every_rank_gets_the_message_and_can_go_on(on_threads, fault, world_size):
     kind, message = FAULTS[fault]
-    for result in rank_results(world_size, f"failures.{fault}"):
-        seen = result[mode]
-        assert seen["kind"] == kind
-        assert re.search(message.format(rows=10 * world_size), seen["message"], re.S)
-        assert seen["seconds"] < LIMIT
-
-
-@each_world
-@pytest.mark.parametrize(
-    "fault, rank", [("key_out_of_range", -1), ("table_full", -1), ("too_many_keys", 0)]
-)
-def test_the_message_names_the_rank(rank_results, fault, rank, world_size):
-    if world_size == 1:
-        pytest.skip("one rank has no name")
-    for result in rank_results(world_size, f"failures.{fault}"):
-        assert f"rank {rank % world_size}" in result["eager"]["message"]
-
-
-@each_world
-@pytest.mark.parametrize("fault", FAULTS)
-def test_all_ranks_can_go_on_afterwards(rank_results, fault, world_size):
-    for result in rank_results(world_size, f"failures.{fault}"):
+    for result in on_threads(world_size, getattr(failures, fault)):
+        for mode in ("eager", "graph"):
+            seen = result[mode]
+            assert seen["kind"] == kind
+            assert re.search(message.format(rows=10 * world_size), seen["message"], re.S)
+            assert seen["seconds"] < LIMIT
+            if world_size > 1 and fault in NAMED:
+                assert f"rank {NAMED[fault]}" in seen["message"]
         assert (result["afterwards"] > 0).all()
 
 
-@each_world
-def test_full_table_loses_nothing(rank_results, world_size):
-    for result in rank_results(world_size, "failures.table_full"):
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_full_table_loses_nothing(on_threads, world_size):
+    for result in on_threads(world_size, failures.table_full):
         for before, after in zip(result["before"], result["after"], strict=True):
             np.testing.assert_array_equal(before, after)
         assert result["eager"]["grown"] == result["graph"]["grown"] == 0
 
 
-@pytest.mark.ranks
-def test_assign_overfills_one_rank_only(rank_results):
-    results = rank_results(2, "failures.assign_full")
-    assert results[0] == (None, 0)
-    assert "max_capacity=4. Received: 6 new keys at size 0 (table 'assigned_full')" in results[1][0]
-    assert results[1][1] == 0
+def test_assign_overfills_one_rank_only(sok, on_threads):
+    def check():
+        variable = sok.EmbeddingVariable(2, name="assigned_full", capacity=4)
+        keys = np.arange(6) * 2 + 1
+        if sok.rank() == 0:
+            sok.assign(variable, keys, np.ones([6, 2]))
+        else:
+            words = r"max_capacity=4. Received: 6 new keys at size 0 \(table 'assigned_full'\)"
+            with pytest.raises(tf.errors.ResourceExhaustedError, match=words):
+                sok.assign(variable, keys, np.ones([6, 2]))
+        assert int(variable.size()) == 0
+
+    on_threads(2, check)
 
 
 # ---- a rank that does not catch it, and one that raises elsewhere ----
@@ -110,7 +99,3 @@ def test_a_job_ends_with_the_message(target, message):
     with pytest.raises(RanksFailed, match=message):
         run_ranks(f"tests.test_failures:{target}", 2, alone=False)
     assert time.monotonic() - start < LIMIT
-
-
-def test_room_is_what_the_checks_assume():
-    assert failures.ROOM == 4

@@ -1,13 +1,140 @@
-"""Keras' `fit` on 1 and 2 ranks against the same steps in NumPy, on the batch of all ranks."""
+"""Keras' `fit` on ranks, each with a part of the batch, against the same steps in NumPy."""
+
+import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.checks import fit
+import sok_like as sok
+from sok_like import feature_column as fc
+from sok_like.runtime.ranks import comm, lookup_options
+from sok_like.table.keras_variable import as_weight
+from sok_like.table.variable import unwrap
 
 pytestmark = pytest.mark.keras
-each_world = pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
+each_world = pytest.mark.parametrize("world_size", [1, 2])
+BATCH, STEPS, RATE = 12, 3, 0.5  # samples of all ranks in a step
+KEYS = np.array([-7, 0, 3, 2**40])
+
+
+def samples():
+    """Keys `[STEPS * BATCH, 2]`, some shared by all samples, and targets `[STEPS * BATCH]`."""
+    rng = np.random.default_rng(3)
+    keys = rng.choice(KEYS, [STEPS * BATCH, 2])
+    return keys, rng.normal(size=STEPS * BATCH).astype(np.float32)
+
+
+def mine(array):
+    """This rank's part of every batch, in order."""
+    rank, world_size = comm.current().rank, comm.current().world_size
+    steps = array.reshape(STEPS, world_size, BATCH // world_size, *array.shape[1:])
+    return steps[:, rank].reshape(-1, *array.shape[1:])
+
+
+class _Sok(tf.keras.layers.Layer):
+    def __init__(self, name):
+        super().__init__(name=name)
+        self.lookup = self.make(name)
+
+    def call(self, keys):
+        return self.lookup(keys)
+
+
+class Distributed(_Sok):
+    def make(self, name):
+        return sok.DistributedEmbedding(
+            "sum", None, 1, slot_num=2, max_nnz=1, embedding_initializer="zeros", name=name
+        )
+
+    def table(self):
+        return self.lookup.table
+
+
+class AllToAll(Distributed):
+    def make(self, name):
+        return sok.All2AllDenseEmbedding(None, 1, 2, 1, embedding_initializer="zeros", name=name)
+
+
+class Group(tf.keras.layers.Layer):
+    def __init__(self, name):
+        super().__init__(name=name)
+        self.weight = as_weight(sok.EmbeddingVariable(1, name=name, initializer="zeros"))
+
+    def call(self, keys):
+        (rows,) = sok.group_embedding_lookup([self.table()], [keys], name=self.name)
+        return rows
+
+    def table(self):
+        return unwrap(self.weight)
+
+
+class GroupLayer(_Sok):
+    def make(self, name):
+        options = {"keys": {"initializer": "zeros"}}
+        return sok.GroupEmbedding({"keys": 1}, combiners="sum", table_options=options, name=name)
+
+    def call(self, keys):
+        return self.lookup({"keys": keys})["keys"]
+
+    def table(self):
+        return self.lookup.tables["keys"]
+
+
+class Columns(_Sok):
+    def make(self, name):
+        columns = [
+            fc.embedding_column(
+                fc.categorical_column_with_embedding(f"{name}_keys", dtype=tf.int64),
+                1,
+                "sum",
+                initializer=tf.zeros_initializer(),
+            )
+        ]
+        return fc.DenseFeatures(columns, name=name)
+
+    def call(self, keys):
+        return self.lookup({f"{self.name}_keys": tf.sparse.from_dense(keys + 10)})
+
+    def table(self):
+        return unwrap(self.lookup.trainable_variables[0])
+
+
+DOORS = {
+    "distributed": Distributed,
+    "all_to_all": AllToAll,
+    "group": Group,
+    "group_layer": GroupLayer,
+    "columns": Columns,
+}
+
+
+class Model(tf.keras.Model):
+    """The sum of a sample's rows."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def call(self, keys):
+        rows = self.layer(keys)
+        return tf.reduce_sum(rows, axis=list(range(1, rows.shape.rank)))
+
+
+def rows_of(table, shift=0):
+    """This rank's rows, by key."""
+    keys, rows = sok.export(table)
+    return dict(zip((keys.numpy() - shift).tolist(), rows.numpy()[:, 0].tolist(), strict=True))
+
+
+def fitted(layer, optimizer, kind=Model, **options):
+    """The rank's rows after steps of `fit`."""
+    model = kind(layer)
+    loss = {"loss": "mse"} if kind is Model else {}
+    model.compile(sok.OptimizerWrapper(optimizer), **loss, **options)
+    keys, targets = map(mine, samples())
+    model.fit(keys, targets, batch_size=len(keys) // STEPS, shuffle=False, verbose=0)
+    return rows_of(layer.table(), 10 if isinstance(layer, Columns) else 0)
 
 
 class Descent:
@@ -33,16 +160,16 @@ class Adam(Descent):
         return rate * self.momentum / (np.sqrt(self.velocity) + 1e-7)
 
 
-def trained(rules=(lambda: Descent(fit.RATE),)):
+def trained(rules=(lambda: Descent(RATE),)):
     """Rows by key after an epoch under each rule, on the mean squared error."""
-    rows = dict.fromkeys(fit.KEYS.tolist(), 0.0)
-    keys, targets = fit.samples()
-    steps = list(zip(np.split(keys, fit.STEPS), np.split(targets, fit.STEPS), strict=True))
+    rows = dict.fromkeys(KEYS.tolist(), 0.0)
+    keys, targets = samples()
+    steps = list(zip(np.split(keys, STEPS), np.split(targets, STEPS), strict=True))
     for rule in rules:
         optimizers = {key: rule() for key in rows}
         for step_keys, step_targets in steps:
             outputs = np.array([sum(rows[key] for key in sample) for sample in step_keys.tolist()])
-            slopes = 2 * (outputs - step_targets) / fit.BATCH
+            slopes = 2 * (outputs - step_targets) / BATCH
             for key in rows:
                 slope = sum(slopes[(step_keys == key).any(axis=1)]) + sum(
                     slopes[(step_keys == key).all(axis=1)]
@@ -60,66 +187,178 @@ def check(parts, expected=None):
         assert found[key] == pytest.approx(row, abs=1e-5), key
 
 
-@each_world
-@pytest.mark.parametrize("door", fit.DOORS)
-def test_the_default_gradient_scale_is_right_under_fit(rank_results, door, world_size):
-    ranks = rank_results(world_size, f"fit.fit_{door}")
-    check([rank["rows"] for rank in ranks])
-    assert [rank["told"] for rank in ranks] == [[]] * world_size
+def fit(door):
+    """Without a word on `gradient_scale`."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*gradient_scale")
+        return fitted(DOORS[door](f"fit_{door}"), tf.keras.optimizers.SGD(RATE))
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_the_default_gradient_scale_is_right_under_fit(on_threads, door):
+    check(on_threads(2, fit, door))
+
+
+@pytest.mark.ranks
+def test_fit_on_processes(on_processes):
+    check(on_processes(2, fit, "distributed"))
+
+
+class OwnStep(Model):
+    def train_step(self, data):
+        keys, targets = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(keys, training=True) - targets) ** 2)
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
 
 
 @each_world
-def test_the_default_gradient_scale_is_right_in_a_train_step(rank_results, world_size):
-    for graph_or_eager in zip(*rank_results(world_size, "fit.own_train_step"), strict=True):
-        check(graph_or_eager)
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_the_default_gradient_scale_is_right_in_a_train_step(on_threads, world_size, eagerly):
+    def train():
+        layer, optimizer = Distributed("own_step"), tf.keras.optimizers.SGD(RATE)
+        return fitted(layer, optimizer, OwnStep, run_eagerly=eagerly)
+
+    check(on_threads(world_size, train))
 
 
-@each_world
-def test_a_second_compile_starts_anew(rank_results, world_size):
-    rules = [lambda rate=rate: Adam(rate) for rate in fit.TUNED]
-    check(rank_results(world_size, "fit.tuned"), trained(rules))
+def test_a_second_compile_starts_anew(on_threads):
+    def train():
+        layer = Distributed("tuned")
+        model = Model(layer)
+        keys, targets = map(mine, samples())
+        for rate in (0.5, 0.1):
+            model.compile(sok.OptimizerWrapper(tf.keras.optimizers.Adam(rate)), "mse")
+            model.fit(keys, targets, batch_size=len(keys) // STEPS, shuffle=False, verbose=0)
+        return rows_of(layer.table())
+
+    check(on_threads(2, train), trained([lambda: Adam(0.5), lambda: Adam(0.1)]))
 
 
-@each_world
-def test_early_stopping_restores_the_best_rows(rank_results, world_size):
-    for epochs, after in rank_results(world_size, "fit.best_restored"):
-        assert len(epochs) == 3  # the third is worse than the second
-        assert after == epochs[1] and after != epochs[2] and len(after) > 0
+class Epochs(tf.keras.callbacks.Callback):
+    """Gives each epoch its score, and keeps the rows at its end."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table, self.rows = table, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["score"] = (2.0, 1.0, 3.0, 4.0)[epoch]
+        self.rows.append(rows_of(self.table))
+
+
+def test_early_stopping_restores_the_best_rows(on_threads):
+    def train():
+        layer = Distributed("best_restored")
+        model, epochs = Model(layer), Epochs(layer.table())
+        model.compile(sok.OptimizerWrapper(tf.keras.optimizers.Adam(RATE)), "mse")
+        stopping = tf.keras.callbacks.EarlyStopping(
+            "score", mode="min", patience=1, restore_best_weights=True
+        )
+        keys, targets = map(mine, samples())
+        options = {"batch_size": len(keys) // STEPS, "shuffle": False, "verbose": 0}
+        model.fit(keys, targets, epochs=4, callbacks=[epochs, stopping], **options)
+        assert len(epochs.rows) == 3  # the third is worse than the second
+        after = rows_of(layer.table())
+        assert after == epochs.rows[1] and after != epochs.rows[2] and len(after) > 0
+
+    on_threads(2, train)
 
 
 def test_histograms_of_tensorboard(sok, tmp_path):
-    layer = fit.Distributed("histograms")
-    model = fit.Model(layer)
-    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(fit.RATE)), "mse")
-    keys, targets = fit.samples()
+    layer = Distributed("histograms")
+    model = Model(layer)
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE)), "mse")
+    keys, targets = samples()
     board = tf.keras.callbacks.TensorBoard(str(tmp_path), histogram_freq=1)
     # It makes a dense tensor of every weight.
     with pytest.raises(TypeError, match="'histograms' has no dense value"):
-        model.fit(keys, targets, batch_size=fit.BATCH, shuffle=False, callbacks=[board], verbose=0)
-    check([fit.rows_of(layer.table())])
+        model.fit(keys, targets, batch_size=BATCH, shuffle=False, callbacks=[board], verbose=0)
+    check([rows_of(layer.table())])
 
 
-@each_world
-def test_a_loop_that_says_no_gradient_scale_sums_and_warns_once(rank_results, world_size):
-    ranks = rank_results(world_size, "fit.own_loop")
-    for scale in ("auto", "sum", "mean"):
-        check([rank[scale] for rank in ranks])
-    for rank in ranks:
-        assert len(rank["told"]) == (world_size > 1), rank["told"]
-        assert all("'mean'" in text and "'sum'" in text for text in rank["told"])
+@pytest.mark.parametrize("scale", ["auto", "sum", "mean"])
+def test_a_loop_that_says_no_gradient_scale_sums(on_threads, scale):
+    def train():
+        layer = sok.DistributedEmbedding(
+            *("sum", None, 1),
+            slot_num=2,
+            max_nnz=1,
+            embedding_initializer="zeros",
+            gradient_scale=scale,
+        )
+        model, optimizer = Model(layer), sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
+        keys, targets = map(mine, samples())
+        divisor = len(keys) // STEPS if scale == "mean" else BATCH
+
+        @tf.function
+        def step(keys, targets):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((model(keys) - targets) ** 2) / divisor
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+        for part in zip(np.split(keys, STEPS), np.split(targets, STEPS), strict=True):
+            step(*map(tf.constant, part))
+        return rows_of(layer.table)
+
+    check(on_threads(2, train))
 
 
-@each_world
-def test_padding(rank_results, world_size):
-    ranks = rank_results(world_size, "fit.padding")
-    first = {name: found["output"] for name, found in ranks[0].items()}
-    assert first["sum"] == [[[1], [0]], [[2], [1]]]
-    assert first["mean"] == [[[1], [0]], [[1], [1]]]
-    assert first["none"] == [[[[1], [0]], [[0], [0]]], [[[1], [1]], [[0], [1]]]]
-    for rank in ranks[1:]:
-        assert [np.sum(np.abs(rank[name]["output"])) for name in rank] == [0, 0, 0]
-    # Key 1 is used three times, key 5 once; in a mean of two keys each counts half.
-    expected = {"sum": {1: -2.0, 5: 0.0}, "mean": {1: -1.5, 5: 0.5}, "none": {1: -2.0, 5: 0.0}}
-    for name, rows in expected.items():
-        trained = {key: row for rank in ranks for key, row in rank[name]["rows"].items()}
-        assert trained == rows
+def warnings_of_loops():
+    """How often two loops of a process are told of `gradient_scale`."""
+    lookup_options._warned = False
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for name in ("one", "other"):
+            layer = Distributed(name)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(tf.constant([[1, 2]], tf.int64)))
+            tape.gradient(loss, layer.trainable_variables)
+    return [str(w.message) for w in caught if "gradient_scale" in str(w.message)]
+
+
+@pytest.mark.ranks
+def test_a_loop_that_says_no_gradient_scale_warns_once_on_ranks(on_processes):
+    assert on_processes(1, warnings_of_loops) == [[]]
+    for (told,) in on_processes(2, warnings_of_loops):
+        assert "'mean'" in told and "'sum'" in told
+
+
+@pytest.mark.parametrize(
+    "combiner, outputs, rows",
+    [
+        # Key 1 is used three times, key 5 once; in a mean of two keys each counts half.
+        ("sum", [[[1], [0]], [[2], [1]]], {1: -2.0, 5: 0.0}),
+        ("mean", [[[1], [0]], [[1], [1]]], {1: -1.5, 5: 0.5}),
+        (None, [[[[1], [0]], [[0], [0]]], [[[1], [1]], [[0], [1]]]], {1: -2.0, 5: 0.0}),
+    ],
+)
+def test_padding(on_threads, combiner, outputs, rows):
+    """-1 is padding; rank 1 has nothing else."""
+
+    def train():
+        keys = tf.constant([[[1, -1], [-1, -1]], [[1, 5], [-1, 1]]], tf.int64)
+        if sok.rank():
+            keys = tf.fill([1, 2, 2], tf.constant(-1, tf.int64))
+        options = {"embedding_initializer": "ones", "pad_key": -1, "gradient_scale": "sum"}
+        if combiner is None:
+            layer = sok.All2AllDenseEmbedding(None, 1, 2, 2, **options)
+        else:
+            layer = sok.DistributedEmbedding(combiner, None, 1, 2, 2, **options)
+        with tf.GradientTape() as tape:
+            output = layer(keys)
+            loss = tf.reduce_sum(output)
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
+        optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+        if sok.rank():
+            assert not output.numpy().any()
+        else:
+            assert output.numpy().tolist() == outputs
+        return rows_of(layer.table)
+
+    found = {key: row for of_rank in on_threads(2, train) for key, row in of_rank.items()}
+    assert found == rows

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests import ranks
+from tests import rank_main, ranks, ready_ranks
 from tests.ranks import RanksFailed
 
 pytestmark = [pytest.mark.ranks, pytest.mark.beside]
@@ -101,6 +101,33 @@ def test_script_gives_its_output(tmp_path):
     assert [json.loads(text) for text in outputs] == [
         [str(rank), ["--steps", "3"], "5"] for rank in range(2)
     ]
+
+
+def part(how):
+    from sok_like.runtime.ranks import comm
+
+    if rank_main.rank_of_process() == 1:
+        os._exit(3) if how == "ends" else None
+        raise ValueError("rank 1 cannot go on")
+    comm.current().barrier()
+
+
+def number_after_init():
+    import sok_like as sok
+
+    return sok.rank(), sok.Init(global_batch_size=12, seed=ready_ranks.SEED) is not None
+
+
+def test_ready_ranks_go_on_after_a_failure_and_after_an_end(monkeypatch):
+    monkeypatch.setattr(ready_ranks, "_ready", {})
+    monkeypatch.setattr(ready_ranks, "PATIENCE", 1)
+    try:
+        for how in ("ends", "fails"):
+            with pytest.raises(RanksFailed, match="ended a rank|rank 1 cannot go on"):
+                ready_ranks.run(2, part, (how,))
+        assert ready_ranks.run(2, number_after_init, ()) == [(0, True), (1, True)]
+    finally:
+        ready_ranks.close()
 
 
 def _until(true):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextvars
 import itertools
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -163,3 +164,25 @@ def run(ranks: int, function: Callable[[], Any]) -> list:
     for thread in threads:
         thread.join()
     return results
+
+
+def raised(function: Callable) -> tuple[str, str] | None:
+    """The class and text of what `function` raises; None."""
+    try:
+        function()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def exchanges_in(function: Callable) -> int:
+    """Exchanges in the graph of a function of int64 keys `[num_keys]`.
+
+    Not those in loops, which run for messages beyond the transport's limit only.
+    """
+    graph = tf.function(function).get_concrete_function(tf.TensorSpec([None], tf.int64)).graph
+    functions = [f for f in graph._functions.values() if hasattr(f, "graph")]
+    bodies = r"while_(\d+_)?body"
+    graphs = [graph, *(f.graph for f in functions if not re.search(bodies, f.graph.name))]
+    nodes = {op.name for g in graphs for op in g.get_operations() if op.type == "SokCheckMessage"}
+    return len(nodes)

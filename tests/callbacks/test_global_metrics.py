@@ -1,13 +1,89 @@
-"""`GlobalMetrics`: numbers of all samples, beside Keras' metrics on all predictions at once."""
+"""`GlobalMetrics`: numbers of all samples, beside Keras' metrics on all predictions at once.
+
+Ranks have batches of different sizes.
+"""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.checks import global_metrics
+import sok_like as sok
 
 pytestmark = pytest.mark.keras
-each_world = pytest.mark.parametrize("world_size", [1, 2])
+SAMPLES = [6, 14]  # of each rank, in two batches
+EPOCHS = 2
+
+
+def samples(of_rank):
+    """Keys and labels."""
+    rng = np.random.default_rng(of_rank)
+    keys = rng.integers(0, 40, [SAMPLES[of_rank], 1])
+    return keys, rng.integers(0, 2, [SAMPLES[of_rank], 1]).astype(np.float32)
+
+
+def metrics():
+    """Metrics of several kinds of states, each under a name of its own."""
+    of = tf.keras.metrics
+    return [
+        of.AUC(name="auc"),
+        of.AUC(curve="PR", num_thresholds=30, name="auc_pr"),
+        of.Precision(name="precision"),
+        of.BinaryAccuracy(name="accuracy"),
+        of.RootMeanSquaredError(name="rmse"),
+        of.SensitivityAtSpecificity(0.5, name="sensitivity"),
+        of.BinaryIoU(name="iou"),
+        of.F1Score(threshold=0.5, name="f1"),
+        of.R2Score(name="r2"),
+        of.MeanSquaredError(name="mse"),
+    ]
+
+
+def hits():
+    return tf.keras.metrics.TruePositives(name="hits")
+
+
+def make_model(with_table=True, kind=tf.keras.Model):
+    """Its predictions stay as they are, because the learning rate is 0."""
+    keys = tf.keras.Input([1], dtype="int64")
+    if with_table:
+        table = sok.HashEmbedding(4, embeddings_initializer="normal")
+        rows = tf.keras.layers.Flatten()(table(keys)) * 30
+    else:
+        rows = tf.keras.layers.Lambda(lambda x: tf.cast(x, tf.float32) - 20)(keys)
+    weights = tf.keras.initializers.GlorotUniform(seed=5)
+    dense = tf.keras.layers.Dense(1, "sigmoid", kernel_initializer=weights)
+    return kind(keys, dense(rows))
+
+
+def compiled(model, of_model):
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.0))
+    model.compile(optimizer, "binary_crossentropy", metrics=of_model)
+    return model
+
+
+def fitted(model, callbacks):
+    """The history of `fit`, which validates on the training data, and what `evaluate` returns."""
+    keys, labels = samples(sok.rank())
+    options = {"batch_size": len(keys) // 2, "verbose": 0, "callbacks": callbacks}
+    validation = {"validation_data": (keys, labels), "validation_batch_size": len(keys) // 2}
+    history = model.fit(keys, labels, epochs=EPOCHS, **validation, **options)
+    return history.history, model.evaluate(keys, labels, return_dict=True, **options)
+
+
+def of_all_samples():
+    """Numbers of `fit` and `evaluate`, and predictions; the callback stands last."""
+    model, seen = compiled(make_model(), metrics()), []
+    see = tf.keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append({**logs}))
+    history, evaluated = fitted(model, [see, sok.callbacks.GlobalMetrics()])
+    keys, labels = samples(sok.rank())
+    return {
+        "history": history,
+        "seen": seen,
+        "evaluated": {name: np.asarray(value) for name, value in evaluated.items()},
+        "own": {name: np.asarray(value) for name, value in model.get_metrics_result().items()},
+        "predictions": model.predict(keys, batch_size=len(keys) // 2, verbose=0),
+        "labels": labels,
+    }
 
 
 def expected_of(ranks):
@@ -15,7 +91,7 @@ def expected_of(ranks):
     labels = np.concatenate([rank["labels"] for rank in ranks])
     predictions = np.concatenate([rank["predictions"] for rank in ranks])
     found = {}
-    for metric in global_metrics.metrics():
+    for metric in metrics():
         metric.update_state(labels, predictions)
         found[metric.name] = np.asarray(metric.result())
     right = (predictions > 0.5) == labels
@@ -37,7 +113,7 @@ def check_of_all(ranks):
         history = {name: values[-1] for name, values in rank["history"].items()}
         check({name[4:]: v for name, v in history.items() if name.startswith("val_")}, expected)
         check({name: v for name, v in history.items() if not name.startswith("val_")}, expected)
-        assert len(rank["seen"]) == global_metrics.EPOCHS
+        assert len(rank["seen"]) == EPOCHS
         for number, logs in enumerate(rank["seen"]):  # before it in the list
             assert logs.keys() == rank["history"].keys()
             for name, value in logs.items():
@@ -46,60 +122,139 @@ def check_of_all(ranks):
         check(rank["own"], expected_of([rank]))
 
 
-@each_world
-def test_metrics_of_all_samples(rank_results, world_size):
-    ranks = rank_results(world_size, "global_metrics.of_all_samples")
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_metrics_of_all_samples(on_threads, world_size):
+    ranks = on_threads(world_size, of_all_samples)
     check_of_all(ranks)
     if world_size > 1:
         auc = [float(rank["own"]["auc"]) for rank in ranks]
         assert abs(np.mean(auc) - ranks[0]["evaluated"]["auc"]) > 0.01  # no mean of AUCs
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.ranks)])
-def test_metrics_of_processes(rank_results, world_size):
-    found = rank_results(world_size, "drift.global_metrics")
-    check_of_all([rank["plain"] for rank in found])
-    own_hits = [rank[False][1] for rank in found]
-    for rank in found:
-        assert rank[True][0] == rank[True][1] > 0  # each rank has all samples already
-        assert rank[False][0] == sum(own_hits) and min(own_hits) > 0
+def under_data_parallel(split):
+    """Hits of all, and of this rank, under a distribution, whose batches may be split already."""
+    keys, labels = samples(0 if split else sok.rank())
+    with sok.distribution.DataParallel(auto_shard_dataset=split).scope():
+        model = make_model(with_table=False)
+        model.compile("sgd", "mse", metrics=[hits()])
+        options = {"verbose": 0, "batch_size": len(keys) // 2}
+        callback = sok.callbacks.GlobalMetrics()
+        evaluated = model.evaluate(keys, labels, callbacks=[callback], **options)
+        return evaluated[-1], np.sum((model.predict(keys, **options) > 0.5) & (labels == 1))
 
 
-def warned(call):
-    """What `call` returns, and the one warning of a GlobalMetrics, on rank 0."""
+@pytest.mark.ranks
+def test_metrics_of_processes(on_processes):
+    check_of_all(on_processes(2, of_all_samples))
+    for together, own in on_processes(2, under_data_parallel, True):
+        assert together == own > 0  # each rank has all samples already
+    ranks = on_processes(2, under_data_parallel, False)
+    own_hits = [own for _, own in ranks]
+    assert [together for together, _ in ranks] == [sum(own_hits)] * 2 and min(own_hits) > 0
+
+
+def warned(on_threads, world_size, function):
+    """What `function` returns on ranks, and the one warning of a GlobalMetrics, on rank 0."""
     with pytest.warns(UserWarning, match="GlobalMetrics cannot add") as caught:
-        found = call()
+        found = on_threads(world_size, function)
     (text,) = [str(each.message) for each in caught if "GlobalMetrics" in str(each.message)]
     return found, text
 
 
-@each_world
-def test_metrics_with_results_of_their_own(rank_results, world_size):
-    ranks, said = warned(lambda: rank_results(world_size, "global_metrics.own_classes"))
+class Peak(tf.keras.metrics.Metric):
+    """Keeps a maximum, which is no sum."""
+
+    def __init__(self, name="peak"):
+        super().__init__(name=name)
+        self.most = self.add_weight(shape=(), initializer="zeros", name="most")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.most.assign(tf.maximum(self.most, 10.0 + sok.rank()))
+
+    def result(self):
+        return self.most
+
+
+class Count(Peak):
+    """Keeps a sum, as nobody but its author knows; its result is its variable."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.most.assign_add(tf.cast(tf.shape(y_true)[0], tf.float32))
+
+
+class Share(tf.keras.metrics.Mean):
+    """Keras' result of a mean over values of one's own."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        return super().update_state(tf.cast(y_true > 0.5, tf.float32), sample_weight)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_metrics_with_results_of_their_own(on_threads, world_size):
+    def evaluate():
+        of_model = [Peak(), Count("count"), Share(name="share")]
+        model = compiled(make_model(with_table=False), of_model)
+        callbacks = [sok.callbacks.GlobalMetrics(sums=[Count])]
+        options = {"batch_size": 3, "verbose": 0, "return_dict": True}  # 2 and 5 batches
+        return model.evaluate(*samples(sok.rank()), callbacks=callbacks, **options)
+
+    ranks, said = warned(on_threads, world_size, evaluate)
     assert "metric 'peak' of class Peak" in said and "`sums=[Peak]`" in said
-    labels = np.concatenate([rank["labels"] for rank in ranks])
-    for number, rank in enumerate(ranks):
-        evaluated = rank["evaluated"]
+    labels = np.concatenate([samples(rank)[1] for rank in range(world_size)])
+    for number, evaluated in enumerate(ranks):
         assert evaluated["peak"] == 10 + number  # its own
         assert evaluated["count"] == len(labels)
         assert evaluated["share"] == pytest.approx(np.mean(labels))
 
 
-def test_an_evaluation_without_it(rank_results):
-    first, second = rank_results(2, "global_metrics.nested")
-    assert first["own"] == [first["hits"]] * global_metrics.EPOCHS and second["own"] == []
-    for rank in (first, second):
-        assert rank["history"] == [first["hits"] + second["hits"]] * global_metrics.EPOCHS
+def test_an_evaluation_without_it(on_threads):
+    """On rank 0 alone, at the end of each epoch of `fit`."""
+
+    def train():
+        model, own = compiled(make_model(with_table=False), [hits()]), []
+        keys, labels = samples(sok.rank())
+
+        class Evaluate(tf.keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                if sok.rank() == 0:
+                    found = model.evaluate(keys, labels, verbose=0, return_dict=True)
+                    own.append(found["hits"])
+
+        history, _ = fitted(model, [Evaluate(), sok.callbacks.GlobalMetrics()])
+        found = np.sum((model.predict(keys, verbose=0) > 0.5) & (labels == 1))
+        return own, history["hits"], found
+
+    (own, history, first), (others, other_history, second) = on_threads(2, train)
+    assert own == [first] * EPOCHS and others == []
+    assert history == other_history == [first + second] * EPOCHS
 
 
-def test_what_a_step_returns_beside_metrics(rank_results):
-    ranks, said = warned(lambda: rank_results(2, "global_metrics.other_names"))
+class OwnStep(tf.keras.Model):
+    def test_step(self, data):
+        keys, labels = data
+        loss = tf.reduce_mean(tf.square(self(keys) - labels))
+        return {"loss": loss, "of_rank": tf.constant(1.0 + sok.rank())}
+
+
+def test_what_a_step_returns_beside_metrics(on_threads):
+    def evaluate():
+        model = compiled(make_model(with_table=False, kind=OwnStep), None)
+        options = {"callbacks": [sok.callbacks.GlobalMetrics()], "return_dict": True, "verbose": 0}
+        return [model.evaluate(*samples(sok.rank()), **options)["of_rank"] for _ in range(2)]
+
+    ranks, said = warned(on_threads, 2, evaluate)
     assert ranks == [[1, 1], [2, 2]] and "['loss', 'of_rank']" in said
 
 
-def test_ranks_with_other_metrics(rank_results):
-    for kind, message in rank_results(2, "global_metrics.other_metrics"):
-        assert kind == "ValueError" and "'float32', 11]] on rank 1" in message
+def test_ranks_with_other_metrics(on_threads):
+    def train():
+        of_model = [tf.keras.metrics.AUC(num_thresholds=10 + sok.rank(), name="auc")]
+        with pytest.raises(ValueError, match=r"'float32', 11\]\] on rank 1"):
+            fitted(
+                compiled(make_model(with_table=False), of_model), [sok.callbacks.GlobalMetrics()]
+            )
+
+    on_threads(2, train)
 
 
 def test_arguments(sok):

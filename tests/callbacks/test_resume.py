@@ -1,6 +1,7 @@
 """`sok.callbacks.BackupAndRestore` in the middle of an epoch; oracle: a `fit` without a break."""
 
 import os
+import shutil
 import signal
 import time
 
@@ -197,10 +198,12 @@ def test_a_backup_of_0_1_begins_its_epoch(tmp_path):
 
 
 @pytest.mark.ranks
-def test_one_rank_goes_on_where_two_were(rank_results):
-    for rank, found in enumerate(rank_results(2, "resuming.counts")):
-        for kind in resuming.KINDS_ON_RANKS:
-            for ranks in range(rank + 1, 3):
-                result = found[kind, ranks]
-                assert result["batches"] and not result["warnings"]
-                np.testing.assert_allclose(result["predicted"], found[kind], rtol=0, atol=1e-6)
+@pytest.mark.keras(slow=True)
+@pytest.mark.parametrize("kind", resuming.KINDS_ON_RANKS)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_any_number_goes_on_where_two_were(on_processes, tmp_path, kind, ranks):
+    (expected, rest), _ = on_processes(2, resuming.interrupted, kind, tmp_path / "b")
+    copy = shutil.copytree(tmp_path / "b", tmp_path / "copy")  # the ranks still have the first
+    for predicted, batches, said in on_processes(ranks, resuming.go_on, kind, copy):
+        assert batches == rest and not said
+        np.testing.assert_allclose(predicted, expected, rtol=0, atol=1e-6)

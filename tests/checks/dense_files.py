@@ -8,10 +8,6 @@ import tensorflow as tf
 from tests.checks.files import BATCH, X, Y, fit, message_of, shared, tables_of
 
 
-def checks(world_size):
-    return {"written": written} if world_size == 2 else {}
-
-
 def written():
     """Dense tables of dist_model_parallel, in a checkpoint and in Keras' files: each rank's own."""
     import sok_like.dist_model_parallel as dmp

@@ -1,6 +1,6 @@
 """Tables in device memory on ranks: checks of other modules on emulated devices, and some more.
 
-`tests.checks.run` does not run them: a process has one op library, here the emulated one.
+Ready ranks do not run them: a process has one op library, here the emulated one.
 """
 
 import ctypes
@@ -9,16 +9,15 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from tests import checks, emulated
+from tests import emulated, ready_ranks
 from tests.checks import failures, groups, hashed, parity, policies
 
-OF_GROUPS = ("train_adagrad", "gradient_scales", "sequences")
 OF_FAILURES = ("key_out_of_range", "too_many_keys", "rows_not_multiple_of_slots", "table_full")
 STEPS = 3  # of the trainings on two devices
 
 
 def run(world_size):
-    """Every check for `world_size` ranks; a dictionary of results by name, or checks.Raised."""
+    """Every check for `world_size` ranks; a dictionary of results by name, or `Raised`."""
     import sok_like as sok
 
     # Two devices, so that tables can lie on several; before TensorFlow looks for itself.
@@ -27,9 +26,11 @@ def run(world_size):
     tf.config.set_logical_device_configuration(cpu, two)
     sok.Init(global_batch_size=12, seed=parity.SEED)
     wanted = {
-        **{f"groups.{name}": groups.checks(world_size)[name] for name in OF_GROUPS},
+        "groups.train_adagrad": lambda: groups.train("adagrad"),
+        "groups.gradient_scales": groups.gradient_scales,
+        "groups.sequences": groups.sequences,
         "policies.train": policies.train,
-        **{f"failures.{name}": failures.checks(world_size)[name] for name in OF_FAILURES},
+        **{f"failures.{name}": getattr(failures, name) for name in OF_FAILURES},
         "bad_row_splits": bad_row_splits,
         "two_devices": two_devices,
         "waits": waits,
@@ -39,13 +40,15 @@ def run(world_size):
     if world_size == 2:
         if os.environ.get("SLOW"):  # hash tables beside dense ones; SokRoute places their rows
             wanted["hashed.train_adam"] = lambda: hashed.train("adam")
-        wanted["parity.adam.sum"] = lambda: parity.train("adam", "sum")  # some without a hashtable
+        wanted["parity.train_adam_sum"] = lambda: parity.train(
+            "adam", "sum"
+        )  # some without a hashtable
     results = {}
     for name, check in wanted.items():
         try:
             results[name] = check()
         except Exception as error:
-            results[name] = checks.Raised(error)
+            results[name] = ready_ranks.Raised(error)
     return results
 
 

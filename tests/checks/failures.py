@@ -8,19 +8,6 @@ import tensorflow as tf
 ROOM = 4  # keys a rank may hold in the table that gets full
 
 
-def checks(world_size):
-    faults = {
-        "key_out_of_range": key_out_of_range,
-        "too_many_keys": too_many_keys,
-        "rows_not_multiple_of_slots": rows_not_multiple_of_slots,
-        "table_full": table_full,
-        "assign_full": assign_full,
-    }
-    if world_size == 1:
-        faults.pop("assign_full")
-    return faults
-
-
 def _place():
     from sok_like.runtime.ranks import comm
 
@@ -104,17 +91,3 @@ def table_full():
     seen["before"], seen["rank"] = before, rank
     seen["after"] = [t.numpy() for t in sok.export(layer.embedding_variable)]
     return seen
-
-
-def assign_full():
-    """A full list for all ranks that overfills rank 1 only."""
-    import sok_like as sok
-
-    _, world_size = _place()
-    variable = sok.EmbeddingVariable(2, name="assigned_full", capacity=ROOM)
-    keys = np.arange(ROOM + 2, dtype=np.int64) * world_size + 1
-    try:
-        sok.assign(variable, keys, np.ones([len(keys), 2]))
-    except tf.errors.ResourceExhaustedError as error:
-        return error.message, int(variable.size())
-    return None, int(variable.size())

@@ -9,37 +9,19 @@ import pathlib
 import shutil
 import signal
 import tempfile
-import time
 import traceback
 
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.framework.running_keras import is_keras_3
+import sok_like as sok
+from sok_like.runtime.ranks import comm
+from sok_like.saving.format import shard_file
+from sok_like.table.variable import is_embedding_variable, unwrap
 
 BATCH = 12
 X = np.arange(2 * BATCH).reshape(BATCH, 2)
-# Writers and readers, which the launches of fewer ranks lack.
-GRID = [(4, 4), (4, 3), (4, 2), (4, 1), (3, 4), (3, 1), (2, 4), (2, 3), (1, 4)]
 Y = np.linspace(-1, 1, BATCH, dtype=np.float32)[:, np.newaxis]
-
-
-def checks(world_size):
-    if world_size == 2:
-        found = {
-            "resumed": lambda: resumed([(2, 2), (2, 1), (1, 2)]),
-            "refused": refused,
-            "backup": backup,
-            "unsharded": unsharded,
-            "session": session,
-        }
-        # A signal comes at any time: apart from the launch that all checks share.
-        return {**found, "preempted": preempted} if os.environ.get("SLOW") else found
-    if not os.environ.get("SLOW"):
-        return {}
-    if world_size == 3:
-        return {"resumed": lambda: resumed([(3, 2), (1, 3), (3, 3)])}
-    return {"resumed": lambda: resumed(GRID)}
 
 
 def shared(name):
@@ -50,8 +32,6 @@ def shared(name):
 @contextlib.contextmanager
 def world(ranks):
     """The first ranks as a world of their own; None for the others."""
-    from sok_like.runtime.ranks import comm
-
     base = comm.current()
     others = [[rank] for rank in range(ranks, base.world_size)]
     group = base.subset([list(range(ranks)), *others])
@@ -68,8 +48,6 @@ def world(ranks):
 
 def made():
     """A model with two tables, one of them with a filter, and an optimizer with state."""
-    import sok_like as sok
-
     tf.keras.utils.set_random_seed(3)
     keys = tf.keras.Input([2], dtype="int64")
     layer = sok.DistributedEmbedding("sum", None, 4, slot_num=2, max_nnz=1, name="files_one")
@@ -85,25 +63,15 @@ def made():
     return model
 
 
-def aligned(model):
-    """The same, whose ranks count its lookups alike: some were in smaller worlds before."""
-    from sok_like.runtime.ranks import comm, exchange_order
-
-    for _ in range(3):  # a table's first lookup fails on all ranks, and they go on from its number
-        with contextlib.suppress(tf.errors.FailedPreconditionError):
-            model(X[:1], training=False)
-    if comm.current().world_size > 1:
-        with contextlib.suppress(tf.errors.FailedPreconditionError):
-            exchange_order.exchange_notes(
-                tf.zeros([0], tf.int64), [], comm.current(), "sok_gradients"
-            )
+def called():
+    """The same with weights."""
+    model = made()
+    model(X[:1])
     return model
 
 
 def fit(model, epochs, shift=0, **options):
     """On this rank's share of the batch."""
-    from sok_like.runtime.ranks import comm
-
     count = BATCH // comm.current().world_size
     mine = slice(comm.current().rank * count, (comm.current().rank + 1) * count)
     x, y = X[mine] + shift, Y[mine]
@@ -115,8 +83,6 @@ def fit(model, epochs, shift=0, **options):
 
 
 def tables_of(model):
-    from sok_like.table.variable import is_embedding_variable, unwrap
-
     return [unwrap(each) for each in model.variables if is_embedding_variable(each)]
 
 
@@ -142,8 +108,8 @@ def read(kind, folder):
     if kind == "model":
         model = tf.keras.models.load_model(str(folder / "m.keras"))
         model.compile(model.optimizer, "mse", run_eagerly=True)
-        return aligned(model)
-    model = aligned(made())
+        return model
+    model = made()
     fit(model, 1, 100)  # what is there is replaced
     if kind == "weights":
         model.load_weights(str(folder / "w.weights.h5"))
@@ -153,32 +119,22 @@ def read(kind, folder):
     return model
 
 
-def resumed(pairs):
-    """By (writer, reader) and kind of file: what was written, read, and predicted in the end."""
-    found, written = {}, {}
-    for writers, readers in pairs:
-        folder = shared(f"resumed{writers}")
-        if writers not in written:
-            with world(writers) as group:
-                if group is not None:
-                    model = aligned(made())
-                    fit(model, 2)
-                    write_all(model, folder)
-                    before = state(model)
-                    fit(model, 2, 5)
-                    here = sorted(path.name for path in (folder / "c").iterdir())
-                    written[writers] = (before, model.predict_on_batch(X), here)
-                else:
-                    written[writers] = None
-        for kind in ("checkpoint", "weights", "model"):
-            with world(readers) as group:
-                if group is None:
-                    continue
-                model = read(kind, folder)
-                after = state(model)
-                fit(model, 2, 5)
-                found[writers, readers, kind] = (after, model.predict_on_batch(X))
-    return {"written": written, "read": found}
+def write_and_go_on(folder):
+    """What was written; what the model predicts after more steps; the checkpoints' names."""
+    model = made()
+    fit(model, 2)
+    write_all(model, folder)
+    before = state(model)
+    fit(model, 2, 5)
+    here = sorted(path.name for path in (folder / "c").iterdir())
+    return before, model.predict_on_batch(X), here
+
+
+def read_and_go_on(kind, folder):
+    model = read(kind, folder)
+    after = state(model)
+    fit(model, 2, 5)
+    return after, model.predict_on_batch(X)
 
 
 def message_of(call, *arguments, **keywords):
@@ -191,9 +147,6 @@ def message_of(call, *arguments, **keywords):
 
 def refused():
     """Paths of one's own; a rank that cannot write or read: all raise, and what was stays."""
-    from sok_like.runtime.ranks import comm
-    from sok_like.saving.format import shard_file
-
     rank, folder, found = comm.current().rank, shared("refused"), {}
     model = made()
     fit(model, 1)
@@ -268,14 +221,9 @@ class _Interrupt(tf.keras.callbacks.Callback):
 
 def backup():
     """Keras' own BackupAndRestore over a shared folder: the bits of a run without interruption."""
-    from sok_like.runtime.ranks import comm
-
-    folder = shared("backup")
-    built = lambda: (model := made())(X[:1]) is None or model  # noqa: E731
-    unbroken = built()
-    fit(unbroken, 4)
+    folder, expected = shared("backup"), unbroken()
     for callbacks in ([_Interrupt()], []):
-        model = built()
+        model = called()
         keras = tf.keras.callbacks.BackupAndRestore(str(folder / "shared"))
         try:
             history = fit(model, 4, callbacks=[keras, *callbacks])
@@ -285,9 +233,9 @@ def backup():
     own = tf.keras.callbacks.BackupAndRestore(mine)
     return {
         "epochs": len(history.history["loss"]),
-        "same": np.array_equal(model.predict_on_batch(X), unbroken.predict_on_batch(X)),
+        "same": np.array_equal(model.predict_on_batch(X), expected),
         "left": (folder / "shared").exists() and any((folder / "shared").iterdir()),
-        "own": message_of(fit, built(), 2, callbacks=[own]),
+        "own": message_of(fit, called(), 2, callbacks=[own]),
     }
 
 
@@ -295,94 +243,47 @@ class _Preempt(tf.keras.callbacks.Callback):
     """A SIGTERM to rank 1 alone, in the second epoch."""
 
     def on_epoch_begin(self, epoch, logs=None):
-        from sok_like.runtime.ranks import comm
-
         if epoch == 1 and comm.current().rank == comm.current().world_size - 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def preempted():
-    """`sok.callbacks.BackupAndRestore`: saved at a SIGTERM, and gone on with by one rank."""
-    import sok_like as sok
-
-    folder, found = shared("preempted"), {}
-    before = signal.getsignal(signal.SIGTERM)
-    model = made()
-    model(X[:1])
+def preempted(folder):
+    """`sok.callbacks.BackupAndRestore` saves at a SIGTERM: the exit's code, and the handler."""
+    before, code = signal.getsignal(signal.SIGTERM), None
     callback = sok.callbacks.BackupAndRestore(str(folder), sigterm_every=1)
     try:
-        fit(model, 4, callbacks=[_Preempt(), callback])
+        fit(called(), 4, callbacks=[_Preempt(), callback])
     except SystemExit as end:
-        found["code"] = end.code
-    found["handler"] = signal.getsignal(signal.SIGTERM) == before
-    kept = shared("preempted_copy")
-    if sok.rank() == 0:
-        shutil.copytree(folder, kept)
-    model = made()
-    model(X[:1])
+        code = end.code
+    return code, signal.getsignal(signal.SIGTERM) == before
+
+
+def go_on_after(folder):
+    model = called()
     callback = sok.callbacks.BackupAndRestore(str(folder))
-    found["epochs"] = len(fit(model, 4, callbacks=[callback]).history["loss"])
-    found["steps"] = int(tf.convert_to_tensor(model.optimizer.iterations))
-    expected = model.predict_on_batch(X)  # all ranks: none of them still writes
-    found["left"] = folder.exists()
-    with world(1) as group:
-        if group is not None:
-            alone = made()
-            alone(X[:1])
-            callback = sok.callbacks.BackupAndRestore(str(kept))
-            found["alone"] = len(fit(alone, 4, callbacks=[callback]).history["loss"])
-            found["difference"] = float(np.abs(alone.predict_on_batch(X) - expected).max())
-    return found
+    epochs = len(fit(model, 4, callbacks=[callback]).history["loss"])
+    return epochs, int(tf.convert_to_tensor(model.optimizer.iterations)), model.predict_on_batch(X)
 
 
-def unsharded():
-    """On a mesh that shards nothing: by file, whether it has the values of rank 0.
-
-    Rank 1 has other values and saves later.
-    """
-    from sok_like.runtime.ranks import comm
-    from tests.checks import distribution_use as of_distribution
-
-    rank, folder, names = comm.current().rank, shared("unsharded"), ["w.weights.h5"]
-    names.append("m.keras" if is_keras_3() else "w.h5")
-
-    def body(dist):
-        model = of_distribution.compiled(of_distribution.make_model())
-        model.set_weights([np.full(v.shape, rank, np.float32) for v in model.weights])
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in names:
-            time.sleep(0.2 * rank)
-            (model.save if name.endswith(".keras") else model.save_weights)(str(folder / name))
-        time.sleep(0.2 * rank)
-        tf.train.Checkpoint(model=model).write(str(folder / "checkpoint"))
-        return model
-
-    model, kept = of_distribution.under((2, 1), body), {}
-    for name in [*names, "checkpoint"]:
-        if name == "checkpoint":
-            tf.train.Checkpoint(model=model).read(str(folder / name))
-        else:
-            model.load_weights(str(folder / name))
-        kept[name] = all((v.numpy() == 0).all() for v in model.weights)
-    return kept
+def unbroken():
+    model = called()
+    fit(model, 4)
+    return model.predict_on_batch(X)
 
 
 def session():
     """MonitoredTrainingSession with a folder, interrupted and gone on with; Saver on the way."""
-    import sok_like as sok
-    from sok_like.runtime.ranks import comm
-
     found = {}
     for name, stops in (("unbroken", [6]), ("resumed", [3, 6])):
         for stop in stops:
-            found[name] = _train_session(sok, shared(f"session_{name}"), stop)
+            found[name] = _train_session(shared(f"session_{name}"), stop)
     folder = shared("session_resumed")
     comm.current().barrier()  # another rank may still write
     found["files"] = sorted(path.name for path in folder.iterdir() if "ckpt" in path.name)
     folder = shared("session_by_time")
     # Rank 1's clock is so slow that by itself it would never save.
     seconds = 1e-3 if sok.rank() == 0 else 6000
-    first, content = _train_session(sok, folder, 6, save_checkpoint_secs=seconds)
+    first, content = _train_session(folder, 6, save_checkpoint_secs=seconds)
     saved = tf.train.get_checkpoint_state(str(folder)).all_model_checkpoint_paths
     found["by_time"] = first, content, [path.rpartition("-")[2] for path in saved]
     found["copy"] = message_of(_restore_a_copy_of_one_s_own, sok.rank())
@@ -407,15 +308,13 @@ def _restore_a_copy_of_one_s_own(rank):
 
 
 def _session_variables():
-    import sok_like as sok
-
     v1 = tf.compat.v1
     table = sok.EmbeddingVariable(4, name="in_session")
     weights = v1.get_variable("w", initializer=np.ones([8, 1], np.float32), use_resource=True)
     return table, weights, v1.train.get_or_create_global_step()
 
 
-def _train_session(sok, folder, stop, **options):
+def _train_session(folder, stop, **options):
     v1 = tf.compat.v1
     options = options or {"save_checkpoint_steps": 2}
     rank, count = sok.rank(), BATCH // sok.size()

@@ -4,7 +4,6 @@ The group of a training has EmbeddingVariables of equal and other widths, each c
 shared table and a tf.Variable that is used twice.
 """
 
-import os
 import warnings
 
 import numpy as np
@@ -12,8 +11,7 @@ import tensorflow as tf
 
 from tests.checks.parity import RATE, SEED, ranks_of
 
-NUM_KEYS, STEPS, BATCH, MAX_HOTNESS = 20, 20, 9, 3
-OPTIMIZERS = ("adagrad", "adam", "ftrl")
+NUM_KEYS, STEPS, BATCH, MAX_HOTNESS = 20, 12, 9, 3
 DIMS = {"a": 4, "b": 4, "c": 3, "d": 4, "e": 2}
 DENSE = ("d", "e")  # tf.Variables; the others are EmbeddingVariables
 FEATURES = [  # table, combiner, weighted, kind of ids
@@ -26,27 +24,6 @@ FEATURES = [  # table, combiner, weighted, kind of ids
     ("e", "sum", False, "ragged"),
     ("b", "mean", True, "ragged"),
 ]
-
-
-def optimizers(world_size):
-    """Those that train on so many ranks. SLOW=1 takes all on each."""
-    few = {1: ("ftrl",), 2: ("adam",), 3: ("adagrad",)}
-    return OPTIMIZERS if os.environ.get("SLOW") else few[world_size]
-
-
-def checks(world_size):
-    every = {f"train_{name}": lambda n=name: train(n) for name in OPTIMIZERS}
-    every["placement"] = placement
-    every["sequences"] = sequences
-    every["packed"] = packed
-    every["gradient_scales"] = gradient_scales
-    every["strategy"] = strategy
-    every["learned_weights"] = learned_weights
-    every["reference_variables"] = reference_variables
-    if world_size == 2:
-        every["collectives"] = collectives
-        every["uneven_owners"] = uneven_owners
-    return every
 
 
 # ---- data ----
@@ -377,7 +354,7 @@ def strategy():
 def collectives():
     """Exchanges in the graph of groups of 1 and 12 tables, and with their gradients."""
     import sok_like as sok
-    from tests.checks.shards import exchanges
+    from tests.thread_ranks import exchanges_in
 
     counts = {}
     for num_tables in (1, 12):
@@ -393,5 +370,5 @@ def collectives():
                 loss = tf.add_n([tf.reduce_sum(rows) for rows in forward(keys)])
             return tape.gradient(loss, tables)
 
-        counts[num_tables] = exchanges(forward), exchanges(step)
+        counts[num_tables] = exchanges_in(forward), exchanges_in(step)
     return counts

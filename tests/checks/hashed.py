@@ -283,21 +283,3 @@ def alone():
 def fit_data(rank):
     rng = np.random.default_rng([21, rank])
     return rng.choice(KEYS, [8, 2]), rng.normal(size=[8, 1]).astype(np.float32)
-
-
-def checks(world_size):
-    of_training = {
-        f"train_{name}": lambda name=name: train(name)
-        for name in (OPTIMIZERS if world_size < 3 else ["adam"])
-    }
-    if world_size > 3:  # where one rank owns none of the keys
-        return of_training
-    return {
-        **of_training,
-        "evaluation": evaluation,
-        "model_parallel": model_parallel,
-        "failures": failures,
-        "constants": constants,
-        "unused_table": unused_table,
-        "alone": alone,
-    }

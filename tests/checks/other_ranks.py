@@ -12,74 +12,29 @@ All train the same samples from the same values, so one dense model of stock lay
 trains in its own process, says what each must hold.
 """
 
-import os
-import pathlib
-import traceback
-
 import numpy as np
 import tensorflow as tf
 
-from tests.checks.files import BATCH, Interrupted, shared, world
+import sok_like as sok
+import sok_like.dist_model_parallel as dmp
+from sok_like.dist_model_parallel.dense_tables import slots_of
+from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.runtime.ranks import comm
+from tests.checks.files import BATCH, Interrupted
 
-PAIRS = {2: [(2, 1), (1, 2)], 4: [(1, 3), (3, 2), (4, 1), (2, 4)]}
 RATE, WRITTEN, EPOCHS = 0.05, 2, 4
 # At most 36 elements: replicated; at least 150: by rows; beyond 100: by columns.
 TABLES = [(20, 4), (13, 8), (16, 6), (40, 4), (12, 3)]
 WAYS = {"row_slice_threshold": 150, "column_slice_threshold": 100, "data_parallel_threshold": 36}
 
 
-def checks(world_size):
-    pairs = PAIRS.get(world_size, [])
-    if not pairs or (world_size == 4 and not os.environ.get("SLOW")):
-        return {}
-    kinds = {
-        "dense": Dense,
-        "tape": DenseTape,
-        "parallel": Parallel,
-        "dump": Dump,
-        "backup": Backup,
-    }
-    if os.environ.get("TF_USE_LEGACY_KERAS") != "1":
-        kinds["session"] = Session
-    return {name: lambda kind=kind: resumed(kind(), pairs) for name, kind in kinds.items()}
+def write(kind, folder):
+    globals()[kind]().write(folder)
 
 
-def resumed(kind, pairs):
-    """By writers and readers: what was held after reading, and after two epochs more."""
-    found, written = {}, set()
-    for writers, readers in pairs:
-        folder = shared(f"{type(kind).__name__}{writers}")
-        if writers not in written:
-            written.add(writers)
-            with world(writers) as group:
-                if group is not None:
-                    folder.mkdir(parents=True, exist_ok=True)
-                    _run(kind.write, folder, f"{folder.name}")
-        with world(readers) as group:
-            if group is not None:
-                found[writers, readers] = _run(kind.read, folder, f"{folder.name}to{readers}")
-    return found
-
-
-def _run(function, folder, label):
-    """What it returns, or its error as text: the ranks that are not in this world must go on.
-
-    Calls are counted by name, and some ranks have made more than others: each world has its names.
-    """
-    from sok_like.runtime.ranks import exchange_order
-
-    own = exchange_order._stamped
-
-    def named(message, splits, lookup, stage, wire_dtype=None):
-        return own(message, splits, f"{lookup}_{label}", stage, wire_dtype)
-
-    exchange_order._stamped = named
-    try:
-        return function(folder, label)
-    except Exception as error:
-        return "".join(traceback.format_exception(error))
-    finally:
-        exchange_order._stamped = own
+def read(kind, folder):
+    """What was held after reading, and after more epochs."""
+    return globals()[kind]().read(folder)
 
 
 def initial():
@@ -96,8 +51,6 @@ def samples():
 
 
 def mine(array):
-    from sok_like.runtime.ranks import comm
-
     count = BATCH // comm.current().world_size
     return array[comm.current().rank * count : (comm.current().rank + 1) * count]
 
@@ -120,23 +73,19 @@ def on_top(rows, kernel, name):
 
 def slots(optimizer, variable):
     """Adam's, of a variable that is whole on this rank."""
-    from sok_like.dist_model_parallel.dense_tables import slots_of
-
     return {name: np.array(slot) for name, slot in sorted(slots_of(optimizer, variable).items())}
 
 
 class Dense:
     kinds = ("c", "w.weights.h5", "m.keras")
 
-    def make(self, label):
-        import sok_like.dist_model_parallel as dmp
-
+    def make(self):
         tables, kernel = initial()
         inputs = [tf.keras.Input([1], dtype="int64") for _ in TABLES]
         layer = dmp.DistributedEmbedding(
             [tf.keras.layers.Embedding(*size) for size in TABLES],
             strategy="memory_balanced",
-            name=f"dense_tables{label}",
+            name="dense_tables",
             **WAYS,
         )
         model = tf.keras.Model(inputs, on_top(layer(inputs), kernel, "dense"))
@@ -144,29 +93,29 @@ class Dense:
         model.compile(optimizer, "mse", run_eagerly=True)
         return model, layer, tables
 
-    def write(self, folder, label):
-        model, layer, tables = self.make(label)
+    def write(self, folder):
+        model, layer, tables = self.make()
         layer.set_weights(tables)
         fit(model, samples()[0], WRITTEN)
         tf.train.Checkpoint(model=model).write(str(folder / "c"))
         model.save_weights(str(folder / "w.weights.h5"))
         model.save(str(folder / "m.keras"))
 
-    def read(self, folder, label):
+    def read(self, folder):
         found = {}
         for kind in self.kinds:
-            model, layer = self.read_kind(kind, folder, f"{label}{kind[0]}")
+            model, layer = self.read_kind(kind, folder)
             states = [self.held(model, layer)]
             fit(model, samples()[0], EPOCHS - WRITTEN)
             found[kind] = [*states, self.held(model, layer)]
         return found
 
-    def read_kind(self, kind, folder, label):
+    def read_kind(self, kind, folder):
         if kind == "m.keras":
             model = tf.keras.models.load_model(str(folder / kind))
             model.compile(model.optimizer, "mse", run_eagerly=True)
             return model, next(each for each in model.layers if hasattr(each, "strategy"))
-        model, layer, _ = self.make(label)
+        model, layer, _ = self.make()
         if kind == "c":
             status = tf.train.Checkpoint(model=model).read(str(folder / kind))
             status.assert_existing_objects_matched().assert_consumed()
@@ -203,8 +152,6 @@ class DenseTape(Dense):
     @staticmethod
     def train(lookup, tables, optimizer, epochs, tape=lambda tape: tape, part=lambda array: array):
         """Steps over the samples, by what `lookup` makes of the ids; the kernel is constant."""
-        from sok_like.lookup.dense_lookup import as_tf_table
-
         ids, targets = samples()
         kernel, variables = tf.constant(initial()[1]), [as_tf_table(each) for each in tables]
         for _ in range(epochs):
@@ -215,13 +162,11 @@ class DenseTape(Dense):
             found = gradients.gradient(loss, variables)
             optimizer.apply_gradients(zip(found, variables, strict=True))
 
-    def make_kind(self, kind, label):
-        import sok_like.dist_model_parallel as dmp
-
+    def make_kind(self, kind):
         layer = dmp.DistributedEmbedding(
             [tf.keras.layers.Embedding(*size) for size in TABLES],
             strategy="memory_balanced",
-            name=f"dense_tape{label}{kind[0]}",
+            name=f"dense_tape_{kind}",
             **WAYS,
         )
         layer.set_weights(initial()[0])
@@ -233,16 +178,16 @@ class DenseTape(Dense):
 
         return layer, tf.train.Checkpoint(layer=layer, optimizer=optimizer), train
 
-    def write(self, folder, label):
+    def write(self, folder):
         for kind in self.kinds:
-            _, checkpoint, train = self.make_kind(kind, label)
+            _, checkpoint, train = self.make_kind(kind)
             train(WRITTEN)
             checkpoint.write(str(folder / kind))
 
-    def read(self, folder, label):
+    def read(self, folder):
         found = {}
         for kind in self.kinds:
-            layer, checkpoint, train = self.make_kind(kind, label)
+            layer, checkpoint, train = self.make_kind(kind)
             train(1)  # what is there is replaced
             checkpoint.read(str(folder / kind)).assert_existing_objects_matched()
             states = [layer.get_weights(all_ranks=True)]
@@ -257,9 +202,6 @@ class Parallel:
     kinds = ("c", "w.weights.h5")
 
     def make(self):
-        import sok_like as sok
-        from sok_like.runtime.ranks import comm
-
         size = comm.current().world_size
         distribution = sok.distribution
         devices = [f"cpu:{rank}" for rank in range(size)]
@@ -291,27 +233,25 @@ class Parallel:
         rng = np.random.default_rng(14)
         return [rng.permutation(rows)[:BATCH].reshape(BATCH, 1) for rows in (24, 16)]
 
-    def write(self, folder, label):
-        with launched():
-            model, _ = self.make()
-            fit(model, self.ids(), WRITTEN, split=False)
-            tf.train.Checkpoint(model=model).write(str(folder / "c"))
-            model.save_weights(str(folder / "w.weights.h5"))
+    def write(self, folder):
+        model, _ = self.make()
+        fit(model, self.ids(), WRITTEN, split=False)
+        tf.train.Checkpoint(model=model).write(str(folder / "c"))
+        model.save_weights(str(folder / "w.weights.h5"))
 
-    def read(self, folder, label):
+    def read(self, folder):
         found = {}
         for kind in self.kinds:
-            with launched():
-                model, layers = self.make()
-                fit(model, self.ids(), 1, split=False)  # what is there is replaced
-                if kind == "c":
-                    status = tf.train.Checkpoint(model=model).read(str(folder / kind))
-                    status.assert_existing_objects_matched().assert_consumed()
-                else:
-                    model.load_weights(str(folder / kind))
-                states = [self.held(model, layers)]
-                fit(model, self.ids(), EPOCHS - WRITTEN, split=False)
-                found[kind] = [*states, self.held(model, layers)]
+            model, layers = self.make()
+            fit(model, self.ids(), 1, split=False)  # what is there is replaced
+            if kind == "c":
+                status = tf.train.Checkpoint(model=model).read(str(folder / kind))
+                status.assert_existing_objects_matched().assert_consumed()
+            else:
+                model.load_weights(str(folder / kind))
+            states = [self.held(model, layers)]
+            fit(model, self.ids(), EPOCHS - WRITTEN, split=False)
+            found[kind] = [*states, self.held(model, layers)]
         return found
 
     def held(self, model, layers):
@@ -322,29 +262,12 @@ class Parallel:
         }
 
 
-class launched:
-    """Within it the job has as many ranks as the world, for meshes."""
-
-    def __enter__(self):
-        from sok_like.runtime.ranks import comm
-
-        self.own, size = comm.launched_world_size, comm.current().world_size
-        comm.launched_world_size = lambda: size
-
-    def __exit__(self, *error):
-        from sok_like.runtime.ranks import comm
-
-        comm.launched_world_size = self.own
-
-
 class Dump:
     """One hash table, which begins with the rows of the first of TABLES."""
 
     name = "other_ranks"
 
     def make(self):
-        import sok_like as sok
-
         (rows, *_), kernel = initial()
         keys = tf.keras.Input([1], dtype="int64")
         layer = sok.DistributedEmbedding("sum", None, 4, slot_num=1, max_nnz=1, name=self.name)
@@ -356,18 +279,14 @@ class Dump:
         sok.assign(table, np.arange(len(rows)), rows)
         return model, table
 
-    def write(self, folder, label):
-        import sok_like as sok
-
+    def write(self, folder):
         model, table = self.make()
         fit(model, samples()[0][0], WRITTEN)
         sok.Saver().dump(table, folder)
         if sok.rank() == 0:
             np.savez(folder / "top.npz", *model.layers[-1].get_weights())
 
-    def read(self, folder, label):
-        import sok_like as sok
-
+    def read(self, folder):
         model, table = self.make()
         fit(model, samples()[0][0], 1)
         sok.Saver().restore(table, folder)
@@ -394,43 +313,32 @@ class Backup(Dump):
     def callback(self, folder):
         return tf.keras.callbacks.BackupAndRestore(str(folder / "backup"), delete_checkpoint=False)
 
-    def write(self, folder, label):
+    def write(self, folder):
         model, _ = self.make()
         try:
             fit(model, samples()[0][0], EPOCHS, callbacks=[self.callback(folder), self.Stop()])
         except Interrupted:
             pass
 
-    def read(self, folder, label):
-        import shutil
-
-        from sok_like.runtime.ranks import comm
-
-        world_size = comm.current().world_size
-        copy = pathlib.Path(f"{folder}_for{world_size}")
-        if comm.current().rank == 0:
-            shutil.copytree(folder, copy)
-        comm.current().barrier()
+    def read(self, folder):
         model, table = self.make()
-        epochs = fit(model, samples()[0][0], EPOCHS, callbacks=[self.callback(copy)]).epoch
+        epochs = fit(model, samples()[0][0], EPOCHS, callbacks=[self.callback(folder)]).epoch
         return [{"epochs": epochs, **self.held(model, table)}]
 
 
 class Session:
     """One hash table and a constant kernel, by TensorFlow 1's Adam."""
 
-    def write(self, folder, label):
+    def write(self, folder):
         self.run(lambda running, saver: saver.save(running, str(folder / "model.ckpt")), WRITTEN)
 
-    def read(self, folder, label):
+    def read(self, folder):
         def restore(running, saver):
             saver.restore(running, str(folder / "model.ckpt"))
 
         return self.run(restore, 0, EPOCHS - WRITTEN)
 
     def run(self, between, before, after=0):
-        import sok_like as sok
-
         v1 = tf.compat.v1
         (rows, *_), kernel = initial()
         found = []

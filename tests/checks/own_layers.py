@@ -1,20 +1,13 @@
-"""Layers of a user's own that hold tables: what is saved and loaded of them, on 1 and 2 ranks."""
-
-import os
+"""Layers of a user's own that hold tables: what is saved and loaded of them."""
 
 import numpy as np
 import tensorflow as tf
 
+import sok_like as sok
 from tests.checks import files
-from tests.checks.files import X, Y, aligned, shared, state, tables_of, world
+from tests.checks.files import X, state, tables_of
 
 KINDS = ("weights", "model", "checkpoint")
-# Numbers of ranks that write and read. SLOW=1 checks each pair for each kind.
-FEW = {"weights": [(1, 2)], "model": [(2, 1)], "checkpoint": [(2, 2)]}
-
-
-def checks(world_size):
-    return {"resumed": lambda: resumed(world_size)} if world_size <= 2 else {}
 
 
 @tf.keras.utils.register_keras_serializable("own_layers")
@@ -22,8 +15,6 @@ class Pair(tf.keras.layers.Layer):
     """Two tables, one of them with policies, and an ordinary weight between them."""
 
     def __init__(self, dim=4, bare=False, table=None, **kwargs):
-        import sok_like as sok
-
         super().__init__(**kwargs)
         option = sok.EmbeddingVariableOption(record_statistics=True)
         made = [
@@ -47,8 +38,6 @@ class Pair(tf.keras.layers.Layer):
 
 def made(bare=False):
     """Tables of the user's in a layer, in one of a nested model, and shared by two layers."""
-    import sok_like as sok
-
     tf.keras.utils.set_random_seed(3)
     keys = tf.keras.Input([2], dtype="int64")
     one = Pair(bare=bare, name="one")
@@ -85,8 +74,8 @@ def read(kind, folder, bare=False):
     if kind == "model":
         model = tf.keras.models.load_model(str(folder / "m.keras"))
         model.compile(model.optimizer, "mse", run_eagerly=True)
-        return aligned(model)
-    model = aligned(made(bare))
+        return model
+    model = made(bare)
     files.fit(model, 1, 100)
     if kind == "weights":
         model.load_weights(str(folder / "w.weights.h5"))
@@ -95,35 +84,18 @@ def read(kind, folder, bare=False):
     return model
 
 
-def readers_of(writers, world_size, kind):
-    """Numbers of ranks that read; that one reads what one wrote is checked on one rank alone."""
-    if world_size == 1:
-        return [1]
-    every = [(1, 2), (2, 1), (2, 2)]
-    pairs = every if os.environ.get("SLOW") else FEW[kind]
-    return [readers for wrote, readers in pairs if wrote == writers]
+def write_and_go_on(folder):
+    """What was written, and what the model predicts after another step."""
+    model = made()
+    files.fit(model, 2)
+    write(model, folder)
+    before = everything(model)
+    files.fit(model, 1, 5)
+    return before, model.predict_on_batch(X)
 
 
-def resumed(world_size):
-    """By (writer, reader) and kind: what was written, read, and predicted after more steps."""
-    found = {}
-    for writers in range(1, world_size + 1):
-        folder = shared(f"own_layers{writers}")
-        with world(writers) as group:
-            if group is not None:
-                model = aligned(made())
-                files.fit(model, 2)
-                write(model, folder)
-                before = everything(model)
-                files.fit(model, 1, 5)
-                found[writers] = before, model.predict_on_batch(X)
-        for kind in KINDS:
-            for readers in readers_of(writers, world_size, kind):
-                with world(readers) as group:
-                    if group is not None:
-                        model = read(kind, folder)
-                        after = everything(model)
-                        files.fit(model, 1, 5)
-                        found[writers, readers, kind] = after, model.predict_on_batch(X)
-    assert len(Y) == len(X)
-    return found
+def read_and_go_on(kind, folder):
+    model = read(kind, folder)
+    after = everything(model)
+    files.fit(model, 1, 5)
+    return after, model.predict_on_batch(X)

@@ -25,40 +25,13 @@ TABLES = {  # name: (combiner, None for the layer that does not combine; hash ta
     "dense_rows": (None, False),
 }
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "lazy_adam", "ftrl")
-ON_3_RANKS = ("sgd", "adam", "ftrl")  # the others on 4
-TWICE = ("lazy_adam", "sum")  # trained by tests/checks/shards.py, too
 RATE = 0.01
 
 
-def scales(world_size, optimizer="sgd"):
-    """Gradient scales that are checked on so many ranks. SLOW=1 checks every optimizer on each."""
-    if world_size == 2 and os.environ.get("TF_USE_LEGACY_KERAS") == "1":
-        # An optimizer's settings are read from that of Keras on one rank, too.
-        return {"sgd": ("mean",), "adam": ("sum",)}.get(optimizer, ())
-    if world_size == 2 and optimizer in ("sgd", "adam"):
-        return ("sum", "mean")
-    wanted = world_size < 3 or (optimizer in ON_3_RANKS) == (world_size == 3)
-    if not wanted and not os.environ.get("SLOW"):
-        return ()
-    return ("mean",) if world_size == 4 else ("sum",)
-
-
-def tables(world_size, optimizer, scale):
-    """Names of the tables that are trained: all of them, or on ranks every other one."""
-    of_all = world_size == 2 and (optimizer, scale) == ("adam", "sum")
-    if world_size == 1 or of_all or os.environ.get("SLOW"):
-        return list(TABLES)
-    # With and without hashtable, combined and not.
-    odd = optimizer in ("momentum", "adagrad", "adam")
-    return [name for name in TABLES if (name in ("sum", "dense", "mean_rows", "sqrtn_rows")) == odd]
-
-
-def checks(world_size):
-    return {
-        f"{optimizer}.{scale}": lambda o=optimizer, s=scale: train(o, s)
-        for optimizer in OPTIMIZERS
-        for scale in scales(world_size, optimizer)
-    }
+def tables(some):
+    """Names of the tables that are trained: of the odd and even ones some combine, some hash."""
+    odd = ("sum", "dense", "mean_rows", "sqrtn_rows")
+    return [name for name in TABLES if some == "all" or (name in odd) == (some == "odd")]
 
 
 # ---- data ----
@@ -170,13 +143,13 @@ def layer_input(name, keys, lengths):
     return tf.SparseTensor(sparse.indices, sparse.values, shape)
 
 
-def train(optimizer_name, scale):
+def train(optimizer_name, scale, some="all"):
     """Trains all tables on this rank's samples; vectors, rows and ordinary weights it ends with."""
     import sok_like as sok
     from sok_like.runtime.ranks import comm
 
     rank, world_size = comm.current().rank, comm.current().world_size
-    names = tables(world_size, optimizer_name, scale)
+    names = tables(some)
     layers = {name: make_layer(name, world_size, scale) for name in names}
     heads = [tf.keras.layers.Dense(1) for _ in names]
     weights_of = dict(zip(TABLES, head_weights(), strict=True))

@@ -12,10 +12,6 @@ BATCH, STEPS, HOTNESS = 9, 24, 2
 KEYS = np.array([*range(40), -1, -2, 2**63 - 1, -(2**63)], np.int64)
 
 
-def checks(world_size):
-    return {"train": train, "restore": restore, "full": full, "occurrences": occurrences}
-
-
 def batches():
     """int64 keys `[BATCH, HOTNESS]` per step, for each of two features of one table."""
     rng = np.random.default_rng(8)

@@ -32,15 +32,6 @@ def num_steps(world_size):
     return 60 if os.environ.get("SLOW") else {2: 40, 3: 15}[world_size]
 
 
-def checks(world_size):
-    if world_size == 1:
-        return {}
-    return {
-        "random_steps": functools.partial(run, seed=1, steps=num_steps(world_size)),
-        "random_runs": functools.partial(run_in_session, seed=1, steps=SESSION_STEPS),
-    }
-
-
 def main(seed, steps):
     """`run` in a process of its own, with two devices."""
     import sok_like as sok

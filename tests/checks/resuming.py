@@ -2,13 +2,12 @@
 
 import contextlib
 import os
-import shutil
 import warnings
 
 import numpy as np
 import tensorflow as tf
 
-from tests.checks.files import Interrupted, shared, world
+from tests.checks.files import Interrupted
 
 BATCH, BATCHES = 4, 6
 KEYS = np.random.default_rng(0).integers(0, 40, [BATCH * BATCHES, 2])
@@ -28,10 +27,6 @@ KINDS = {
     "two at once": True,
 }
 KINDS_ON_RANKS = ("plain", "stream") if os.environ.get("SLOW") else ("stream",)
-
-
-def checks(world_size):
-    return {"counts": counts} if world_size == 2 else {}
 
 
 def made(kind="plain"):
@@ -128,28 +123,14 @@ def train(kind, folder=None, stop_at=None, model=None, **options):
     return model, recorded.seen, epochs, said
 
 
-def counts():
-    """Interrupted on two ranks, and gone on with by two and by one."""
-    import sok_like as sok
-    from sok_like.runtime.ranks import comm
+def interrupted(kind, folder):
+    """What an unbroken training predicts, and the batches after the one that ends this one."""
+    expected, batches, *_ = train(kind)
+    stop = len(batches) // 2
+    train(kind, folder, batches[stop])
+    return expected.predict_on_batch(KEYS), batches[stop + 1 :]
 
-    found = {}
-    for kind in KINDS_ON_RANKS:
-        expected, all_batches, *_ = train(kind)
-        stop = all_batches[len(all_batches) // 2]
-        train(kind, shared(f"resumed_{kind}"), stop)
-        comm.current().barrier()  # another rank may still write
-        if sok.rank() == 0:
-            shutil.copytree(shared(f"resumed_{kind}"), shared(f"resumed_{kind}_1"))
-        for ranks in (1, 2):
-            with world(ranks) as group:
-                if group is not None:
-                    folder = shared(f"resumed_{kind}" + "_1" * (ranks == 1))
-                    model, seen, _, said = train(kind, folder)
-                    found[kind, ranks] = {
-                        "batches": seen == all_batches[all_batches.index(stop) + 1 :],
-                        "warnings": said,
-                        "predicted": model.predict_on_batch(KEYS),
-                    }
-        found[kind] = expected.predict_on_batch(KEYS)
-    return found
+
+def go_on(kind, folder):
+    model, seen, _, said = train(kind, folder)
+    return model.predict_on_batch(KEYS), seen, said

@@ -13,15 +13,6 @@ COMBINERS = ("sum", "mean", None)
 UNSEEN = np.array([7, -9, 2**50 + 1])
 
 
-def checks(world_size):
-    if world_size > 2:
-        return {}
-    return {
-        "exported": lambda: exported(world_size),
-        "refreshed": lambda: refreshed(world_size),
-    }
-
-
 def exported(world_size):
     """Folder by model's name; each holds a SavedModel, rank 0's inputs and outputs."""
     import sok_like as sok

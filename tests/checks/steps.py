@@ -8,24 +8,6 @@ import tensorflow as tf
 DIM = 2
 
 
-def checks(world_size):
-    if world_size == 1:
-        return {}
-    return {
-        "eager_order": eager_order,
-        "after_an_error": after_an_error,
-        "full_table_without_value": full_table_without_value,
-        "while_loop": while_loop,
-        "gradient_outside": gradient_outside,
-        "function_meets_eager": function_meets_eager,
-        "notes_out_of_step": notes_out_of_step,
-        "other_tables": other_tables,
-        "other_dense_tables": other_dense_tables,
-        "collectives_out_of_order": collectives_out_of_order,
-        "constant_on_one_rank": constant_on_one_rank,
-    }
-
-
 def _rank():
     from sok_like.runtime.ranks import comm
 

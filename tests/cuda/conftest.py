@@ -6,6 +6,8 @@ which finds wrong results but says nothing about hardware. What needs hardware i
 
 import importlib.util
 import os
+import pathlib
+import random
 import sys
 
 import pytest
@@ -15,6 +17,27 @@ from tests.emulated import BUILD
 
 # A machine with a device need not have TensorFlow, and this file imports it.
 collect_ignore = [] if importlib.util.find_spec("tensorflow") else ["test_ops_ranks.py"]
+
+
+FEW = 5  # cases of a test under the emulator; SLOW=1 takes all
+
+
+def pytest_collection_modifyitems(config, items):
+    """A device takes all cases of a test; the emulator, which is slow, a few, always the same."""
+    cases = {}
+    for item in items:
+        here = pathlib.Path(__file__).parent in item.path.parents and hasattr(item, "callspec")
+        if here and item.callspec.params.get("cuda") == "emulated":
+            cases.setdefault((item.path, item.originalname), []).append(item)
+    kept = {item for (_, name), of in cases.items() for item in _some(name, of)}
+    left_out = {item for of in cases.values() for item in of} - kept
+    if left_out and not os.environ.get("SLOW"):
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _some(name, cases):
+    return random.Random(name).sample(cases, min(FEW, len(cases)))
 
 
 def emulated():

@@ -6,11 +6,8 @@ routed keys), and what tests of this folder hold with the device's own words or 
 
 # ruff: noqa: F401, what is imported is collected here
 
-import os
-
 import pytest
 
-from sok_like import _core
 from tests.core import (
     test_adam_replay,
     test_assign,
@@ -74,24 +71,8 @@ MODULES = [
 ]
 
 
-def is_long(request):
-    """Cases that differ from others in size, or pair what others hold, minutes of them in all."""
-    name = request.node.originalname
-    params = request.node.callspec.params
-    if name == "test_assign_between_steps_follows_the_dense_table" and not os.environ.get("SLOW"):
-        # Every other rule, in turn with rows by key and by index.
-        return list(test_assign.CASES).index(params["case"]) % 4 != 2 * params["use_hashtable"]
-    if name in ("test_assign_against_dict", "test_find_or_insert_against_dict"):
-        return params["num_keys"] > 2000 and not os.environ.get("SLOW")
-    if name == "test_rule_follows_its_formula":
-        return params["dim"] != 5
-    return name == "test_gap" and (params["gap"] > 10 or params["rates"] == "warm_up")
-
-
 @pytest.fixture(autouse=True)
-def core_on_device(cuda, monkeypatch, request):
-    if cuda is not _core and is_long(request):
-        pytest.skip("takes long under the emulator")
+def core_on_device(cuda, monkeypatch):
     core = Core(cuda)
     for module in MODULES:
         monkeypatch.setattr(module, "_core", core)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tests import emulated
 from tests import test_parity as of_parity
-from tests.checks import parity
+from tests.checks import policies
 from tests.checks.device_tables import OF_FAILURES
 from tests.dist_model_parallel import test_hash_embedding as of_hash_tables
 from tests.group_embedding import test_ranks as of_groups
@@ -54,20 +54,31 @@ def rank_results():
     return results
 
 
-# ---- values: the tests of group lookups, with this module's `rank_results` ----
+@pytest.fixture
+def on_threads(rank_results):
+    """Results of a function by its name, for tests of other modules."""
+
+    def results(world_size, function, *args):
+        module = function.__module__.rpartition(".")[2]
+        return rank_results(world_size, "_".join([f"{module}.{function.__name__}", *args]))
+
+    return results
+
+
+# ---- values: the tests of group lookups, with this module's `on_threads` ----
 
 outcome = of_groups.outcome
 each_optimizer = pytest.mark.parametrize("optimizer", ["adagrad"])
 
 
 @each_world
-def test_sequences(rank_results, world_size):
-    of_groups.test_sequences(rank_results, world_size)
+def test_sequences(on_threads, world_size):
+    of_groups.test_sequences(on_threads, world_size)
 
 
 @each_world
-def test_gradient_scales(rank_results, world_size):
-    of_groups.test_gradient_scales(rank_results, world_size)
+def test_gradient_scales(on_threads, world_size):
+    of_groups.test_gradient_scales(on_threads, world_size)
 
 
 @each_world
@@ -83,22 +94,17 @@ def test_rows_after_training(outcome):
 
 
 @pytest.mark.slow
-def test_hash_tables_beside_dense_ones(rank_results):
-    of_hash_tables.test_training_of_all_kinds_of_tables(rank_results, 2, "adam")
-    of_hash_tables.test_training_goes_on_from_weights_and_state(rank_results, 2, "adam")
+def test_hash_tables_beside_dense_ones(on_threads):
+    of_hash_tables.test_training_of_all_kinds_of_tables(on_threads, 2, "adam")
+    of_hash_tables.test_training_goes_on_from_weights_and_state(on_threads, 2, "adam")
 
 
-def test_records_of_keys_that_several_ranks_look_up(rank_results):
-    of_policies.test_the_same_state_on_any_number_of_ranks(rank_results, 2)
+def test_records_of_keys_that_several_ranks_look_up(on_threads):
+    of_policies.check_same_state(*on_threads(1, policies.train), on_threads(2, policies.train))
 
 
-@pytest.mark.parametrize("table", parity.TABLES)
-def test_tables_with_and_without_a_hashtable(rank_results, table):
-    ranks = rank_results(2, "parity.adam.sum")
-    expected = of_parity._oracle(2, "adam", "sum", of_parity._Once(ranks[0]["initial"]))
-    of_parity.test_vectors_of_every_step((ranks, expected), 2, table)
-    of_parity.test_rows_read_by_evaluation_lookups((ranks, expected), table)
-    of_parity.test_exported_keys_and_rows((ranks, expected), 2, table)
+def test_tables_with_and_without_a_hashtable(rank_results):
+    of_parity.check(rank_results(2, "parity.train_adam_sum"), "adam", "sum")
 
 
 @each_world

@@ -4,9 +4,54 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.checks.deeprec import BATCH, RATE, STEPS, data
+import sok_like as sok
 
 v1 = tf.compat.v1
+STEPS, BATCH, RATE = 5, 4, 0.1
+
+
+def data(rank):
+    """Features, keys and targets of a rank, and the weights with which it starts."""
+    rng = np.random.default_rng(rank)
+    x = rng.standard_normal((BATCH, 3)).astype(np.float32)
+    keys = rng.integers(0, 5, BATCH)
+    y = rng.standard_normal((BATCH, 1)).astype(np.float32)
+    return x, keys, y, rng.standard_normal((3, 1)).astype(np.float32)
+
+
+def train(apart):
+    """The weights and rows before each step."""
+    strategy = sok.deeprec.CollectiveStrategy()
+    try:
+        with strategy.scope(), tf.Graph().as_default():
+            return _train(strategy, apart)
+    finally:
+        sok.deeprec.uninstall()
+
+
+def _train(strategy, apart):
+    x, keys, y, start = data(strategy.rank())
+    with strategy.embedding_scope():
+        table = tf.get_embedding_variable(f"bias{apart}", 1, initializer=tf.ones_initializer())
+        ids = tf.RaggedTensor.from_row_lengths(tf.constant(keys), [1] * BATCH)
+        (rows,) = tf.nn.group_embedding_lookup_sparse([table], [ids], ["sum"])
+    weights = v1.get_variable("w", initializer=start)
+    loss = tf.reduce_mean((tf.matmul(tf.constant(x), weights) + rows - y) ** 2)
+    step = v1.train.get_or_create_global_step()
+    optimizer = v1.train.GradientDescentOptimizer(RATE)
+    if apart:
+        dense = optimizer.minimize(loss, step, var_list=[weights])
+        with tf.control_dependencies([dense]):
+            other = v1.train.GradientDescentOptimizer(RATE)
+            operation = other.minimize(loss, var_list=[table])
+    else:
+        operation = optimizer.minimize(loss, step)
+    found = []
+    with v1.train.MonitoredTrainingSession(hooks=[v1.train.StopAtStepHook(STEPS)]) as session:
+        while not session.should_stop():
+            found.append(session.run([weights, rows]))
+            session.run(operation)
+    return found
 
 
 def whole_batch(world_size):
@@ -29,8 +74,8 @@ def whole_batch(world_size):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_one_optimizer_for_all(rank_results, world_size):
-    for rank, found in enumerate(rank_results(world_size, "deeprec.together")):
+def test_one_optimizer_for_all(on_processes, world_size):
+    for rank, found in enumerate(on_processes(world_size, train, False)):
         for (weights, rows), (right, right_rows) in zip(
             found, whole_batch(world_size), strict=True
         ):
@@ -39,9 +84,9 @@ def test_one_optimizer_for_all(rank_results, world_size):
 
 
 @pytest.mark.ranks
-def test_an_optimizer_for_each_part_averages_too(rank_results):
+def test_an_optimizer_for_each_part_averages_too(on_processes):
     """The table's optimizer sees the moved weights, on all ranks the same ones."""
-    first, second = rank_results(2, "deeprec.apart")
+    first, second = on_processes(2, train, True)
     right = whole_batch(2)
     np.testing.assert_allclose(first[1][0], right[1][0], rtol=1e-5)
     for (weights, _), (others, _) in zip(first, second, strict=True):

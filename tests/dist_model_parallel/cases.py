@@ -5,10 +5,12 @@ an input the matrix that says how often each row counts in each row of the outpu
 """
 
 import dataclasses
-import os
 
 import numpy as np
 import tensorflow as tf
+
+import sok_like as sok
+import sok_like.dist_model_parallel as dmp
 
 STEPS = 3
 TABLES = [(10, 4, None), (7, 8, "sum"), (5, 4, "mean"), (20, 4, None), (2, 6, "sum")]
@@ -28,31 +30,6 @@ OPTIMIZERS = {
     "adagrad": lambda: tf.keras.optimizers.Adagrad(0.05),
     "adam": lambda: tf.keras.optimizers.Adam(0.02),
 }
-
-
-# On 1 and 2 ranks; cases that are not named are trained by all optimizers.
-FEW_OPTIMIZERS = {
-    "rows": ["adagrad"],
-    "columns": ["adagrad"],
-    "mixed": ["adagrad"],
-    "replicated": ["adam"],
-    "idle_ranks": ["adam"],
-    "fewer_rows_than_ranks": ["sgd"],
-}
-if os.environ.get("TF_USE_LEGACY_KERAS") == "1":  # placements do not depend on the Keras
-    FEW_OPTIMIZERS["basic"] = ["adagrad"]
-
-
-def optimizers(world_size, name):
-    """Those that train case `name` on so many ranks. SLOW=1 takes all on 1 and 2 ranks."""
-    slow = os.environ.get("SLOW")
-    if world_size <= 2 and not slow:
-        return FEW_OPTIMIZERS.get(name, list(OPTIMIZERS))
-    if world_size <= 2 or (world_size == 3 and name == "mixed" and slow):
-        return list(OPTIMIZERS)
-    if world_size == 3:  # what is on one rank, or on each, does not depend on their number
-        return ["adagrad"] if slow or name not in ("basic", "replicated") else []
-    return {"rows": ["sgd"], "columns": ["adam"], "mixed": ["adagrad"]}.get(name, [])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +62,18 @@ CASES = {
 def table_values(case):
     rng = np.random.default_rng(3)
     return [rng.normal(size=shape[:2]).astype(np.float32) for shape in case.tables]
+
+
+def make_layer(case):
+    # Stock embeddings for tables without a combiner, so that both kinds are in one list.
+    embeddings = [
+        tf.keras.layers.Embedding(rows, dim)
+        if combiner is None
+        else sok.Embedding(rows, dim, combiner=combiner)
+        for rows, dim, combiner in case.tables
+    ]
+    input_map = [table for table, *_ in case.inputs]
+    return dmp.DistributedEmbedding(embeddings, input_table_map=input_map, **case.arguments)
 
 
 def batch(case, step, rank, world_size):

@@ -1,102 +1,164 @@
-"""`dmp.DistributedEmbedding` against stock layers on one process, on 1 to 4 ranks."""
+"""`dmp.DistributedEmbedding` on ranks against stock layers on one process."""
 
 import functools
-import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.dist_model_parallel import cases, rank_checks
-from tests.dist_model_parallel.worlds import each_world
+import sok_like as sok
+import sok_like.dist_model_parallel as dmp
+from sok_like.runtime.ranks import comm
+from tests.dist_model_parallel import cases
+from tests.dist_model_parallel.cases import make_layer
 
 pytestmark = pytest.mark.keras
+each_world = pytest.mark.parametrize("world_size", [1, 3])
 
+# Ranks, placement, optimizer, whether steps are a function, and whether the optimizer averages.
 TRAININGS = [
-    pytest.param(n, name, o, marks=[pytest.mark.ranks] if n > 1 else [], id=f"{n}-{name}-{o}")
-    for n in (1, 2, 3, 4)
-    for name in cases.CASES
-    for o in cases.optimizers(n, name)
+    (1, "basic", "sgd", True, True),
+    (1, "mixed", "adam", False, False),
+    (2, "basic", "adagrad", True, True),
+    (2, "mixed", "adam", True, False),
+    (3, "basic", "adam", False, False),
+    (3, "rows", "adagrad", False, True),
+    (3, "columns", "adagrad", True, False),
+    (3, "mixed", "adagrad", False, False),
+    (3, "replicated", "adam", True, True),
+    (3, "idle_ranks", "adam", False, False),
+    (3, "fewer_rows_than_ranks", "sgd", True, True),
 ]
-each_training = pytest.mark.parametrize("world_size, name, optimizer", TRAININGS)
+
+
+def tensors(case, step):
+    current = comm.current()
+    ids = cases.batch(case, step, current.rank, current.world_size)
+    return [
+        cases.as_tensor(samples, kind, dtype, hotness)
+        for samples, (_, kind, dtype, hotness) in zip(ids, case.inputs, strict=True)
+    ]
+
+
+def train(case, optimizer, graph, by_optimizer):
+    layer, heads = make_layer(case), cases.make_heads(case)
+    layer.set_weights(cases.table_values(case))
+    opt = cases.OPTIMIZERS[optimizer]()
+    if by_optimizer:
+        opt = dmp.DistributedOptimizer(opt)
+    variables = [*layer.trainable_variables, *(h.trainable_variables[0] for h in heads)]
+    if optimizer != "adam":  # which makes its state as the first step is traced: traces twice
+        opt.build(variables)
+
+    def step(*inputs):
+        with tf.GradientTape() as tape:
+            outputs = layer(list(inputs))
+            loss = cases.loss_of(outputs, heads)
+        if not by_optimizer:
+            tape = dmp.DistributedGradientTape(tape)
+        gradients = tape.gradient(loss, variables)
+        opt.apply_gradients(zip(gradients, variables, strict=True))
+        return outputs
+
+    if graph:
+        step = tf.function(step, input_signature=[cases.spec(*s) for _, *s in case.inputs])
+    outputs = [step(*tensors(case, i)) for i in range(cases.STEPS)]
+    return {
+        "outputs": [[cases.flat(o).numpy() for o in found] for found in outputs],
+        "shapes": [
+            ["ragged" if isinstance(o, tf.RaggedTensor) else tuple(o.shape) for o in found]
+            for found in outputs
+        ],
+        "tables": layer.get_weights(all_ranks=True),
+        "on_root": len(layer.get_weights()),
+        "heads": [head.get_weights()[0] for head in heads],
+        "elements": sum(int(np.prod(v.shape)) for v in layer.trainable_variables),
+    }
 
 
 @functools.cache
-def _oracle(name, optimizer, world_size):
+def oracle(name, optimizer, world_size):
     return cases.oracle(cases.CASES[name], optimizer, world_size)
 
 
-@each_training
-def test_outputs_of_every_step(rank_results, world_size, name, optimizer):
-    expected = _oracle(name, optimizer, world_size)["outputs"]
-    for rank, result in enumerate(rank_results(world_size, f"dmp.{name}.{optimizer}")):
+@pytest.mark.parametrize("world_size, name, optimizer, graph, by_optimizer", TRAININGS)
+def test_training(on_threads, world_size, name, optimizer, graph, by_optimizer):
+    case = cases.CASES[name]
+    ranks = on_threads(world_size, train, case, optimizer, graph, by_optimizer)
+    expected = oracle(name, optimizer, world_size)
+    for rank, result in enumerate(ranks):
         for step in range(cases.STEPS):
-            for found, right in zip(result["outputs"][step], expected[step][rank], strict=True):
+            pairs = zip(result["outputs"][step], expected["outputs"][step][rank], strict=True)
+            for found, right in pairs:
                 tolerance = 1e-6 if step == 0 else 1e-5
                 np.testing.assert_allclose(found, right, rtol=1e-6, atol=tolerance)
-
-
-@each_training
-def test_weights_after_training(rank_results, world_size, name, optimizer):
-    expected = _oracle(name, optimizer, world_size)
-    for rank, result in enumerate(rank_results(world_size, f"dmp.{name}.{optimizer}")):
+            if name == "basic":
+                batch = len(cases.batch(case, step, rank, world_size)[0])
+                assert result["shapes"][step] == [
+                    (batch, 1, 4), (batch, 8), (batch, 4), (batch, 3, 4), (batch, 6),
+                    "ragged", (batch, 4), "ragged",
+                ]  # fmt: skip
         for kind in ("tables", "heads"):
             for found, right in zip(result[kind], expected[kind], strict=True):
                 np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
         assert result["on_root"] == (len(expected["tables"]) if rank == 0 else 0)
-
-
-@each_world
-def test_shapes_are_those_of_the_plain_layers(rank_results, world_size):
-    for rank, result in enumerate(rank_results(world_size, "dmp.basic.adagrad")):
-        for step in range(cases.STEPS):
-            batch = len(cases.batch(cases.CASES["basic"], step, rank, world_size)[0])
-            assert result["shapes"][step] == [
-                (batch, 1, 4), (batch, 8), (batch, 4), (batch, 3, 4), (batch, 6),
-                "RaggedTensor", (batch, 4), "RaggedTensor",
-            ]  # fmt: skip
-
-
-@each_world
-@pytest.mark.parametrize("name", ["basic", "rows", "columns", "mixed"])
-def test_each_element_is_on_one_rank(rank_results, world_size, name):
-    case = cases.CASES[name]
     whole = [rows * dim for rows, dim, _ in case.tables]
-    copies = [
-        world_size if size <= case.arguments.get("data_parallel_threshold", 0) else 1
-        for size in whole
-    ]
-    held = sum(result["elements"] for result in rank_results(world_size, f"dmp.{name}.adagrad"))
-    assert held == sum(size * n for size, n in zip(whole, copies, strict=True))
+    most = case.arguments.get("data_parallel_threshold", 0)
+    copies = [world_size if size <= most else 1 for size in whole]
+    assert sum(result["elements"] for result in ranks) == np.dot(whole, copies)
 
 
-@pytest.mark.ranks
-def test_constraints_see_what_they_need(rank_results):
-    table = tf.constant(rank_checks.CONSTRAINED)
-    of_columns, of_rows = tf.keras.constraints.MaxNorm(0.5), tf.keras.constraints.UnitNorm(axis=1)
-    right = {"by columns": of_columns(table), "by rows": of_rows(table), "whole": of_rows(table)}
-    ranks = rank_results(2, "dmp.constrained")
-    for found in ranks:
-        for name, expected in right.items():
-            np.testing.assert_allclose(found[name][0], expected, rtol=1e-5)
-    sizes = {name: sorted(found[name][1] for found in ranks) for name in right}
-    assert sizes == {"by columns": [12, 12], "by rows": [12, 12], "whole": [0, 24]}
+CONSTRAINED = np.arange(24, dtype=np.float32).reshape(6, 4) / 10
 
 
-@each_world
-def test_id_outside_its_table(rank_results, world_size):
-    for result in rank_results(world_size, "dmp.out_of_range"):
-        for name, message in result.items():
-            assert message is not None, name
-            assert "items" in message
-            assert re.search(rf"[ \[]{name.split()[1]}[ \]]", message)
-            if world_size > 1:
-                assert f"rank {world_size - 1}:" in message
+@pytest.mark.parametrize(
+    "kind, options, by_rows, sizes",
+    [
+        ("MaxNorm", {"max_value": 0.5}, False, [12, 12]),
+        ("UnitNorm", {"axis": 1}, True, [12, 12]),
+        ("UnitNorm", {"axis": 1}, False, [0, 24]),  # it needs whole rows
+    ],
+)
+def test_constraints_see_what_they_need(on_threads, kind, options, by_rows, sizes):
+    constraint = getattr(tf.keras.constraints, kind)(**options)
+
+    def check():
+        table = tf.keras.layers.Embedding(6, 4, embeddings_constraint=constraint)
+        layer = dmp.DistributedEmbedding([table], row_slice_threshold=1 if by_rows else None)
+        layer.build(None)
+        layer.set_weights([CONSTRAINED])
+        pairs = [(tf.zeros_like(v), v) for v in layer.trainable_variables]
+        dmp.DistributedOptimizer(tf.keras.optimizers.SGD(1.0)).apply_gradients(pairs)
+        (found,) = layer.get_weights(all_ranks=True)
+        np.testing.assert_allclose(found, constraint(tf.constant(CONSTRAINED)), rtol=1e-5)
+        return sum(int(np.prod(variable.shape)) for variable in layer.trainable_variables)
+
+    assert sorted(on_threads(2, check)) == sizes
 
 
-def _model_parallel_oracle(world_size):
-    from tests.dist_model_parallel.rank_checks import MP_INPUTS
+@pytest.mark.parametrize("arguments", [{}, {"row_slice_threshold": 1}])
+@pytest.mark.parametrize("bad", [7, -1])
+def test_id_outside_its_table(on_threads, arguments, bad):
+    """One of one rank: what all ranks see, and that they can go on."""
 
+    def check():
+        embedding = tf.keras.layers.Embedding
+        tables = [embedding(7, 2, name="items"), embedding(9, 2, name="shops")]
+        layer = dmp.DistributedEmbedding(tables, **arguments)
+        call = layer if bad == 7 else tf.function(layer)
+        ids = [tf.constant([[bad if comm.current().rank == 1 else 1]]), tf.constant([[8]])]
+        words = rf"(?s)rank 1:(?=.*items).*[ \[]{bad}[ \]]"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            call(ids)
+        layer([tf.constant([[6]]), tf.constant([[8]])])
+
+    on_threads(2, check)
+
+
+MP_INPUTS = [*cases.INPUTS[:5], (3, "dense", "int64", 2)]  # ragged ones with a combiner only
+
+
+def model_parallel_oracle(world_size):
     case = cases.Case({}, inputs=MP_INPUTS)
     tables = [tf.Variable(value) for value in cases.table_values(case)]
     heads, outputs = cases.make_heads(case), []
@@ -114,107 +176,229 @@ def _model_parallel_oracle(world_size):
     return outputs, [t - 0.005 * g for t, g in zip(tables, gradients, strict=True)]
 
 
-@each_world
-@pytest.mark.parametrize("name", ["basic", "columns"])
-def test_model_parallel_input(rank_results, world_size, name):
-    outputs, tables = _model_parallel_oracle(world_size)
-    for rank, ranks in enumerate(rank_results(world_size, "dmp.model_parallel_inputs")):
-        seen = ranks[name]
-        for found, right in zip(seen["outputs"], outputs[rank], strict=True):
+@pytest.mark.parametrize(
+    "world_size, arguments, graph",
+    [(1, {}, True), (2, {}, False), (3, {"column_slice_threshold": 30}, True)],
+)
+def test_model_parallel_input(on_threads, world_size, arguments, graph):
+    """One step with inputs of the global batch, each on the ranks that hold its table."""
+    expected, expected_tables = model_parallel_oracle(world_size)
+
+    def check():
+        case = cases.Case({**arguments, "dp_input": False}, inputs=MP_INPUTS)
+        layer, heads = make_layer(case), cases.make_heads(case)
+        layer.set_weights(cases.table_values(case))
+        rank = comm.current().rank
+        # Batches of equal size, laid end to end: rank r's samples are its part of the global batch.
+        of_rank = [cases.batch(case, 0, other, 1) for other in range(world_size)]
+        joined = [[s for ids in of_rank for s in ids[i]] for i in range(len(case.inputs))]
+        mine = layer.strategy.input_ids_list[rank]
+        inputs = [cases.as_tensor(joined[i], *case.inputs[i][1:]) for i in mine]
+
+        def step(inputs):
+            with tf.GradientTape() as tape:
+                outputs = layer(inputs)
+                loss = cases.loss_of(outputs, heads)
+            tape = dmp.DistributedGradientTape(tape)
+            return outputs, tape.gradient(loss, layer.trainable_variables)
+
+        outputs, gradients = (tf.function(step) if graph else step)(inputs)
+        optimizer = tf.keras.optimizers.SGD(0.005)
+        optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+        shapes = [tuple(output.shape) for output in outputs]
+        assert shapes == [(4, 1, 4), (4, 8), (4, 4), (4, 3, 4), (4, 6), (4, 2, 4)]
+        for found, right in zip(outputs, expected[rank], strict=True):
+            np.testing.assert_allclose(cases.flat(found), right, rtol=0, atol=1e-5)
+        tables = layer.get_weights(all_ranks=True)
+        for found, right in zip(tables, expected_tables, strict=True):
             np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
-        for found, right in zip(seen["tables"], tables, strict=True):
-            np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
-        assert seen["shapes"] == [(4, 1, 4), (4, 8), (4, 4), (4, 3, 4), (4, 6), (4, 2, 4)]
-        bad, odd = seen["errors"]
-        assert "table 'embedding" in bad
-        assert "id 99" in bad
+        bad = [[99]] * len(joined[0])
+        wrong = [cases.as_tensor(bad if i == 0 else joined[i], *case.inputs[i][1:]) for i in mine]
+        words = "(?s)rank (?=.*table 'embedding).*id 99" if world_size > 1 else "id 99"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            layer(wrong)
         if world_size > 1:
-            assert "rank " in bad
-            assert "not divisible by the number of ranks" in odd
-        assert "inputs, got" in seen["count"]
+            odd = [cases.as_tensor([*joined[i], joined[i][0]], *case.inputs[i][1:]) for i in mine]
+            with pytest.raises(tf.errors.InvalidArgumentError, match="not divisible by the number"):
+                layer(odd)
+        with pytest.raises(ValueError, match="inputs, got"):
+            layer([*inputs, tf.constant([[1]])])
+
+    on_threads(world_size, check)
 
 
-@each_world
-def test_model_parallel_input_with_an_idle_rank(rank_results, world_size):
-    for rank, (out, gradients) in enumerate(rank_results(world_size, "dmp.idle_model_parallel")):
+def test_model_parallel_input_with_an_idle_rank(on_threads):
+    def check():
+        layer = dmp.DistributedEmbedding([sok.Embedding(3, 1, combiner="sum")], dp_input=False)
+        layer.set_weights([np.ones([3, 1], np.float32)])
+        rank = comm.current().rank
+        ids = tf.constant([[1, 2]] * (2 * comm.current().world_size))
+        with tf.GradientTape() as tape:
+            (out,) = layer([ids] if layer.strategy.input_ids_list[rank] else [])
+            loss = tf.reduce_sum(out)
+        tape = dmp.DistributedGradientTape(tape)
+        (gradient,) = tape.gradient(loss, layer.trainable_variables)
         np.testing.assert_array_equal(out, np.full([2, 1], 2.0))
-        (gradient,) = gradients
-        assert gradient.tolist() == ([[0], [2], [2]] if rank == 0 else [])
+        gradient = tf.convert_to_tensor(gradient).numpy().tolist()
+        assert gradient == ([[0], [2], [2]] if rank == 0 else [])
+
+    on_threads(2, check)
 
 
-@each_world
-def test_weights_from_files_and_weights_that_do_not_fit(rank_results, world_size):
-    for seen in rank_results(world_size, "dmp.weights_from_files"):
-        assert seen["whole"]
-        assert "must hold 5 tables, one per embedding. Received: 4" in seen["short"]
-        assert "must hold 5 tables, one per embedding. Received: 6" in seen["long"]
-        assert "must have the shape (10, 4). Received: shape (9, 4)" in seen["shape"]
-        if world_size > 1:
-            assert seen["short"].startswith(f"rank {world_size - 1}: ")
-        assert seen["unchanged"]
+def test_weights_from_files_and_weights_that_do_not_fit(on_threads, tmp_path):
+    """Paths and arrays mixed, chunks below a row, rank by rank; then lists that do not fit."""
+    case = cases.CASES["mixed"]
+    values = cases.table_values(case)
+    given = list(values)
+    for i in (1, 3):
+        given[i] = str(tmp_path / f"{i}.npy")
+        np.save(given[i], values[i])
+
+    def check():
+        layer, last = make_layer(case), comm.current().rank == 2
+
+        def is_unchanged():
+            return all(map(np.array_equal, layer.get_weights(all_ranks=True), values))
+
+        layer.set_weights(given, chunk=3, use_lock=True)
+        assert is_unchanged()
+        for wrong, words in (
+            (values[:-1] if last else values, "^rank 2: .*hold 5 tables, .* Received: 4"),
+            ([*values, values[0]], "hold 5 tables, one per embedding. Received: 6"),
+            (
+                [values[0][:-1], *values[1:]] if last else values,
+                r"must have the shape \(10, 4\). Received: shape \(9, 4\)",
+            ),
+        ):
+            with pytest.raises(ValueError, match=words):
+                layer.set_weights([w * 0 for w in wrong])
+        assert is_unchanged()
+
+    on_threads(3, check)
 
 
-@each_world
-def test_a_batch_known_to_be_empty_in_a_graph(rank_results, world_size):
-    ranks = rank_results(world_size, "dmp.empty_constants")
-    for rank, (out, _) in enumerate(ranks):
-        assert out == ([] if rank == 0 else [[6, 7], [6, 7]])
+def test_a_batch_known_to_be_empty_in_a_graph(on_threads):
+    """What one rank sends is statically empty."""
+
+    def check():
+        table = sok.Embedding(5, 2, combiner="sum")
+        layer = dmp.DistributedEmbedding([table], row_slice_threshold=1)
+        layer.set_weights([np.arange(10, dtype=np.float32).reshape(5, 2)])
+        ids = np.zeros([0, 1] if comm.current().rank == 0 else [2, 1], np.int64) + 3
+
+        @tf.function
+        def step():
+            with tf.GradientTape() as tape:
+                (out,) = layer([tf.constant(ids)])
+                loss = tf.reduce_sum(out)
+            gradients = tape.gradient(loss, layer.trainable_weights)
+            return out, [tf.convert_to_tensor(g) for g in gradients]
+
+        out, gradients = step()
+        assert out.numpy().tolist() == ([] if comm.current().rank == 0 else [[6, 7], [6, 7]])
+        return float(sum(tf.reduce_sum(g) for g in gradients))
+
     # Two samples of two columns on each rank but the first, divided by the number of ranks.
-    total = 4 * (world_size - 1) / world_size
-    np.testing.assert_allclose(sum(gradient for _, gradient in ranks), total, rtol=1e-6)
+    np.testing.assert_allclose(sum(on_threads(3, check)), 4 * 2 / 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"row_slice_threshold": 1}])
+def test_shards_do_not_start_alike(on_threads, arguments):
+    def check():
+        init = tf.keras.initializers.RandomUniform(seed=3)
+        table = tf.keras.layers.Embedding(12, 6, embeddings_initializer=init)
+        (found,) = dmp.DistributedEmbedding([table], **arguments).get_weights(all_ranks=True)
+        assert len(np.unique(found)) == found.size
+
+    on_threads(3, check)
 
 
 @each_world
-def test_shards_do_not_start_alike(rank_results, world_size):
-    for tables in rank_results(world_size, "dmp.initial_rows"):
-        for table in tables:
-            assert len(np.unique(table)) == table.size
+def test_local_variables_are_marked_and_not_broadcast(on_threads, world_size):
+    def check():
+        case = cases.CASES["mixed"]
+        layer, start = make_layer(case), comm.current().rank + 1.0
+        layer.set_weights(cases.table_values(case))
+        head = tf.keras.layers.Dense(2, kernel_initializer=tf.keras.initializers.Constant(start))
+        head.build([None, 3])
+        before = layer.get_weights(all_ranks=True)
+        opt = dmp.DistributedOptimizer(tf.keras.optimizers.Adam(0.1))
+        opt.build([*layer.trainable_variables, *head.trainable_variables])
+        slots = opt.variables() if callable(opt.variables) else opt.variables
+        own = len(layer.weights) - len(layer.dp_layers) if world_size > 1 else 0
+        assert sum(dmp.is_local(v) for v in layer.weights) == own
+        assert sum(dmp.is_local(v) for v in slots) == 2 * own
+        every = [*layer.weights, *head.weights, *slots]
+        dmp.broadcast_variables(every, root_rank=world_size - 1)
+        assert float(head.get_weights()[0][0, 0]) == world_size
+        assert all(map(np.array_equal, before, layer.get_weights(all_ranks=True)))
+
+    on_threads(world_size, check)
 
 
-@each_world
-def test_local_variables_are_marked_and_not_broadcast(rank_results, world_size):
-    for seen in rank_results(world_size, "dmp.marks"):
-        own = len(seen["local"]) - seen["replicated"] if world_size > 1 else 0
-        assert sum(seen["local"]) == own
-        assert seen["slots"] == 2 * own
-        assert seen["kernel"] == world_size
-        assert seen["kept"]
+class TwoLayers(tf.keras.Model):
+    """Two distributed layers, one of them used twice, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        users = [tf.keras.layers.Embedding(8, 4), tf.keras.layers.Embedding(6, 4)]
+        self.users = dmp.DistributedEmbedding(users)
+        items = [sok.Embedding(9, 4, combiner="sum")]
+        self.items = dmp.DistributedEmbedding(items, row_slice_threshold=1)
+        self.head = tf.keras.layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, inputs):
+        a, b = self.users([inputs[:, 0:1], inputs[:, 1:2]])
+        (c,) = self.items([inputs[:, 2:4]])
+        (d,) = self.items([inputs[:, 4:6]])
+        return self.head(tf.concat([a[:, 0], b[:, 0], c, d], 1))
 
 
-def _fit_oracle(world_size):
-    """The same training on the joined batch, with stock layers."""
-    from tests.dist_model_parallel.rank_checks import fit_data, fit_tables
+def fit_data(rank):
+    rng = np.random.default_rng([11, rank])
+    x = rng.integers(0, 6, [16, 6])
+    return x.astype(np.int64), rng.normal(size=[16, 1]).astype(np.float32)
 
-    tables = []
-    for value in fit_tables():
-        table = tf.keras.layers.Embedding(*value.shape)
-        table.build([None])
-        table.set_weights([value])
-        tables.append(table)
+
+def fit_tables():
+    rng = np.random.default_rng(12)
+    return [rng.normal(size=shape).astype(np.float32) for shape in ((8, 4), (6, 4), (9, 4))]
+
+
+def fit_oracle(world_size):
+    """The same training on the joined batch, with stock variables."""
+    tables = [tf.Variable(value) for value in fit_tables()]
     head = tf.keras.layers.Dense(1, kernel_initializer="ones")
     head.build([None, 16])
-    variables = [layer.trainable_variables for layer in (*tables, head)]
-    variables = [v for group in variables for v in group]
+    variables = [*tables, *head.trainable_variables]
     optimizer = tf.keras.optimizers.Adam(0.05)
     data = [fit_data(rank) for rank in range(world_size)]
-    for _ in range(2):
-        for start in range(0, 16, 4):
-            x = np.concatenate([x[start : start + 4] for x, _ in data])
-            y = np.concatenate([y[start : start + 4] for _, y in data])
-            with tf.GradientTape() as tape:
-                parts = [tables[0](x[:, 0]), tables[1](x[:, 1])]
-                parts += [tf.reduce_sum(tables[2](x[:, k : k + 2]), 1) for k in (2, 4)]
-                loss = tf.reduce_mean((head(tf.concat(parts, 1)) - y) ** 2)
-            gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)]
-            optimizer.apply_gradients(zip(gradients, variables, strict=True))
-    return [table.get_weights()[0] for table in tables], head.get_weights()
+    for start in [*range(0, 16, 4)] * 2:
+        x = np.concatenate([x[start : start + 4] for x, _ in data])
+        y = np.concatenate([y[start : start + 4] for _, y in data])
+        with tf.GradientTape() as tape:
+            parts = [tf.gather(tables[0], x[:, 0]), tf.gather(tables[1], x[:, 1])]
+            parts += [tf.reduce_sum(tf.gather(tables[2], x[:, k : k + 2]), 1) for k in (2, 4)]
+            loss = tf.reduce_mean((head(tf.concat(parts, 1)) - y) ** 2)
+        gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)]
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    return [*(table.numpy() for table in tables), *head.get_weights()]
 
 
-@each_world
-def test_fit_with_other_data_on_each_rank(rank_results, world_size):
-    tables, head = _fit_oracle(world_size)
-    for seen in rank_results(world_size, "dmp.fit"):
-        for found, right in zip(seen["tables"], tables, strict=True):
-            np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
-        for found, right in zip(seen["head"], head, strict=True):
-            np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_fit_with_other_data_on_each_rank(on_threads, world_size):
+    expected = fit_oracle(world_size)
+
+    def check():
+        model, tables = TwoLayers(), fit_tables()
+        model.users.set_weights(tables[:2])
+        model.items.set_weights(tables[2:])
+        dataset = tf.data.Dataset.from_tensor_slices(fit_data(comm.current().rank)).batch(4)
+        model.compile(dmp.DistributedOptimizer(tf.keras.optimizers.Adam(0.05)), loss="mse")
+        callback = dmp.BroadcastGlobalVariablesCallback(0)
+        model.fit(dataset, epochs=2, verbose=0, callbacks=[callback])
+        found = [part for layer in (model.users, model.items) for part in layer.get_weights(True)]
+        for ours, right in zip([*found, *model.head.get_weights()], expected, strict=True):
+            np.testing.assert_allclose(ours, right, rtol=0, atol=1e-5)
+
+    on_threads(world_size, check)

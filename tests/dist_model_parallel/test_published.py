@@ -1,108 +1,139 @@
 """Programs for DMP as they are: one id a sample, odd batches, old optimizers, set_weights first."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
-from tests.dist_model_parallel import published_checks
-from tests.dist_model_parallel.published_checks import LISTS, LOCAL, RATE, SIZES
-from tests.dist_model_parallel.worlds import each_world
-from tests.ranks import run_ranks
+from sok_like.runtime.ranks import comm
 
 pytestmark = pytest.mark.keras
 
 
-@pytest.fixture(scope="module")
-def of_tf_keras():
-    """`of_tf_keras(ranks, check)`: what ranks under tf_keras found; one launch for all checks."""
-
-    @functools.cache
-    def launched(world_size):
-        target = "tests.dist_model_parallel.published_checks:published"
-        return run_ranks(target, world_size, env={"TF_USE_LEGACY_KERAS": "1"})
-
-    return lambda world_size, check: [rank[check] for rank in launched(world_size)]
+# So many that each of four ranks has an input of one id a sample: in a graph it must have one.
+SIZES = [(7, 3), (5, 2), (9, 4), (4, 2), (6, 3), (3, 5), (8, 2)]
+LISTS = 2  # the table whose samples are lists of ids
+LOCAL = 2  # samples of a rank
+RATE = 0.5
 
 
-more_ranks = pytest.mark.parametrize("world_size", [3, 4])
+def tables():
+    rng = np.random.default_rng(5)
+    return [rng.normal(size=size).astype(np.float32) for size in SIZES]
 
 
-@each_world
-def test_one_id_a_sample_of_the_global_batch(rank_results, world_size):
-    is_one_id_a_sample(rank_results(world_size, "dmp.one_id_a_sample"), world_size)
+def ids(world_size):
+    """Ids of the global batch, table by table: one of each sample, for table `LISTS` a list."""
+    rng = np.random.default_rng(6)
+    found = [rng.integers(0, rows, LOCAL * world_size) for rows, _ in SIZES]
+    found[LISTS] = [rng.integers(0, 9, k % 3).tolist() for k in range(LOCAL * world_size)]
+    return found
 
 
-@pytest.mark.slow
-@pytest.mark.ranks
-@more_ranks
-def test_one_id_a_sample_on_more_ranks_of_tf_keras(of_tf_keras, world_size):
-    is_one_id_a_sample(of_tf_keras(world_size, "one_id_a_sample"), world_size)
-
-
-def is_one_id_a_sample(results, world_size):
-    tables = [tf.Variable(table) for table in published_checks.tables()]
-    ids = published_checks.ids(world_size)
-    rows = SIZES[LISTS][0]
-    counts = [np.bincount(np.array(each, int), minlength=rows) for each in ids[LISTS]]
+def ids_oracle(world_size):
+    """Outputs for the global batch, and the tables after a step, of stock TensorFlow."""
+    variables, given, rows = [tf.Variable(t) for t in tables()], ids(world_size), SIZES[LISTS][0]
+    counts = [np.bincount(np.array(each, int), minlength=rows) for each in given[LISTS]]
     counts = np.array(counts, np.float32)
     with tf.GradientTape() as tape:
         right = [
             counts @ table if i == LISTS else tf.gather(table, each)
-            for i, (table, each) in enumerate(zip(tables, ids, strict=True))
+            for i, (table, each) in enumerate(zip(variables, given, strict=True))
         ]
         loss = tf.add_n([tf.reduce_sum(each**2) for each in right]) / LOCAL / world_size
-    gradients = tape.gradient(loss, tables)
-    for rank, seen in enumerate(results):
-        mine = slice(LOCAL * rank, LOCAL * (rank + 1))
-        for way in ("eager", "graph", "sparse"):
-            for found, expected in zip(seen[way], right, strict=True):
-                np.testing.assert_allclose(found, expected[mine], rtol=1e-5, atol=1e-6)
-        for found, table, gradient in zip(seen["tables"], tables, gradients, strict=True):
-            expected = table - RATE * tf.convert_to_tensor(gradient)
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)]
+    return right, [t - RATE * g for t, g in zip(variables, gradients, strict=True)]
+
+
+def check_close(found, right, atol=1e-6):
+    for ours, expected in zip(found, right, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=atol)
+
+
+@pytest.mark.keras(slow=True)
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_one_id_a_sample_of_the_global_batch(on_threads, world_size):
+    """Outside of a graph, in one, and for sparse ids; tables after a step; errors."""
+    expected, trained = ids_oracle(world_size)
+
+    def check():
+        rank = comm.current().rank
+        layers = [tf.keras.layers.Embedding(*SIZES[0]), *(sok.Embedding(*s) for s in SIZES[1:])]
+        layers[LISTS] = sok.Embedding(*SIZES[LISTS], combiner="sum")
+        layer = dmp.DistributedEmbedding(layers, dp_input=False)
+        layer.set_weights(tables())
+        mine, given = layer.strategy.input_ids_list[rank], ids(world_size)
+        ragged = tf.ragged.constant(given[LISTS], dtype=tf.int64, row_splits_dtype=tf.int64)
+        given = [ragged if i == LISTS else tf.constant(each) for i, each in enumerate(given)]
+        inputs = [given[i] for i in mine]
+
+        @tf.function
+        def step(inputs):
+            with tf.GradientTape() as tape:
+                outputs = layer(inputs)
+                loss = tf.add_n([tf.reduce_sum(output**2) for output in outputs]) / LOCAL
+            tape = dmp.DistributedGradientTape(tape)
+            return outputs, tape.gradient(loss, layer.trainable_variables)
+
+        right = [output[LOCAL * rank : LOCAL * (rank + 1)] for output in expected]
+        check_close(layer(inputs), right)
+        given[LISTS] = ragged.to_sparse()
+        check_close(layer([given[i] for i in mine]), right)
+        outputs, gradients = step(inputs)
+        check_close(outputs, right)
+        for gradient, variable in zip(gradients, layer.trainable_variables, strict=True):
+            variable.assign_sub(RATE * tf.convert_to_tensor(gradient))
+        check_close(layer.get_weights(all_ranks=True), trained, atol=1e-5)
+        # In a graph one input of two axes beside one of one axis.
+        mixed = [tf.reshape(given[i], [-1, 1]) if i == 0 else given[i] for i in mine]
         if world_size > 1:
-            is_value_error, text = seen["odd"]
-            assert is_value_error
-            assert "not divisible" in text
-            assert "numbers of axes" in seen["mixed"][1]
+            with pytest.raises(ValueError, match="not divisible"):
+                layer([each[1:] for each in inputs])
+            with pytest.raises(Exception, match="numbers of axes"):
+                tf.function(lambda inputs: layer(inputs))(mixed)
         first, *others = (width for _, width in SIZES)
-        assert seen["mixed eager"] == [(LOCAL, 1, first), *((LOCAL, width) for width in others)]
+        shapes = [tuple(output.shape) for output in layer(mixed)]
+        assert shapes == [(LOCAL, 1, first), *((LOCAL, width) for width in others)]
+
+    on_threads(world_size, check)
 
 
-@each_world
-def test_an_old_optimizer_of_tf_keras(rank_results, world_size):
-    if not hasattr(tf.keras, "__internal__"):
-        pytest.skip("Keras 3 has no legacy optimizers")
-    is_legacy_adam(rank_results(world_size, "dmp.old_optimizer"), world_size)
+def old_data(world_size):
+    rng = np.random.default_rng(7)
+    x = [tf.constant(rng.integers(0, rows, LOCAL * world_size)) for rows, _ in SIZES]
+    return x, tf.constant(rng.normal(size=[LOCAL * world_size, 1]), tf.float32)
 
 
-@pytest.mark.slow
-@pytest.mark.ranks
-@more_ranks
-def test_an_old_optimizer_on_more_ranks_of_tf_keras(of_tf_keras, world_size):
-    is_legacy_adam(of_tf_keras(world_size, "old_optimizer"), world_size)
-
-
-def is_legacy_adam(results, world_size):
-    import tf_keras
-
-    variables = [tf.Variable(table) for table in published_checks.tables()]
-    variables.append(tf.Variable(tf.ones([sum(width for _, width in SIZES), 1])))
-    optimizer = tf_keras.optimizers.legacy.Adam(0.1)
-    x, y = published_checks.old_data(world_size)
+@pytest.mark.skipif(not hasattr(tf.keras, "__internal__"), reason="Keras 3 has no old optimizers")
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_old_optimizer_of_tf_keras(on_threads, world_size):
+    """Steps of tf_keras' legacy Adam through DistributedOptimizer."""
+    variables = [*map(tf.Variable, tables()), tf.Variable(tf.ones([sum(w for _, w in SIZES), 1]))]
+    x, y = old_data(world_size)
+    optimizer = tf.keras.optimizers.legacy.Adam(0.1)
     for _ in range(2):
         with tf.GradientTape() as tape:
             rows = [tf.gather(v, each) for v, each in zip(variables, x, strict=False)]
             loss = tf.reduce_mean((tf.concat(rows, 1) @ variables[-1] - y) ** 2)
         gradients = tape.gradient(loss, variables)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
-    for found in results:
-        for value, variable in zip(found, variables, strict=True):
-            np.testing.assert_allclose(value, variable, rtol=1e-4, atol=1e-5)
+
+    def check():
+        layer = dmp.DistributedEmbedding([sok.Embedding(*size) for size in SIZES])
+        head = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        inputs = [tf.keras.Input([], dtype="int64") for _ in SIZES]
+        model = tf.keras.Model(inputs, head(tf.concat(layer(inputs), 1)))
+        model.compile(dmp.DistributedOptimizer(tf.keras.optimizers.legacy.Adam(0.1)), "mse")
+        layer.set_weights(tables())
+        part = slice(LOCAL * comm.current().rank, LOCAL * (comm.current().rank + 1))
+        for _ in range(2):
+            model.train_on_batch([each[part] for each in x], y[part])
+        found = [*layer.get_weights(all_ranks=True), *head.get_weights()]
+        for ours, variable in zip(found, variables, strict=True):
+            np.testing.assert_allclose(ours, variable, rtol=1e-4, atol=1e-5)
+
+    on_threads(world_size, check)
 
 
 TABLE = np.array([[1, 2], [3, 4], [5, 6]], np.float32)

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 import sok_like
 from tests.dist_model_parallel import user_guide
-from tests.dist_model_parallel.worlds import each_world
 
 pytestmark = pytest.mark.keras
 
@@ -66,23 +65,18 @@ def _train_on_one_process(world_size):
             loss = tf.reduce_mean((tf.concat(rows, 1) @ head[0] + head[1] - labels) ** 2)
         for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
             variable.assign_sub(user_guide.RATE * tf.convert_to_tensor(gradient))
-    return [t.numpy() for t in tables], [v.numpy() for v in head]
+    return [v.numpy() for v in variables]
 
 
-@each_world
-def test_three_changed_lines_train_as_one_process_does(rank_results, world_size):
-    tables, head = _train_on_one_process(world_size)
-    for seen in rank_results(world_size, "dmp.user_guide"):
-        pairs = [*zip(seen["tables"], tables, strict=True), *zip(seen["head"], head, strict=True)]
-        for found, right in pairs:
+@pytest.mark.keras(slow=True)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_programs_of_the_guide(on_threads, world_size):
+    """Three changed lines train as one process does; slices and shared tables."""
+    expected, row = _train_on_one_process(world_size), user_guide.tables()[0][[2]]
+    for seen in on_threads(world_size, user_guide.user_guide):
+        for found, right in zip([*seen["tables"], *seen["head"]], expected, strict=True):
             # Values grow to thousands, and TensorFlow adds in another order on other processors.
             np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
-
-
-@each_world
-def test_slices_and_shared_tables_as_in_the_guide(rank_results, world_size):
-    expected = user_guide.tables()[0][[2]]
-    for seen in rank_results(world_size, "dmp.user_guide"):
         assert seen["whole"] == user_guide.TABLE_SIZES
-        np.testing.assert_array_equal(seen["first"], expected)
-        np.testing.assert_array_equal(seen["last"], expected)
+        np.testing.assert_array_equal(seen["first"], row)
+        np.testing.assert_array_equal(seen["last"], row)

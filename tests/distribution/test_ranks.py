@@ -1,38 +1,203 @@
 """Models on meshes of ranks against the same models by Keras alone in one process."""
 
+import math
+import os
+import warnings
+
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from sok_like.runtime.framework.running_keras import is_keras_3
-from tests.checks import distribution as mixed
+import sok_like as sok
+from sok_like import distribution as dist
+from sok_like.distribution.sharded_variable import path_of, shard_of
+from sok_like.table.variable import is_embedding_variable
+from tests.distribution.meshes import assert_close
 
-pytestmark = [pytest.mark.keras, pytest.mark.ranks]
-TOLERANCE = 1e-5
-USES = ("published", "deferred", "eager", "dataset", "own_loop", "backed_up") + (
-    ("keras_classes", "made_before", "loaded") if is_keras_3() else ()
-)
+pytestmark = [pytest.mark.keras(slow=True), pytest.mark.ranks]
+
+# 4 steps per epoch, the last of 8 samples.
+SAMPLES, BATCH, EPOCHS = 44, 12, 5 if os.environ.get("SLOW") else 2
+ROWS, DIM, HASH_KEYS = 10, 3, 18
+LAYOUTS = {
+    "dense_column.*kernel": (None, "model"),
+    "dense_column.*bias": ("model",),
+    "dense_row.*kernel": ("model", None),
+    "einsum/kernel": (None, None, "model"),
+    "heads_in/kernel": (None, "model", None),
+    "conv_out.*kernel": (None, None, None, "model"),
+    "conv_out.*bias": ("model",),
+    "conv_in/kernel": (None, None, "model", None),
+    "rows/embeddings": ("model", None),
+    "columns/embeddings": (None, "model"),
+    "bag/embeddings": ("model", None),
+    "depthwise/.*kernel": (None, None, "model", None),  # without a rule: gathered
+    "layer_norm/gamma": ("model",),
+    "gru/.*/kernel": (None, "model"),  # read in a loop
+    "over_batch/kernel": ("batch", None),
+}
 
 
-def assert_close(found, expected, what):
-    """Equal within the tolerance: arrays, and dictionaries and lists of them."""
-    if isinstance(expected, dict):
-        assert set(found) >= set(expected), what
-        for key in expected:
-            assert_close(found[key], expected[key], f"{what} {key}")
-    elif isinstance(expected, list):
-        assert len(found) == len(expected), what
-        for i, (one, other) in enumerate(zip(found, expected, strict=True)):
-            assert_close(one, other, f"{what} {i}")
+def make_optimizer(name):
+    optimizers = tf.keras.optimizers
+    return {
+        "sgd": lambda: optimizers.SGD(0.01, momentum=0.9),
+        # Where a gradient is near 0, Adam with a smaller epsilon makes a step of its rounding.
+        "adam": lambda: optimizers.Adam(0.01, epsilon=1e-4),
+        "adagrad": lambda: optimizers.Adagrad(0.1),
+    }[name]()
+
+
+def data():
+    """Inputs by name, and one target per head."""
+    rng = np.random.default_rng(5)
+    features = {
+        "numbers": rng.normal(size=(SAMPLES, 6)).astype("f"),
+        "words": rng.normal(size=(SAMPLES, 4, 6)).astype("f"),
+        "image": rng.normal(size=(SAMPLES, 6, 6, 3)).astype("f"),
+        "ids": rng.integers(0, ROWS, (SAMPLES, 4)),
+        "keys": rng.integers(0, HASH_KEYS, (SAMPLES, 2)),
+    }
+    return features, rng.normal(size=(SAMPLES, 1)).astype("f")
+
+
+class OneHotEmbedding(tf.keras.layers.Embedding):
+    """Keras' Embedding with dense gradients."""
+
+    def call(self, inputs):
+        return tf.one_hot(inputs, self.input_dim) @ tf.convert_to_tensor(self.embeddings)
+
+
+def make_model(sok=None):
+    """The model; Keras alone if `sok` is None. Every branch ends in `[batch, width]`."""
+    layers = tf.keras.layers
+    tf.keras.utils.set_random_seed(11)
+    numbers = layers.Input([6], name="numbers")
+    words = layers.Input([4, 6], name="words")
+    image = layers.Input([6, 6, 3], name="image")
+    ids = layers.Input([4], name="ids", dtype="int64")
+    keys = layers.Input([2], name="keys", dtype="int64")
+    summing = layers.Embedding if sok else OneHotEmbedding
+    flat = layers.Flatten
+    dense = layers.Dense(5, "relu", name="dense_column")(numbers)
+    dense = layers.Dense(7, "tanh", name="dense_row")(dense)
+    attention = layers.EinsumDense("abc,cde->abde", (4, 2, 5), bias_axes="de", name="einsum")(words)
+    attention = layers.EinsumDense("abde,def->abf", (4, 3), name="heads_in")(attention)
+    attention = layers.GRU(3, name="gru")(attention)
+    conv = layers.Conv2D(5, 3, activation="relu", name="conv_out")(image)
+    conv = layers.Conv2D(2, 2, strides=2, padding="same", name="conv_in")(conv)
+    other = layers.DepthwiseConv2D(2, use_bias=False, name="depthwise")(image)
+    other = layers.BatchNormalization(name="batch")(other)
+    other = layers.LayerNormalization(name="layer_norm")(flat()(other))
+    other = layers.Dense(3, name="over_batch")(other)
+    rows = flat()(layers.Embedding(ROWS, DIM, name="rows")(ids))
+    columns = flat()(layers.Embedding(ROWS, 5, name="columns")(ids))
+    if sok:
+        bag = sok.Embedding(ROWS, DIM, combiner="mean", name="bag")(ids)
+        hashed = sok.All2AllDenseEmbedding(None, DIM, 1, 2, name="hashed")(keys)
     else:
-        np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE, err_msg=what)
+        bag = layers.GlobalAveragePooling1D()(summing(ROWS, DIM, name="bag")(ids))
+        hashed = summing(HASH_KEYS, DIM, name="hashed")(keys)
+    branches = [dense, attention, flat()(conv), other, rows, columns, bag, flat()(hashed)]
+    heads = [layers.Dense(1, name=f"head_{i}")(branch) for i, branch in enumerate(branches)]
+    return tf.keras.Model([numbers, words, image, ids, keys], heads)
 
 
-CASES = [
-    pytest.param(world_size, shape, optimizer, id=f"{world_size}-{shape}-{optimizer}")
-    for world_size, meshes in mixed.CHECKED.items()
-    for shape, optimizers in meshes.items()
-    for optimizer in optimizers
+class Losses(tf.keras.callbacks.Callback):
+    """The loss after each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.losses.append(logs["loss"])
+
+
+def fit(model, optimizer, eager):
+    """Compiles, trains and evaluates: losses by step, evaluation, predictions."""
+    options = {"jit_compile": False, "run_eagerly": eager}
+    model.compile(optimizer=make_optimizer(optimizer), loss="mse", **options)
+    features, target = data()
+    inputs, targets = [features[t.name] for t in model.inputs], [target] * len(model.outputs)
+    losses = Losses()
+    model.fit(inputs, targets, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[losses])
+    model.run_eagerly = True  # evaluation and prediction take longer to trace than to do
+    return {
+        "losses": np.array(losses.losses),
+        "evaluated": np.array(model.evaluate(inputs, targets, batch_size=2 * BATCH, verbose=0)),
+        "predicted": np.concatenate(model.predict(inputs, batch_size=2 * BATCH, verbose=0), axis=1),
+    }
+
+
+def _numbers(model):
+    """Variables except tables and the states of random generators, whose names are numbered."""
+    ordinary = [v for v in model.variables if not is_embedding_variable(v)]
+    return [v for v in ordinary if tf.as_dtype(v.dtype).is_floating]
+
+
+def weights_of(model):
+    """Whole weights by path; of the hash table, the rows of the keys in order."""
+    found = {path_of(v): v.numpy() for v in _numbers(model)}
+    hashed = model.get_layer("hashed")
+    if hasattr(hashed, "table"):
+        keys = tf.reshape(tf.range(HASH_KEYS, dtype=tf.int64), [-1, 2])
+        rows = hashed(keys, training=False)
+        found["hashed/embeddings"] = tf.reshape(rows, [-1, DIM]).numpy()
+    return found
+
+
+def is_eager(shape):
+    """Tracing so many layers takes longer than these steps: one mesh shows that it can be done."""
+    return shape != (1, 2)
+
+
+def oracle(optimizer, start, eager):
+    """The training by Keras alone from the same initial weights."""
+    model = make_model()
+    for variable in _numbers(model):
+        variable.assign(start[path_of(variable)])
+    return {**fit(model, optimizer, eager), "weights": weights_of(model)}
+
+
+def train_on_mesh(shape, optimizer):
+    """From this rank: initial weights, the sharded model's training, and this rank's shards."""
+    mesh = dist.DeviceMesh(shape, ("batch", "model"))
+    layout_map = dist.LayoutMap(mesh)
+    for path, axes in LAYOUTS.items():
+        layout_map[path] = axes
+    with dist.ModelParallel(mesh, layout_map).scope(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model = make_model(sok)
+        start = weights_of(model)
+        sharded = fit(model, optimizer, is_eager(shape))
+        sharded["weights"] = weights_of(model)
+        table = dist.summary(model)
+    slots = model.optimizer.variables
+    slots = slots() if callable(slots) else slots
+    return {
+        "sharded": sharded,
+        "start": start,
+        "shards": {path_of(v): _facts(v) for v in model.variables if shard_of(v)},
+        "slots": {path_of(v): _facts(v) for v in slots if shard_of(v)},
+        "table": table,
+        "warned": [str(w.message) for w in said if "LayoutMap" in str(w.message)],
+    }
+
+
+def _facts(variable):
+    """Layout, whole shape, and the elements stored on this rank."""
+    return tuple(variable.layout), tuple(variable.global_shape), math.prod(variable.local.shape)
+
+
+CASES = [((1, 2), "adagrad"), ((2, 1), "adam"), ((2, 2), "sgd")]
+CASES += [
+    pytest.param(shape, optimizer, marks=pytest.mark.slow)
+    for shape, optimizer in [
+        *(((1, 1), "adam"), ((1, 2), "sgd"), ((2, 2), "adam"), ((1, 4), "sgd"), ((4, 1), "adagrad"))
+    ]
 ]
+each_case = pytest.mark.parametrize("shape, optimizer", CASES)
 
 
 _expected = {}
@@ -41,27 +206,27 @@ _expected = {}
 def expected(optimizer, start, eager):
     """The oracle's training, once: ranks and meshes start with equal weights."""
     if (optimizer, eager) not in _expected:
-        _expected[optimizer, eager] = start, mixed.oracle(optimizer, start, eager)
+        _expected[optimizer, eager] = start, oracle(optimizer, start, eager)
     first, training = _expected[optimizer, eager]
     assert_close(start, first, "initial weights")
     return training
 
 
-@pytest.mark.parametrize("world_size, shape, optimizer", CASES)
-def test_mixed_model_is_the_unsharded_one(rank_results, world_size, shape, optimizer):
-    ranks = rank_results(world_size, f"distribution.{shape[0]}x{shape[1]}.{optimizer}")
+@each_case
+def test_mixed_model_is_the_unsharded_one(on_processes, shape, optimizer):
+    ranks = on_processes(math.prod(shape), train_on_mesh, shape, optimizer)
     for rank, result in enumerate(ranks):
-        assert len(result["sharded"]["losses"]) == 4 * mixed.EPOCHS
+        assert len(result["sharded"]["losses"]) == 4 * EPOCHS
         assert result["sharded"]["losses"][-1] < result["sharded"]["losses"][0]
-        right = expected(optimizer, result["start"], mixed.is_eager(shape))
+        right = expected(optimizer, result["start"], is_eager(shape))
         assert_close(result["sharded"], right, f"rank {rank}:")
 
 
-@pytest.mark.parametrize("world_size, shape, optimizer", CASES)
-def test_shards_and_slots_are_parts(rank_results, world_size, shape, optimizer):
+@each_case
+def test_shards_and_slots_are_parts(on_processes, shape, optimizer):
     sizes = dict(zip(("batch", "model"), shape, strict=True))
-    ranks = rank_results(world_size, f"distribution.{shape[0]}x{shape[1]}.{optimizer}")
-    of_layouts = [a for axes in mixed.LAYOUTS.values() for a in axes if a and sizes[a] > 1]
+    ranks = on_processes(math.prod(shape), train_on_mesh, shape, optimizer)
+    of_layouts = [a for axes in LAYOUTS.values() for a in axes if a and sizes[a] > 1]
     slots_each = {"sgd": 1, "adam": 2, "adagrad": 1}[optimizer]
     for kind, number in (("shards", len(of_layouts)), ("slots", slots_each * len(of_layouts))):
         assert len(ranks[0][kind]) == number
@@ -72,14 +237,14 @@ def test_shards_and_slots_are_parts(rank_results, world_size, shape, optimizer):
             rest = np.prod(whole) // whole[dim]
             assert set(here) <= {whole[dim] // parts * rest, -(-whole[dim] // parts) * rest}, path
             # Each part is on as many ranks as the other axis is long.
-            assert sum(here) == np.prod(whole) * world_size // parts, path
+            assert sum(here) == np.prod(whole) * math.prod(shape) // parts, path
     assert ranks[0]["warned"] == []
 
 
-def test_summary_says_what_lies_where(rank_results):
+def test_summary_says_what_lies_where(on_processes):
     table = {
         line.split()[0]: line
-        for line in rank_results(2, "distribution.1x2.adagrad")[0]["table"].splitlines()
+        for line in on_processes(2, train_on_mesh, (1, 2), "adagrad")[0]["table"].splitlines()
     }
     kernel = table["dense_column/kernel"]
     assert "(6, 5)" in kernel and "(None, 'model')" in kernel and "(6, 3)" in kernel
@@ -89,108 +254,3 @@ def test_summary_says_what_lies_where(rank_results):
     assert "all_gather of the batch's rows" in table["rows/embeddings"]
     assert "all_gather when read" in table["layer_norm/gamma"]
     assert table["dense_column/bias"].endswith("none")
-
-
-@pytest.mark.parametrize(
-    "check", [*(f"distribution_use.{use}" for use in USES), "distribution_ops.operations"]
-)
-def test_use_is_the_unsharded_one(rank_results, check):
-    for rank, result in enumerate(rank_results(2, check)):
-        expected = result["oracle"]
-        runs = {key: run for key, run in result.items() if key != "oracle" and "local" not in key}
-        assert runs
-        for key, run in runs.items():
-            assert_close(run, expected, f"rank {rank}, {key}:")
-
-
-def local_shapes(found):
-    """By the end of the path: `kernel` of a layer has one shard shape."""
-    return {"/".join(path.split("/")[-2:]): shape for path, shape in found.items()}
-
-
-def test_a_folder_per_rank_for_backups_raises(rank_results):
-    for rank in rank_results(2, "distribution_use.backed_up"):
-        assert "All ranks must save to the same path" in rank["local folders"]
-
-
-def test_mesh_shape_alone_changes_the_sharding(rank_results):
-    published = rank_results(2, "distribution_use.published")
-    sharded = [local_shapes(rank[(1, 2)]["local"]) for rank in published]
-    assert [shapes["dense/kernel"] for shapes in sharded] == [(64, 4)] * 2
-    assert [shapes["dense_1/kernel"] for shapes in sharded] == [(8, 3), (8, 2)]
-    assert [shapes["conv2d/kernel"] for shapes in sharded] == [(3, 3, 2, 2)] * 2
-    assert [rank["local on (2, 1)"] for rank in published] == [{}, {}]
-
-
-def test_model_that_was_not_built_is_sharded(rank_results):
-    for rank in rank_results(2, "distribution_use.deferred"):
-        assert local_shapes(rank["local"])["dense/kernel"] == (64, 4)
-
-
-@pytest.mark.skipif(not is_keras_3(), reason="tf_keras cannot exchange a layer's variables")
-def test_model_made_before_is_cut(rank_results):
-    for rank in rank_results(2, "distribution_use.made_before"):
-        assert local_shapes(rank["local"])["dense/kernel"] == (64, 4)
-        assert local_shapes(rank["local of compiled"])["dense/kernel"] == (64, 4)
-
-
-@pytest.mark.parametrize("check", ["files", "from_files"])
-def test_files_hold_whole_values(rank_results, check):
-    for rank in rank_results(2, f"distribution_use.{check}"):
-        assert len(rank["read"]) >= 2
-        for name, values in rank["read"].items():
-            for found, written in zip(values, rank["written"], strict=True):
-                np.testing.assert_array_equal(found, written, err_msg=name)
-
-
-def test_rank_0_writes_a_model_of_which_nothing_is_sharded(rank_results):
-    for kept in rank_results(2, "files.unsharded"):
-        assert len(kept) == 3 and all(kept.values()), kept
-
-
-def test_a_file_that_one_rank_cannot_read_changes_no_shard(rank_results):
-    for rank in rank_results(2, "distribution_use.not_loaded"):
-        assert "rank 1: " in rank["message"] and "the disk is ill" in rank["message"]
-        assert rank["same"] and rank["local"]
-
-
-@pytest.mark.parametrize(
-    "case, words",
-    [
-        ("rank", ["must have an item for each dimension", "('model',)", "dense/kernel", "(64, 8)"]),
-        ("twice", ["must name an axis once", "'model'", "dense/kernel", "(64, 8)"]),
-        ("axis", ["must name axes of the mesh", "'modle'", "dense/kernel"]),
-        ("two patterns", ["'.*dense/k.*'", "'.*se/kernel'", "dense/kernel", "(64, 8)"]),
-        ("constraint", ["other than NonNeg", "MaxNorm", "dense/kernel"]),
-        ("mesh", ["(2, 4)", "('batch', 'model')", "2 rank(s)"]),
-        ("order", ["in the order of list_devices()", "[1, 0]"]),
-        ("process", ["`num_processes`", "num_processes=3"]),
-    ],
-)
-def test_errors_say_what_is_wrong(rank_results, case, words):
-    for rank in rank_results(2, "distribution_use.errors"):
-        assert rank[case].startswith("ValueError: ")  # of tf_keras, with a trace behind it
-        assert [word for word in words if word not in rank[case]] == [], rank[case]
-
-
-def test_pattern_that_matches_nothing_warns(rank_results):
-    for rank in rank_results(2, "distribution_use.errors"):
-        (warning,) = rank["unmatched"]
-        assert "'no_such.*kernel'" in warning and "dense/kernel" in warning
-
-
-@pytest.mark.parametrize("how", ["export", "saved_model", "module"])
-def test_saved_model_of_shards_is_refused(rank_results, how):
-    for rank in rank_results(2, "distribution_use.exported"):
-        assert "sok.export_saved_model" in rank[how], rank[how]
-
-
-@pytest.mark.skipif(not is_keras_3(), reason="tf_keras' variables have no layout of their own")
-def test_explicit_layouts(rank_results):
-    ranks = rank_results(2, "distribution_use.explicit")
-    whole = np.arange(10.0).reshape(5, 2)
-    for rank, rows in zip(ranks, (whole[:3], whole[3:]), strict=True):
-        np.testing.assert_array_equal(rank["local"], rows)
-        np.testing.assert_array_equal(rank["whole"], whole)
-        assert rank["layout"] == ("batch", "model")
-        assert rank["outputs"] == (22, 5)

@@ -12,6 +12,7 @@ import sys
 import traceback
 
 from tests import cores
+from tests.ready_ranks import forget
 
 
 def run(programs):
@@ -29,17 +30,6 @@ def _run(paths):
     except BaseException:
         return traceback.format_exc(), printed.getvalue()
     return "", printed.getvalue()
-
-
-def forget():
-    from sok_like import distribution
-    from sok_like.embeddings import get_embedding_op
-    from sok_like.runtime.ranks import initialize
-
-    initialize.reset()
-    distribution.set_distribution(None)
-    get_embedding_op._eager.clear()
-    cores.clear_session()
 
 
 if __name__ == "__main__":

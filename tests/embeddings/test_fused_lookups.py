@@ -1,13 +1,79 @@
-"""`sok.fuse_lookups`; what ranks do is in checks/fused.py."""
+"""`sok.fuse_lookups`: embedding layers of a functional model look up together."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_like as sok
 from sok_like.runtime.framework.running_keras import is_keras_3
-from tests.checks import fused
+from sok_like.runtime.ranks import comm
 
 pytestmark = pytest.mark.keras
+BATCH, STEPS, KEYS, RATE = 12, 4, 20, 0.1
+
+
+def data():
+    rng = np.random.default_rng(3)
+    samples = BATCH * STEPS
+    inputs = {
+        "a": rng.integers(0, KEYS, [samples, 3]),
+        "b": rng.integers(0, KEYS, [samples, 2, 2]),
+        "c": rng.random([samples, 1]).astype(np.float32),
+    }
+    return inputs, rng.random([samples, 1]).astype(np.float32)
+
+
+def head(a, b, c, other):
+    layers = tf.keras.layers
+    parts = [layers.Flatten()(rows) for rows in (a, b, c)]
+    return layers.Dense(1, kernel_initializer="ones")(layers.Concatenate()([*parts, other]))
+
+
+def functional(name):
+    """Three tables; the third one's keys are made from an input by a layer of Keras."""
+    a = tf.keras.Input([3], dtype="int64", name="a")
+    b = tf.keras.Input([2, 2], dtype="int64", name="b")
+    c = tf.keras.Input([1], name="c")
+    hashed = tf.keras.layers.Hashing(KEYS)(a)
+    rows = [
+        sok.DistributedEmbedding(
+            "sum", None, 4, slot_num=3, max_nnz=1, embedding_initializer="ones", name=f"{name}_a"
+        )(a),
+        sok.DistributedEmbedding(
+            "mean", None, 2, slot_num=2, max_nnz=2, embedding_initializer="ones", name=f"{name}_b"
+        )(b),
+        sok.All2AllDenseEmbedding(None, 4, 3, 1, embedding_initializer="ones", name=f"{name}_c")(
+            hashed
+        ),
+    ]
+    return tf.keras.Model({"a": a, "b": b, "c": c}, head(*rows, c))
+
+
+def stock():
+    """The same with one row per number, trained on the batches of all ranks."""
+    a = tf.keras.Input([3], dtype="int64", name="a")
+    b = tf.keras.Input([2, 2], dtype="int64", name="b")
+    c = tf.keras.Input([1], name="c")
+    tables = [
+        tf.keras.layers.Embedding(KEYS, dim, embeddings_initializer="ones") for dim in (4, 2, 4)
+    ]
+    pairs = tables[1](b)
+    halves = tf.keras.layers.Average()([pairs[:, :, 0], pairs[:, :, 1]])
+    hashed = tf.keras.layers.Hashing(KEYS)(a)
+    whole = tf.keras.Model(
+        {"a": a, "b": b, "c": c}, head(tables[0](a), halves, tables[2](hashed), c)
+    )
+    whole.compile(tf.keras.optimizers.SGD(RATE), "mse")
+    inputs, targets = data()
+    whole.fit(inputs, targets, batch_size=BATCH, verbose=0, shuffle=False)
+    return [table.get_weights()[0] for table in tables]
+
+
+def mine(array):
+    """This rank's part of each batch."""
+    ranks = comm.current()
+    batches = array.reshape(STEPS, BATCH, *array.shape[1:])
+    return np.concatenate(np.split(batches, ranks.world_size, axis=1)[ranks.rank])
 
 
 def keys_input(name="keys", width=2):
@@ -18,27 +84,47 @@ def embedding(sok, name, **options):
     return sok.DistributedEmbedding("sum", None, 4, slot_num=2, max_nnz=1, name=name, **options)
 
 
-@pytest.mark.ranks
+@pytest.mark.keras(slow=True)
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_trains_as_stock_embeddings_do(rank_results, world_size):
-    found = rank_results(world_size, "fused.train")
-    for table, expected in enumerate(fused.stock()):
-        seen = np.concatenate([rank["rows"][table][0] for rank in found])
-        rows = np.concatenate([rank["rows"][table][1] for rank in found])
-        assert len(seen) == len(set(seen.tolist())) > 10
+def test_trains_as_stock_embeddings_do(on_threads, world_size):
+    def check():
+        plain = functional("fused")
+        fused = sok.fuse_lookups(plain)
+        fused.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE)), "mse")
+        inputs, targets = data()
+        inputs = {name: mine(array) for name, array in inputs.items()}
+        fused.fit(inputs, mine(targets), batch_size=BATCH // world_size, verbose=0, shuffle=False)
+        predictions = [model.predict(inputs, verbose=0) for model in (plain, fused)]
+        np.testing.assert_array_equal(*predictions)
+        tables = [plain.get_layer(f"fused_{which}").table for which in "abc"]
+        return [[part.numpy() for part in sok.export(table)] for table in tables]
+
+    found = on_threads(world_size, check)
+    for table, expected in enumerate(stock()):
+        keys, rows = (np.concatenate([rank[table][part] for rank in found]) for part in range(2))
+        assert len(keys) == len(set(keys.tolist())) > 10
         # Rows grow to thousands, and TensorFlow adds in another order on other processors.
-        np.testing.assert_allclose(rows, expected[seen], rtol=5e-5, atol=1e-6)
-    assert all(rank["alike"] for rank in found)
+        np.testing.assert_allclose(rows, expected[keys], rtol=5e-5, atol=1e-6)
 
 
-@pytest.mark.ranks
-def test_two_exchanges_for_the_keys_and_rows_of_all_layers(rank_results):
-    assert rank_results(2, "fused.exchanges") == [(6, 2)] * 2
+def test_two_exchanges_for_the_keys_and_rows_of_all_layers(on_threads):
+    def check():
+        plain = functional("counted")
+        inputs = {name: tf.constant(mine(array)) for name, array in data()[0].items()}
+
+        def count(model):
+            step = tf.function(lambda inputs: model(inputs, training=True))
+            operations = step.get_concrete_function(inputs).graph.get_operations()
+            return sum(operation.type == "SokBeginWait" for operation in operations)
+
+        assert (count(plain), count(sok.fuse_lookups(plain))) == (6, 2)
+
+    on_threads(2, check)
 
 
 def test_a_model_from_a_file_is_fused(sok, tmp_path):
-    model = sok.fuse_lookups(fused.model("filed"))
-    inputs, targets = fused.data()
+    model = sok.fuse_lookups(functional("filed"))
+    inputs, targets = data()
     model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1)), "mse")
     model.fit(inputs, targets, batch_size=12, verbose=0)
     model.save(tmp_path / "model.keras")

@@ -1,6 +1,5 @@
 """What each rank does in the tests of `examples/synthetic_models.py`."""
 
-import os
 import pathlib
 import sys
 
@@ -12,6 +11,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
 import synthetic_data
 import synthetic_models
 from synthetic_config import ModelConfig, TableGroup
+
+from tests.ready_ranks import forget
 
 # As varied as the six, and small: shared tables and single ones, two widths, pooled columns.
 SMALL = ModelConfig(
@@ -59,9 +60,7 @@ def train_small(dp_input):
     }
 
 
-def run(arguments):
-    """The program itself if SLOW=1, then the small model with either kind of input."""
-    return {
-        "program": synthetic_models.main(arguments) if os.environ.get("SLOW") else None,
-        "small": {dp_input: train_small(dp_input) for dp_input in (True, False)},
-    }
+def program(words):
+    """What the program itself returns."""
+    forget()  # `sok.Init`, above all
+    return synthetic_models.main(words.split())

@@ -1,21 +1,70 @@
 """What `sok.report` prints and `TableMetrics` writes, on one rank and on two."""
 
+import contextlib
+import io
+import os
 import pathlib
+import tempfile
+from unittest import mock
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.checks import inspection
+import sok_like as sok
+from tests.checks.files import message_of
 
 pytestmark = pytest.mark.keras
-WORLDS = [1, pytest.param(2, marks=pytest.mark.ranks)]
+
+KEYS = list(range(12))
+# The last of 3 steps of 398 keys has key 0 199 times, and 199 others once.
+SKEWED = np.concatenate([np.arange(796), np.zeros(199, np.int64), np.arange(800, 999)])
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
-def test_a_report_counts_all_ranks(rank_results, world_size):
-    ranks = rank_results(world_size, "inspection.reported")
+def reported(world_size):
+    """The same samples on every rank."""
+    folder = pathlib.Path(tempfile.gettempdir()) / f"sok_inside_{os.getppid()}_{world_size}"
+    inputs = tf.keras.Input([1], dtype="int64")
+    rows = sok.DistributedEmbedding("sum", None, 4, slot_num=1, max_nnz=1, name="inside")(inputs)
+    model = tf.keras.Model(inputs, tf.keras.layers.Flatten()(rows))
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1)), "mse")
+    metrics = sok.callbacks.TableMetrics(every=2, log_dir=folder)
+    keys = np.array(KEYS)[:, np.newaxis]
+    options = {"batch_size": 2, "shuffle": False, "verbose": 0, "callbacks": [metrics]}
+    # A part of TensorBoard, which need not be there.
+    with mock.patch.object(tf.summary, "scalar", side_effect=ModuleNotFoundError("tensorboard")):
+        model.fit(keys, np.zeros([12, 4]), **options)
+    skewed = sok.callbacks.TableMetrics(every=3, log_dir=f"{folder}_skewed")
+    of_skewed = {**options, "batch_size": 398, "callbacks": [skewed]}
+    model.fit(SKEWED[:, np.newaxis], np.zeros([len(SKEWED), 4]), **of_skewed)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        tables = sok.report(model)
+    unwritable = sok.callbacks.TableMetrics(log_dir=__file__)
+    plain = tf.keras.Sequential([tf.keras.Input([1]), tf.keras.layers.Dense(1)])
+    plain.compile("sgd", "mse")
+    try:
+        plain.fit(np.zeros([2, 1]), np.zeros([2, 1]), **options)
+        without = ""
+    except ValueError as error:
+        without = str(error)
+    return {
+        "tables": [{**t._asdict(), "imbalance": t.imbalance} for t in tables],
+        "printed": printed.getvalue(),
+        "without": without,
+        "unwritable": message_of(
+            model.fit, keys, np.zeros([12, 4]), **{**options, "callbacks": [unwritable]}
+        ),
+        "folder": str(folder),
+    }
+
+
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
+def test_a_report_counts_all_ranks(on_processes, world_size):
+    ranks = on_processes(world_size, reported, world_size)
     for found in ranks:
         (table,) = found["tables"]
-        keys = set(inspection.SKEWED.tolist())
+        keys = set(SKEWED.tolist())
         assert table["name"] == "inside" and table["keys"] == len(keys)
         assert table["keys_by_rank"] == tuple(
             sum(key % world_size == rank for key in keys) for rank in range(world_size)
@@ -35,8 +84,6 @@ def test_a_report_counts_all_ranks(rank_results, world_size):
 
 
 def test_lists_of_models_and_what_is_no_model(sok):
-    import tensorflow as tf
-
     first, second = (sok.HashEmbedding(2, name=name) for name in ("first", "second"))
     model = tf.keras.Sequential([tf.keras.Input([], dtype="int64"), second])
     first(tf.constant([1, 2])), model(tf.constant([1]), training=True)
@@ -48,11 +95,9 @@ def test_lists_of_models_and_what_is_no_model(sok):
             sok.report(wrong)
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
-def test_metrics_are_written_by_rank_0(rank_results, world_size):
-    import tensorflow as tf
-
-    ranks = rank_results(world_size, "inspection.reported")
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
+def test_metrics_are_written_by_rank_0(on_processes, world_size):
+    ranks = on_processes(world_size, reported, world_size)
     (file,) = pathlib.Path(ranks[0]["folder"], "tables").iterdir()  # rank 0 alone writes
     written = [
         (value.tag, event.step, tf.make_ndarray(value.tensor).item())
@@ -75,9 +120,9 @@ def test_metrics_are_written_by_rank_0(rank_results, world_size):
     assert [step for step, _ in values("bytes")] == [6] and values("load")[0][1] > 0
 
 
-def test_tensorboard_takes_the_metrics_for_scalars(rank_results):
+def test_tensorboard_takes_the_metrics_for_scalars(on_processes):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    (found,) = rank_results(1, "inspection.reported")
+    (found,) = on_processes(1, reported, 1)
     events = accumulator.EventAccumulator(found["folder"] + "/tables")
     events.Reload()
     assert "inside/keys" in events.PluginTagToContent("scalars")

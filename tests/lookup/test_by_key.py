@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_like as sok
+
 v1 = tf.compat.v1
 
 # Row k of the dense variable is the row of key k. The first keys are not there: by position, and
@@ -173,17 +175,85 @@ def test_lookups_in_a_session(sok):
             np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-@pytest.mark.keras
-@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
-def test_training_over_ranks(rank_results, world_size):
-    """A step of each of TensorFlow's lookups: every rank's gradients reach the key's owner."""
-    from tests.checks import by_key
+# Keys of the samples of each of two ranks, and their weights; they meet on both.
+SAMPLES = [[[5, 8], [5], [-2, 5, 3]], [[8, 3], [2**40], [-2]]]
+FACTORS = [[1.0, 2.0, 0.5, 1.0, 3.0, 1.0], [2.0, 1.0, 1.0, 4.0]]
+OWNED = np.array([-2, 3, 5, 8, 2**40])
+START = np.stack([np.arange(5) + 1.0, np.arange(5) * -2.0], 1).astype(np.float32)
+RATE = 0.5
+COMBINED = ("sparse", "weighted", "safe")
+LOOKUPS = {
+    "gather": lambda table, ids, weights: tf.gather(table, ids.flat_values),
+    "embedding_lookup": lambda table, ids, weights: tf.nn.embedding_lookup(table, ids.flat_values),
+    "sparse": lambda table, ids, weights: tf.nn.embedding_lookup_sparse(
+        table, ids, None, combiner="sum"
+    ),
+    "weighted": lambda table, ids, weights: tf.nn.embedding_lookup_sparse(
+        table, ids.to_sparse(), weights.to_sparse(), combiner="sum"
+    ),
+    "safe": lambda table, ids, weights: tf.nn.safe_embedding_lookup_sparse(
+        table, ids.to_sparse(), combiner="sum"
+    ),
+    "row": lambda table, ids, weights: tf.stack([table[int(SAMPLES[sok.rank()][0][0])]]),
+    "of_layer": lambda table, ids, weights: tf.nn.embedding_lookup(table, ids.flat_values),
+}
 
-    for rank, results in enumerate(rank_results(world_size, "by_key.train")):
-        for name, (found, rows) in results.items():
-            expected, after = by_key.oracle(name, rank, world_size)
-            np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=name)
-            np.testing.assert_allclose(rows, after, rtol=1e-6, err_msg=name)
+
+def used(name, rank):
+    """The keys of each sample of a rank that a lookup reads."""
+    if name == "row":
+        return [[SAMPLES[rank][0][0]]]
+    if name == "safe":  # TensorFlow takes negative keys for missing ones
+        return [[key for key in sample if key >= 0] for sample in SAMPLES[rank]]
+    return SAMPLES[rank]
+
+
+def step_by_hand(name, rank):
+    """What a rank finds, and every key's row less the rate times how often it counts."""
+    row = dict(zip(OWNED.tolist(), START, strict=True))
+    counts = dict.fromkeys(OWNED.tolist(), 0.0)
+    for r in range(2):
+        factors = iter(FACTORS[r] if name == "weighted" else np.ones(9))
+        rows = [[(key, next(factors)) for key in sample] for sample in used(name, r)]
+        for key, factor in (pair for sample in rows for pair in sample):
+            counts[key] += factor
+        if r == rank:
+            found = [[row[key] * factor for key, factor in sample] for sample in rows]
+    if name in COMBINED:
+        found = [np.sum(sample, axis=0) if sample else np.zeros(2) for sample in found]
+    else:
+        found = [rows for sample in found for rows in sample]
+    return np.array(found), START - RATE * np.array([counts[k] for k in OWNED.tolist()])[:, None]
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_training_over_ranks(on_threads, name):
+    """A step of each of TensorFlow's lookups: every rank's gradients reach the key's owner."""
+
+    def check():
+        table = sok.EmbeddingVariable(2, name=f"by_key_{name}")
+        if name == "of_layer":  # under Keras 3 in a variable of Keras
+            layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, name="by_key_layer")
+            table = layer.embedding_variable
+        sok.assign(table, OWNED, START)
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
+        ids = tf.ragged.constant(SAMPLES[sok.rank()], dtype=tf.int64)
+        weights = ids.with_flat_values(tf.constant(FACTORS[sok.rank()]))
+
+        @tf.function
+        def step():
+            with tf.GradientTape() as tape:
+                found = LOOKUPS[name](table, ids, weights)
+                loss = tf.reduce_sum(found)
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+            return found
+
+        found, after = step_by_hand(name, sok.rank())
+        np.testing.assert_allclose(step(), found, rtol=1e-6)
+        np.testing.assert_allclose(tf.gather(table, OWNED), after, rtol=1e-6)
+
+    on_threads(2, check)
 
 
 # ---- which keys are inserted ----

@@ -5,44 +5,222 @@ import warnings
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.checks import masks as checks
+import sok_like as sok
+import sok_like.dist_model_parallel as dmp
+from sok_like.runtime.ranks import comm
+from tests.checks.files import shared
 
 pytestmark = pytest.mark.keras
 
-
+WORDS, DIM, LENGTH, BATCH = 9, 4, 5, 8
+# The layer, what follows it, and how the model is made.
 CASES = [
-    pytest.param(*case, marks=pytest.mark.keras(slow=case[1] in ("lstm", "attention")))
-    for case in checks.CASES
+    ("hash", "lstm", "sequential"),
+    ("hash", "loss", "functional"),
+    ("group", "average", "subclass"),
+    ("group", "attention", "functional"),
+    ("strings", "average", "functional"),
+    ("dense", "dot", "functional"),
+    ("dmp", "average", "functional"),
+    ("dmp_hashed", "loss", "subclass"),
+    ("all2all", "loss", "functional"),
+    ("fused", "loss", "functional"),
 ]
+TRACED = ("hash", "group", "dmp_hashed")  # the others eagerly, which takes a third of the time
+
+
+def model_parallel_input():
+    """Masks of outputs on one rank, where inputs come table after table; errors on several."""
+    layers = [
+        [sok.HashEmbedding(2, "sum", pad_key=0), tf.keras.layers.Embedding(9, 2, mask_zero=True)],
+        [tf.keras.layers.Embedding(9, 2), sok.HashEmbedding(2, pad_key=0)],
+    ]
+    found = []
+    for each in layers:
+        try:
+            layer = dmp.DistributedEmbedding(each, dp_input=False)
+        except ValueError as error:
+            found.append(str(error))
+            continue
+        ids = [tf.constant([[1, 0]]), tf.constant([[0, 3]])]
+        outputs = layer([ids[i] for i in layer.strategy.input_ids_list[0]])
+        masks = [getattr(output, "_keras_mask", None) for output in outputs]
+        found.append([mask if mask is None else mask.numpy().tolist() for mask in masks])
+    return found
+
+
+def batch():
+    """Ids and labels; each half has as much padding, so that means over ranks are global means."""
+    rng = np.random.default_rng(3)
+    ids = rng.integers(1, WORDS, [BATCH, LENGTH])
+    ids[np.arange(LENGTH) >= np.array([5, 1, 3, 2] * 2)[:, np.newaxis]] = 0
+    return ids, rng.normal(size=[BATCH, LENGTH, 1]).astype(np.float32)
+
+
+def initial_rows():
+    rows = np.random.default_rng(4).normal(size=[WORDS, DIM]).astype(np.float32)
+    rows[0] = 0  # as hash tables give for padding
+    return rows
+
+
+def look_up_with(kind):
+    """A layer, a function from ids to rows, and one that sets the rows of ids."""
+    known, rows = np.arange(1, WORDS), initial_rows()
+    if kind in ("stock", "dense", "dmp", "dmp_hashed"):
+        layer = tf.keras.layers.Embedding(WORDS, DIM, mask_zero=True)
+        if kind == "stock":
+            return layer, layer, lambda: layer.set_weights([rows])
+        if kind == "dense":
+            layer = sok.Embedding(WORDS, DIM, mask_zero=True)
+            return layer, layer, lambda: layer.set_weights([rows])
+        which = ("dmp", "dmp_hashed").index(kind)
+        layer = dmp.DistributedEmbedding([layer, sok.HashEmbedding(DIM, pad_key=0)])
+        weights = [rows, (known, rows[1:])]
+        return layer, lambda x: layer([x, x])[which], lambda: layer.set_weights(weights)
+    if kind in ("group", "strings"):
+        pad_key = "" if kind == "strings" else 0
+        layer = sok.GroupEmbedding({"items": DIM}, combiners=None, pad_key=pad_key)
+        if kind == "strings":
+            prints = tf.raw_ops.Fingerprint(data=known.astype(str), method="farmhash64")
+            known = tf.bitcast(prints, tf.int64)
+        table = layer.tables["items"]
+        call = lambda ids: layer({"items": ids})["items"]  # noqa: E731
+        return layer, call, lambda: sok.assign(table, known, rows[1:])
+    if kind == "hash":
+        layer = sok.HashEmbedding(DIM, pad_key=0)
+    else:
+        layer = sok.All2AllDenseEmbedding(None, DIM, 1, LENGTH, pad_key=0)
+    return layer, layer, lambda: sok.assign(layer.table, known, rows[1:])
+
+
+def head_of(name):
+    """Layers from rows to outputs, and a function that applies them."""
+    layers = tf.keras.layers
+    last, average = layers.Dense(1), layers.GlobalAveragePooling1D()
+    first = {
+        "average": [average],
+        "lstm": [layers.LSTM(3)],
+        "attention": [layers.MultiHeadAttention(2, 3), average],
+        "dot": [layers.Attention(), average],
+        "loss": [],
+    }[name]
+
+    def apply(rows):
+        for layer in first:
+            if name == "attention" and layer is first[0]:
+                rows = layer(rows, rows)
+            else:
+                rows = layer([rows, rows] if name == "dot" and layer is first[0] else rows)
+        return last(rows)
+
+    return [*first, last], apply
+
+
+class Net(tf.keras.Model):
+    def __init__(self, kind, head):
+        super().__init__()
+        self.embedding, look_up, self.set_rows = look_up_with(kind)
+        self.head, apply = head_of(head)
+        # AutoGraph cannot convert functions that functions have made.
+        convert_not = tf.autograph.experimental.do_not_convert
+        self.outputs_of = convert_not(lambda ids: apply(look_up(ids)))
+
+    def call(self, ids):
+        return self.outputs_of(ids)
+
+
+def make(kind, head, way, ids):
+    """A model that has run once, with the same weights for all kinds."""
+    if way == "subclass":
+        model = Net(kind, head)
+        model(ids)
+        layers, set_rows = model.head, [model.set_rows]
+    else:
+        embedding, look_up, set_rows = look_up_with(kind)
+        layers, apply = head_of(head)
+        if way == "sequential":
+            model = tf.keras.Sequential(
+                [tf.keras.Input(ids.shape[1:], dtype=ids.dtype), embedding, *layers]
+            )
+            set_rows = [set_rows]
+        else:
+            inputs = tf.keras.Input(ids.shape[1:], dtype=ids.dtype)
+            _, again, set_again = look_up_with(kind)
+            rows = tf.keras.layers.Average()([look_up(inputs), again(inputs)])
+            model = tf.keras.Model(inputs, apply(rows))
+            set_rows = [set_rows, set_again]
+    for each in set_rows:
+        each()
+    rng = np.random.default_rng(5)
+    for weight in (w for layer in layers for w in layer.weights):
+        weight.assign(rng.normal(size=weight.shape))
+    return model
+
+
+def trained(kind, head, way, four_axes=None):
+    """What a model computes before and after training, and after it was saved and loaded."""
+    ids, labels = batch()
+    if kind in ("all2all", "fused") if four_axes is None else four_axes:
+        ids, labels = ids[:, np.newaxis], labels[:, np.newaxis]  # [batch, 1, length]
+    if head != "loss":
+        labels = labels[:, 0]
+    ids = tf.constant(np.where(ids == 0, "", ids.astype(str)) if kind == "strings" else ids)
+    model = make("all2all" if kind == "fused" else kind, head, way, ids)
+    if kind == "fused":
+        model = sok.fuse_lookups(model)
+    optimizer = tf.keras.optimizers.SGD(0.1)
+    optimizer = optimizer if kind == "stock" else sok.OptimizerWrapper(optimizer)
+    model.compile(optimizer, "mse", weighted_metrics=["mae"], run_eagerly=kind not in TRACED)
+    found = {
+        "before": model(ids).numpy(),
+        "evaluated": model.evaluate(ids, labels, batch_size=BATCH, verbose=0),
+    }
+    current = comm.current()
+    share = BATCH // current.world_size if kind != "stock" else BATCH
+    mine = slice(share * current.rank, share * (current.rank + 1))
+    model.fit(ids[mine], labels[mine], batch_size=share, epochs=3, shuffle=False, verbose=0)
+    found["after"] = model.predict(ids, verbose=0)
+    if kind == "stock":
+        return found
+    path = shared(f"masks_{kind}_{head}_{way}_{current.world_size}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if way == "subclass":
+        model.save_weights(f"{path}.weights.h5")
+        loaded = make(kind, head, way, ids)
+        loaded.load_weights(f"{path}.weights.h5")
+    else:
+        model.save(f"{path}.keras")
+        loaded = tf.keras.models.load_model(f"{path}.keras")
+    found["loaded"] = loaded(ids).numpy()
+    return found
 
 
 @functools.cache
 def stock(head, way, four_axes):
-    return checks.trained("stock", head, way, four_axes)
+    return trained("stock", head, way, four_axes)
 
 
-@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
+@pytest.mark.keras(slow=True)
 @pytest.mark.parametrize("kind, head, way", CASES)
-def test_as_stock_models_with_a_mask(rank_results, world_size, kind, head, way):
-    results = rank_results(world_size, f"masks.{kind}-{head}-{way}")
+def test_as_stock_models_with_a_mask(on_threads, kind, head, way):
+    results = on_threads(1 if kind == "dense" else 2, trained, kind, head, way)
     expected = stock(head, way, kind in ("all2all", "fused"))
     for found in results:
         for what in ("before", "evaluated", "after"):
             np.testing.assert_allclose(found[what], expected[what], rtol=1e-4, atol=1e-5)
-        if "loaded" in found:
-            np.testing.assert_allclose(found["loaded"], found["after"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found["loaded"], found["after"], rtol=1e-5, atol=1e-6)
     assert np.abs(expected["after"] - expected["before"]).max() > 0.01
 
 
-def test_model_parallel_input(rank_results):
-    (found,) = rank_results(1, "masks.model_parallel_input")
+def test_model_parallel_input(on_threads):
+    (found,) = on_threads(1, model_parallel_input)
     assert found == [[None, [[False, True]]]] * 2
 
 
-@pytest.mark.ranks
-def test_model_parallel_input_of_several_ranks_knows_no_masks(rank_results):
-    for errors in rank_results(2, "masks.model_parallel_input"):
+def test_model_parallel_input_of_several_ranks_knows_no_masks(on_threads):
+    for errors in on_threads(2, model_parallel_input):
         for error, name in zip(errors, ("Embedding", "HashEmbedding"), strict=True):
             assert "must not make masks" in error and f"embeddings[1]: {name}" in error
 

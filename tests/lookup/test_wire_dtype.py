@@ -7,7 +7,183 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.checks import wire as checks
+import sok_like as sok
+import sok_like.dist_model_parallel as dmp
+from sok_like.runtime.ranks import comm
+
+KEYS, COUNT, DIM, RATE = 40, 24, 5, 0.5
+# The door, its wire's dtype, and whether its steps are a function.
+TRAINED = [
+    ("all2all", "bfloat16", True),
+    ("all2all", "float16", False),
+    ("combined", "float16", True),
+    ("group_layer", "bfloat16", True),
+    ("group_lookup", "bfloat16", False),
+    ("dmp", "bfloat16", True),
+    ("dmp_rows", "float16", True),
+    ("dmp_hashed", "bfloat16", False),
+    ("dmp_model", "bfloat16", True),
+    ("dmp_model", "float16", False),
+]
+
+
+def values():
+    return np.random.default_rng(1).normal(size=[KEYS, DIM]).astype(np.float32)
+
+
+def keys_of(rank):
+    """Each once, so that what a rank sends for a key is one gradient, not a sum."""
+    return np.random.default_rng([2, rank]).permutation(KEYS)[:COUNT]
+
+
+def weights_of(rank):
+    return np.random.default_rng([3, rank]).normal(size=[COUNT, DIM]).astype(np.float32)
+
+
+def all2all(name, wire_dtype, **kwargs):
+    return sok.All2AllDenseEmbedding(
+        kwargs.pop("capacity", None), DIM, 1, 1, dynamic_input=True, name=name,
+        embedding_initializer="ones", gradient_scale="sum", wire_dtype=wire_dtype, **kwargs,
+    )  # fmt: skip
+
+
+def door(kind, name, wire_dtype):
+    """`look_up(keys)`, what holds the variables, and the hash table, None where there is none."""
+    if kind == "all2all":
+        layer = all2all(name, wire_dtype)
+        return layer, layer, layer.table
+    options = {"gradient_scale": "sum", "wire_dtype": wire_dtype}
+    if kind == "combined":
+        layer = sok.DistributedEmbedding("mean", None, DIM, 1, 1, name=name, **options)
+        return lambda keys: layer(keys[:, None])[:, 0], layer, layer.table
+    if kind == "group_layer":
+        layer = sok.GroupEmbedding({"f": DIM}, name=name, **options)
+        return lambda keys: layer({"f": keys})["f"], layer, layer.tables["f"]
+    if kind == "group_lookup":
+        table = sok.EmbeddingVariable(DIM, name=name)
+
+        def look_up(keys):
+            ids = tf.RaggedTensor.from_uniform_row_length(keys, 1)
+            (rows,) = sok.group_embedding_lookup_sparse(table, [ids], "sum", **options)
+            return rows
+
+        return look_up, table, table
+    description = sok.HashEmbedding(DIM) if kind == "dmp_hashed" else dmp.Embedding(KEYS, DIM)
+    layer = dmp.DistributedEmbedding(
+        [description],
+        row_slice_threshold=1 if kind == "dmp_rows" else None,
+        dp_input=kind != "dmp_model",
+        wire_dtype=wire_dtype,
+        name=name,
+    )
+    return lambda keys: layer([keys])[0], layer, None
+
+
+def train(kind, wire_dtype, compiled):
+    """The rows of this rank's keys, and all rows that this rank can read after a step."""
+    rank = comm.current().rank
+    keys, weights = tf.constant(keys_of(rank)), tf.constant(weights_of(rank))
+    if kind == "dmp_model":  # a slice of columns on each rank, which gets the keys of both
+        keys = tf.constant(np.concatenate([keys_of(0), keys_of(1)]))
+    look_up, holder, table = door(kind, f"wire_{kind}_{compiled}", wire_dtype)
+    hashed = kind == "dmp_hashed"
+    wrap = sok.OptimizerWrapper if hashed or table is not None else dmp.DistributedOptimizer
+    optimizer = wrap(tf.keras.optimizers.SGD(RATE))
+    if table is not None:
+        sok.assign(table, np.arange(KEYS), values())
+    else:
+        holder.set_weights([(np.arange(KEYS), values()) if hashed else values()])
+
+    def step(keys):
+        with tf.GradientTape() as tape:
+            rows = look_up(keys)
+            loss = tf.reduce_sum(rows * weights)
+        variables = [holder] if holder is table else holder.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return rows
+
+    found = (tf.function(step) if compiled else step)(keys).numpy()
+    if table is not None:
+        return found, [part.numpy() for part in sok.export(table)]
+    (trained,) = holder.get_weights(all_ranks=True)
+    return found, trained if hashed else [np.arange(KEYS), trained]
+
+
+def tried(call, *args):
+    try:
+        return np.array(call(*args)).tolist()
+    except tf.errors.OpError as error:
+        # Without what Keras adds to it.
+        text = error.message.rpartition("}} ")[2].partition(" [Op:")[0]
+        return f"{type(error).__name__}: {text}"
+
+
+def failures():
+    """Errors of a lookup in floats and of one in 16 bits; each followed by one that is fine."""
+    rank, seen = comm.current().rank, {}
+    for wire_dtype in (None, "bfloat16"):
+        places = all2all(f"wire_places_{wire_dtype}", wire_dtype, capacity=5, use_hashtable=False)
+        full = all2all(f"wire_full_{wire_dtype}", wire_dtype, capacity=3)
+        fine = tf.constant([1, 2, 3], tf.int64)
+        seen[wire_dtype] = [
+            str(tried(layer, keys)).replace(str(wire_dtype), "?")
+            for layer, keys in [
+                (places, tf.constant([1, 99], tf.int64) if rank else fine),
+                (places, fine),
+                (full, tf.range(20, dtype=tf.int64)),
+                (full, fine),
+            ]
+        ]
+    return seen
+
+
+def overflow():
+    """A row and a gradient that float16 cannot hold: on both ranks, and what is left of them."""
+    rank = comm.current().rank
+    layer = all2all("wire_overflow", "float16")
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
+    sok.assign(layer.table, [1, 2], [[7e4] * DIM, [2.0] * DIM])
+
+    def step(key, factor):
+        with tf.GradientTape() as tape:
+            rows = layer(tf.reshape(key, [1]))
+            loss = tf.reduce_sum(rows) * factor
+        variables = layer.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return rows
+
+    def int64(key):
+        return tf.constant(key, tf.int64)
+
+    compiled = tf.function(step)
+    return {
+        "row": [tried(call, int64(1), 1.0) for call in (step, compiled)],
+        "gradient": [
+            tried(call, int64(2), tf.constant(1e5 if rank else 1.0)) for call in (step, compiled)
+        ],
+        "infinite": tried(step, int64(4), tf.constant(np.inf)),
+        "after": tried(layer, int64([2])),
+    }
+
+
+def other_dtype():
+    """Ranks that differ in `wire_dtype`, and what the same lookups give once they agree."""
+    rank, seen = comm.current().rank, {}
+    keys = tf.constant([5, 6], tf.int64)
+    for name, pair in {"none": (None, "bfloat16"), "other": ("float16", "bfloat16")}.items():
+        layers = [all2all(f"wire_other_{name}", wire_dtype) for wire_dtype in (pair[rank], pair[0])]
+        seen[name] = [tried(layers[0], keys), int(layers[0].table.size()), tried(layers[1], keys)]
+    for dp_input in (True, False):
+        layer = dmp.DistributedEmbedding(
+            [dmp.Embedding(KEYS, DIM)], dp_input=dp_input, name=f"wire_dmp_{dp_input}"
+        )
+        layer.set_weights([np.ones([KEYS, DIM], np.float32)])
+        layer.wire_dtype = (None, "float16")[rank]
+        seen[dp_input] = [tried(layer, [keys]), 0]
+        layer.wire_dtype = None
+        seen[dp_input].append(tried(lambda layer=layer: layer([keys])[0][:1]))
+    return seen
+
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 DOORS = ("all2all", "combined", "group_layer", "group_lookup", "dmp", "dmp_hashed", "dmp_model")
@@ -17,40 +193,37 @@ def rounded(values, wire_dtype):
     return values.astype(DTYPES[wire_dtype]).astype(np.float32)
 
 
-@pytest.mark.ranks
-@pytest.mark.keras
-@pytest.mark.parametrize("kind, wire_dtype, compiled", checks.TRAINED)
-def test_rows_and_gradients_are_rounded(rank_results, kind, wire_dtype, compiled):
-    results = rank_results(2, f"wire.{kind}-{wire_dtype}-{compiled}")
-    table = checks.values()
+@pytest.mark.keras(slow=True)
+@pytest.mark.parametrize("kind, wire_dtype, compiled", TRAINED)
+def test_rows_and_gradients_are_rounded(on_threads, kind, wire_dtype, compiled):
+    results = on_threads(2, train, kind, wire_dtype, compiled)
+    table = values()
     for rank, (found, _) in enumerate(results):
-        assert found.tobytes() == rounded(table[checks.keys_of(rank)], wire_dtype).tobytes()
+        assert found.tobytes() == rounded(table[keys_of(rank)], wire_dtype).tobytes()
     gradient = np.zeros_like(table)
     for rank in range(2):
-        gradient[checks.keys_of(rank)] += rounded(checks.weights_of(rank), wire_dtype)
+        gradient[keys_of(rank)] += rounded(weights_of(rank), wire_dtype)
     # DMP's loss is a mean over ranks.
-    trained = table - np.float32(checks.RATE) * gradient / (2 if kind.startswith("dmp") else 1)
+    trained = table - np.float32(RATE) * gradient / (2 if kind.startswith("dmp") else 1)
     seen = {}
     for _, (keys, rows) in results:
         seen.update(zip(keys.tolist(), rows, strict=True))
-    assert sorted(seen) == list(range(checks.KEYS))
+    assert sorted(seen) == list(range(KEYS))
     assert all(seen[key].tobytes() == trained[key].tobytes() for key in seen)
 
 
-@pytest.mark.ranks
-def test_failures_arrive_as_they_do_in_floats(rank_results):
-    for result in rank_results(2, "wire.failures"):
+def test_failures_arrive_as_they_do_in_floats(on_threads):
+    for result in on_threads(2, failures):
         assert result["bfloat16"] == result[None]
         out_of_range, fine, full, _ = result["bfloat16"]
         assert out_of_range.startswith("InvalidArgumentError") and "rank 1: " in out_of_range
         assert "99" in out_of_range and "'wire_places_?'" in out_of_range
-        assert fine == str([[1.0] * checks.DIM] * 3)
+        assert fine == str([[1.0] * DIM] * 3)
         assert full.startswith("ResourceExhaustedError") and "'wire_full_?'" in full
 
 
-@pytest.mark.ranks
-def test_numbers_too_large_raise_on_all_ranks(rank_results):
-    for result in rank_results(2, "wire.overflow"):
+def test_numbers_too_large_raise_on_all_ranks(on_threads):
+    for result in on_threads(2, overflow):
         for text in result["row"]:
             assert text.startswith("InvalidArgumentError") and "rank 1: the rows of" in text
             assert "'wire_overflow: 5 none" in text
@@ -60,17 +233,16 @@ def test_numbers_too_large_raise_on_all_ranks(rank_results):
             assert text.startswith("InvalidArgumentError") and "rank 1: the gradients of" in text
             assert "Received: 100000; wire_dtype='bfloat16' can hold it" in text
         # What was infinite before is left to whoever checks for it, a loss scale say.
-        assert result["infinite"] == [[1.0] * checks.DIM]
-        assert result["after"] == [[2.0] * checks.DIM]  # neither gradient was applied
+        assert result["infinite"] == [[1.0] * DIM]
+        assert result["after"] == [[2.0] * DIM]  # neither gradient was applied
 
 
-@pytest.mark.ranks
-def test_ranks_that_differ_raise_on_all_ranks(rank_results):
-    for result in rank_results(2, "wire.other_dtype"):
+def test_ranks_that_differ_raise_on_all_ranks(on_threads):
+    for result in on_threads(2, other_dtype):
         for name, (text, size, after) in result.items():
             assert text.startswith("FailedPreconditionError: all ranks must make the same lookups")
             assert size == 0
-            assert after == [[1.0] * checks.DIM] * (2 if isinstance(name, str) else 1)
+            assert after == [[1.0] * DIM] * (2 if isinstance(name, str) else 1)
         for text in (result["none"][0], result["other"][0]):
             assert "rank 0: keys of call 1 of 'wire_other_" in text
             assert text.endswith("(wire_dtype=bfloat16)")
@@ -85,14 +257,13 @@ def test_ranks_that_differ_raise_on_all_ranks(rank_results):
 @pytest.mark.keras
 @pytest.mark.parametrize("kind", DOORS)
 def test_one_rank_rounds_nothing(sok, kind):
-    look_up, holder, table = checks.door(kind, "alone", "float16")
+    look_up, holder, table = door(kind, "alone", "float16")
     if table is not None:
-        sok.assign(table, np.arange(checks.KEYS), checks.values())
+        sok.assign(table, np.arange(KEYS), values())
     else:
-        values = checks.values()
-        holder.set_weights([(np.arange(checks.KEYS), values) if "hashed" in kind else values])
-    keys = checks.keys_of(0)
-    assert (look_up(tf.constant(keys)).numpy() == checks.values()[keys]).all()
+        holder.set_weights([(np.arange(KEYS), values()) if "hashed" in kind else values()])
+    keys = keys_of(0)
+    assert (look_up(tf.constant(keys)).numpy() == values()[keys]).all()
 
 
 @pytest.mark.keras
@@ -101,7 +272,7 @@ def test_other_dtypes_raise_where_they_are_given(sok, kind):
     required = "`wire_dtype` must be None or one of .* Received: wire_dtype='int8'"
     who = "lookup 'group_embedding_lookup_sparse'" if kind == "group_lookup" else "layer 'wrong'"
     with pytest.raises(ValueError, match=f"{required}.*{who}"):
-        checks.door(kind, "wrong", "int8")[0](tf.constant([1, 2]))
+        door(kind, "wrong", "int8")[0](tf.constant([1, 2]))
 
 
 def test_group_embedding_lookup_checks_too(sok):
@@ -113,7 +284,7 @@ def test_group_embedding_lookup_checks_too(sok):
 @pytest.mark.parametrize("kind", [kind for kind in DOORS if kind != "group_lookup"])
 def test_configurations_hold_the_name(sok, kind):
     for given, name in ((tf.bfloat16, "bfloat16"), (np.float16, "float16"), ("float32", None)):
-        _, layer, _ = checks.door(kind, f"kept_{name}", given)
+        _, layer, _ = door(kind, f"kept_{name}", given)
         config = json.loads(json.dumps(layer.get_config()))
         assert config["wire_dtype"] == name
         assert type(layer).from_config(config).wire_dtype == name

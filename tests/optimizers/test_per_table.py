@@ -216,9 +216,29 @@ def test_refused(sok):
             sok.OptimizerWrapper({"users": keras.Adam(**settings)}, default=sgd())
 
 
-@pytest.mark.ranks
-def test_two_ranks_train_as_one(rank_results):
-    (alone,) = rank_results(1, "optimizers.per_table")
-    for found in rank_results(2, "optimizers.per_table"):
+def trained(sok):
+    """Rows and weights after `fit`; each table has its own optimizer, ranks share each batch."""
+    keras, keys = tf.keras.optimizers, np.array([[1, 5], [2, 6], [1, 5], [3, 7]])
+    targets = np.array([[1.0], [-1.0], [2.0], [0.5]], np.float32)
+    inputs = {name: tf.keras.Input([], dtype="int64", name=name) for name in ("users", "items")}
+    layer = sok.GroupEmbedding({"users": 2, "items": 2}, name="own_optimizers")
+    both = tf.keras.layers.Concatenate()(list(layer(inputs).values()))
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, kernel_initializer="ones")(both))
+    schedule = keras.schedules.ExponentialDecay(0.05, 2, 0.5)
+    own = {"users": sok.optimizers.RowWiseAdagrad(0.1), "items": keras.Adam(schedule)}
+    model.compile(sok.OptimizerWrapper(own, default=keras.SGD(0.2)), "mse", jit_compile=False)
+    mine = slice(sok.rank(), None, sok.size())
+    features = dict(zip(inputs, keys[mine].T, strict=True))
+    model.fit(features, targets[mine], batch_size=4 // sok.size(), epochs=3, verbose=0)
+    found = {
+        name: tf.nn.embedding_lookup(table, keys[:, number]).numpy()
+        for number, (name, table) in enumerate(layer.tables.items())
+    }
+    return {**found, "kernel": model.layers[-1].get_weights()[0]}
+
+
+def test_two_ranks_train_as_one(sok, on_threads):
+    alone = trained(sok)
+    for found in on_threads(2, trained, sok):
         for name, values in alone.items():
             np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6, err_msg=name)

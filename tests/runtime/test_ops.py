@@ -63,7 +63,13 @@ def test_gradients_of_the_caller_may_repeat(sok, layer, told):
     np.testing.assert_allclose(before - layer(key, training=False).numpy(), [[2, 2]], atol=1e-6)
 
 
-@pytest.mark.ranks
-def test_keys_of_all_ranks_are_merged(rank_results):
-    told = rank_results(2, "optimizers.one_lookup")
-    assert told == [[True, 1, 1], [True, 2, 2]]  # key 2; keys 1 and 3
+def test_keys_of_all_ranks_are_merged(sok, on_threads):
+    def check():
+        layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True, name="users")
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([1, 2, 1, 3], tf.int64)))
+        gradient = tape.gradient(loss, layer.embedding_variable)
+        assert ops.keys_are_unique(gradient)
+        assert sorted(gradient.indices.numpy()) == ([1, 3] if sok.rank() else [2])
+
+    on_threads(2, check)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
+from tests.checks import groups
 
 RANDOM = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 40_000, np.int64)
 
@@ -68,8 +69,8 @@ def test_even_or_few(sok, monkeypatch, batches, world_size):
 
 
 @pytest.mark.ranks
-def test_ranks(rank_results):
+def test_ranks(on_threads):
     """Once, though both lookups of the table and both ranks see it."""
-    by_rank = rank_results(2, "groups.uneven_owners")
+    by_rank = on_threads(2, groups.uneven_owners)
     (message,) = [message for messages in by_rank for message in messages]
     assert "Table 'uneven': rank 0 owns 2.00 times the mean" in message

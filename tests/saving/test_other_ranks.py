@@ -10,15 +10,27 @@ import pytest
 import tensorflow as tf
 
 from tests.checks import other_ranks
-from tests.checks.other_ranks import EPOCHS, PAIRS, RATE, WRITTEN, initial, on_top, samples
+from tests.checks.other_ranks import (
+    EPOCHS,
+    RATE,
+    WRITTEN,
+    initial,
+    on_top,
+    read,
+    samples,
+    write,
+)
 
-pytestmark = pytest.mark.ranks
-CASES = [
-    pytest.param(world_size, pair, marks=[pytest.mark.slow] if world_size > 2 else [])
-    for world_size, pairs in PAIRS.items()
-    for pair in pairs
-]
-each_pair = pytest.mark.parametrize("world_size, pair", CASES)
+each_pair = pytest.mark.parametrize("pair", [(2, 1), (1, 2)])
+each_pair_of_threads = pytest.mark.parametrize("pair", [(1, 3), (3, 2)])
+of_keras = pytest.mark.keras(slow=True)
+
+
+def read_of(run, pair, kind, folder):
+    """What readers hold of what writers have written."""
+    writers, readers = pair
+    run(writers, write, kind, folder)
+    return run(readers, read, kind, folder)
 
 
 @functools.cache
@@ -52,14 +64,6 @@ def trained(which):
     return states
 
 
-def found_by(results, pair):
-    """What the readers found."""
-    found = [result[pair] for result in results[: pair[1]]]
-    for rank, each in enumerate(found):
-        assert not isinstance(each, str), f"rank {rank}: {each}"
-    return found
-
-
 def near(found, expected):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
@@ -77,10 +81,11 @@ def check_whole(states, which):
                 near(mine[name], theirs[name])
 
 
-@pytest.mark.keras
+@of_keras
+@pytest.mark.ranks
 @each_pair
-def test_dense_tables_are_read_by_slice_with_their_slot_variables(rank_results, world_size, pair):
-    for found in found_by(rank_results(world_size, "other_ranks.dense"), pair):
+def test_dense_tables_are_read_by_slice_with_their_slot_variables(on_processes, tmp_path, pair):
+    for found in read_of(on_processes, pair, "Dense", tmp_path):
         for kind in other_ranks.Dense.kinds:
             check_whole(found[kind], "dense")
 
@@ -100,27 +105,28 @@ def trained_in_a_loop(kind):
     return states
 
 
-@pytest.mark.keras
-@each_pair
-def test_slot_variables_of_older_optimizers_go_by_slice(rank_results, world_size, pair):
-    for found in found_by(rank_results(world_size, "other_ranks.tape"), pair):
+@of_keras
+@each_pair_of_threads
+def test_slot_variables_of_older_optimizers_go_by_slice(on_threads, tmp_path, pair):
+    for found in read_of(on_threads, pair, "DenseTape", tmp_path):
         for kind in other_ranks.DenseTape.kinds:
             for tables, epoch in zip(found[kind], (WRITTEN, EPOCHS), strict=True):
                 for mine, expected in zip(tables, trained_in_a_loop(kind)[epoch], strict=True):
                     near(mine, expected)
 
 
-@pytest.mark.keras
+@of_keras
+@pytest.mark.ranks
 @each_pair
-def test_shards_of_model_parallel_are_read_by_any_number(rank_results, world_size, pair):
-    for found in found_by(rank_results(world_size, "other_ranks.parallel"), pair):
+def test_shards_of_model_parallel_are_read_by_any_number(on_processes, tmp_path, pair):
+    for found in read_of(on_processes, pair, "Parallel", tmp_path):
         for kind in other_ranks.Parallel.kinds:
             check_whole(found[kind], "parallel")
 
 
 def by_key(results, pair, state):
     """Arrays of all ranks in the order of the keys; each key is with its owner."""
-    states = [found[state] for found in found_by(results, pair)]
+    states = [found[state] for found in results]
     for rank, each in enumerate(states):
         assert (each["keys"] % pair[1] == rank).all()
     order = np.argsort(np.concatenate([each["keys"] for each in states]))
@@ -142,15 +148,16 @@ def check_hashed(results, pair, epochs):
 
 
 @pytest.mark.keras
-@each_pair
-def test_a_dump_is_restored_by_any_number(rank_results, world_size, pair):
-    assert [*check_hashed(rank_results(world_size, "other_ranks.dump"), pair, [WRITTEN])]
+@each_pair_of_threads
+def test_a_dump_is_restored_by_any_number(on_threads, tmp_path, pair):
+    assert [*check_hashed(read_of(on_threads, pair, "Dump", tmp_path), pair, [WRITTEN])]
 
 
 @pytest.mark.keras
+@pytest.mark.ranks
 @each_pair
-def test_keras_backup_is_gone_on_with_by_any_number(rank_results, world_size, pair):
-    results = rank_results(world_size, "other_ranks.backup")
+def test_keras_backup_is_gone_on_with_by_any_number(on_processes, tmp_path, pair):
+    results = read_of(on_processes, pair, "Backup", tmp_path)
     for state, expected in check_hashed(results, pair, [EPOCHS]):
         assert state["epochs"] == list(range(WRITTEN, EPOCHS))
         near(state["kernel"], expected["kernel"])
@@ -170,9 +177,9 @@ class Adam:
         self.rows = self.rows - rate * self.m / (np.sqrt(self.v) + 1e-8)
 
 
-@each_pair
-def test_a_saver_of_sessions_is_read_by_any_number(rank_results, world_size, pair):
-    results = rank_results(world_size, "other_ranks.session")
+@each_pair_of_threads
+def test_a_saver_of_sessions_is_read_by_any_number(on_threads, tmp_path, pair):
+    results = read_of(on_threads, pair, "Session", tmp_path)
     (rows, *_), kernel = initial()
     (ids, *_), targets = samples()
     adam, states = Adam(rows), []

@@ -1,5 +1,6 @@
 """sok.Saver: a dump of N ranks is restored on M ranks, with the optimizer's state."""
 
+import json
 import pathlib
 import re
 
@@ -7,12 +8,58 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_like as sok
+from sok_like.runtime.ranks import comm
 from sok_like.saving.format import shard_file
-from tests.checks import saver
-from tests.checks.saver import DIM
-from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.keras
+
+DIM = 4
+
+
+def train(layer, optimizer, steps):
+    """The same `steps` on any number of ranks: the batch is split, its gradients are summed."""
+    rank, world_size = comm.current().rank, comm.current().world_size
+    for step in steps:
+        keys = np.random.default_rng(step).integers(-60, 60, 24)[rank::world_size]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant(keys)) ** 2)
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+
+
+def make():
+    layer = sok.All2AllDenseEmbedding(None, DIM, 1, 1, dynamic_input=True, name="items")
+    # With weight decay, rows of keys that come after the restore tell whether it was forgotten.
+    return layer, sok.OptimizerWrapper(tf.keras.optimizers.AdamW(0.05, weight_decay=0.5))
+
+
+def rows_of(layer):
+    keys, rows = sok.export(layer.embedding_variable)
+    return dict(zip(keys.numpy().tolist(), rows.numpy(), strict=True))
+
+
+def train_and_dump(folder):
+    layer, optimizer = make()
+    train(layer, optimizer, range(6))
+    dumped = sok.Saver().dump_to_file(layer.embedding_variable, folder)
+    at_dump = rows_of(layer)
+    train(layer, optimizer, range(6, 12))
+    return {
+        "status": dumped.numpy(),
+        "manifest": json.loads((folder / "items.json").read_text()),
+        "at_dump": at_dump,
+        "later": rows_of(layer),
+    }
+
+
+def restore_and_train(folder):
+    layer, optimizer = make()
+    train(layer, optimizer, range(100, 106))  # what restoring replaces; also brings step to 6
+    sok.Saver().restore_from_file(layer.embedding_variable, folder)
+    restored = rows_of(layer)
+    train(layer, optimizer, range(6, 12))
+    return {"restored": restored, "later": rows_of(layer)}
 
 
 def joined(results, name):
@@ -20,15 +67,6 @@ def joined(results, name):
     for result in results:
         rows.update(result[name])
     return rows
-
-
-@pytest.mark.ranks
-def test_dump_says_ok_and_names_its_files(rank_results):
-    for result in rank_results(2, "saver.restored"):
-        dumped = result["dumped"]
-        manifest = dumped["manifest"]
-        assert dumped["status"] == b"OK"
-        assert (manifest["table"], manifest["dim"], len(manifest["shards"])) == ("items", DIM, 2)
 
 
 def check_restored(results, again):
@@ -46,48 +84,49 @@ def check_restored(results, again):
         assert all(key % 2**64 % len(again) == rank for key in result["restored"])
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_restored_at_another_world_size_training_goes_on_alike(rank_results, world_size):
-    (launch,) = [n for n, readers in saver.READERS.items() if world_size in readers]
-    ranks = rank_results(launch, "saver.restored")
-    dumped = [rank["dumped"] for rank in ranks[: saver.WRITERS[launch]]]
-    check_restored(dumped, [rank[world_size] for rank in ranks[:world_size]])
-
-
-@pytest.fixture(scope="module")
-def dumped(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("dump")
-    return folder, in_processes("train_and_dump", 2, folder)
-
-
-def in_processes(what, num_ranks, folder):
-    args = {"what": what, "folder": str(folder)}
-    return run_ranks("tests.checks.saver:in_a_process", num_ranks, args=args)
-
-
-@pytest.mark.slow
-@pytest.mark.ranks
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_restored_by_other_processes_training_goes_on_alike(dumped, world_size):
-    folder, results = dumped
-    check_restored(results, in_processes("restore_and_train", world_size, folder))
+@pytest.mark.parametrize("writers, readers", [(2, 1), (2, 2), (1, 3)])
+def test_restored_at_another_world_size_training_goes_on_alike(
+    on_threads, tmp_path, writers, readers
+):
+    dumped = on_threads(writers, train_and_dump, tmp_path)
+    for result in dumped:
+        manifest = result["manifest"]
+        assert result["status"] == b"OK"
+        shards = len(manifest["shards"])
+        assert (manifest["table"], manifest["dim"], shards) == ("items", DIM, writers)
+    check_restored(dumped, on_threads(readers, restore_and_train, tmp_path))
 
 
 @pytest.mark.ranks
-def test_a_failure_on_one_rank_is_raised_on_all_and_changes_nothing(rank_results):
-    for result in rank_results(2, "saver.failure"):
-        assert "rank 1: FileNotFoundError" in result["messages"]["restore_from_file"]
-        assert "rank 0: " in result["messages"]["dump_to_file"]
-        assert result["same"]
+def test_processes_restore_what_processes_dumped(on_processes, tmp_path):
+    dumped = on_processes(2, train_and_dump, tmp_path)
+    check_restored(dumped, on_processes(2, restore_and_train, tmp_path))
+
+
+def test_a_failure_on_one_rank_is_raised_on_all_and_changes_nothing(on_threads, tmp_path):
+    def check():
+        layer, optimizer = make()
+        train(layer, optimizer, range(2))
+        before, saver = rows_of(layer), sok.Saver()
+        saver.dump_to_file(layer.embedding_variable, tmp_path)
+        mine = tmp_path / "missing" if comm.current().rank else tmp_path
+        with pytest.raises(RuntimeError, match="rank 1: FileNotFoundError"):
+            saver.restore_from_file(layer.embedding_variable, mine)
+        with pytest.raises(RuntimeError, match="rank 0: "):
+            saver.dump_to_file(layer.embedding_variable, "/proc/no/such/folder")
+        after = rows_of(layer)
+        assert after.keys() == before.keys()
+        assert all(np.array_equal(before[key], row) for key, row in after.items())
+
+    on_threads(2, check)
 
 
 def test_dense_values_and_a_v1_session(sok, tmp_path):
-    layer, _ = saver.make()
+    layer, _ = make()
     blocks = [np.arange(8, dtype=np.float32).reshape(2, 4), np.ones([3, 4], np.float32)]
     status = sok.Saver().load_embedding_values(layer.embedding_variable, blocks)
     assert status.numpy() == b"OK"
-    loaded = saver.rows_of(layer)
+    loaded = rows_of(layer)
     assert sorted(loaded) == [0, 1, 2, 3, 4]
     np.testing.assert_array_equal(loaded[1], [4, 5, 6, 7])
     np.testing.assert_array_equal(loaded[4], np.ones(4))

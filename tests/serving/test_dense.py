@@ -1,57 +1,254 @@
 """Dense tables and variables whose slices lie on several ranks: no rank gathers one."""
 
-import pytest
+import os
+from unittest import mock
 
-from tests.checks.serving_dense import cases_on
-from tests.serving.test_parts import WORLDS
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_like as sok
+from sok_like.serving import contents, parts
+from tests.checks.serving import model_parallel
+from tests.serving.test_parts import failing, peak_of
 
 pytestmark = pytest.mark.keras(slow=True)
-KINDS = ("rows", "parallel")
+on_two = pytest.mark.ranks
+each_world = pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=on_two)])
+ROWS, DIM = 300_000, 128  # of the table whose export is measured
+# Rows and length of a row, and the dtype. The thresholds of `Tables` make: one by columns, one on
+# a rank alone, three that share a variable, one by rows, one replicated, and one of each dtype.
+TABLES = (
+    *((40, 9, "float32"), (30, 4, "float32"), (31, 4, "float32"), (32, 4, "float32")),
+    *((200, 5, "float32"), (3, 2, "float32"), (210, 4, "bfloat16"), (41, 10, "bfloat16")),
+    *((220, 4, "float16"), (42, 9, "float16")),
+)
 
 
-TABLES = [
-    pytest.param(*each.values, case, marks=each.marks)
-    for each in WORLDS
-    for case in cases_on(*each.values)
-]
+class Tables(tf.Module):
+    """Rows of a layer's tables, one of which has two inputs, and of a hash table."""
+
+    def __init__(self, sizes=TABLES, **options):
+        super().__init__()
+        options = options or {
+            "column_slice_threshold": 350,
+            "row_slice_threshold": 800,
+            "data_parallel_threshold": 6,
+        }
+        self.sizes = [*sizes, sizes[0]]
+        self.layer = sok.dist_model_parallel.DistributedEmbedding(
+            [sok.Embedding(n, dim, dtype=dtype) for n, dim, dtype in sizes],
+            input_table_map=[*range(len(sizes)), 0],
+            **options,
+        )
+        self.hashed = sok.EmbeddingVariable(4, name="dense_beside")
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, "ids")])
+    def __call__(self, ids):
+        found = self.layer([ids % n for n, *_ in self.sizes])
+        rows = {f"rows_{n}": tf.cast(each, tf.float32) for n, each in enumerate(found)}
+        return {**rows, "hashed": tf.nn.embedding_lookup(self.hashed, ids)}
 
 
-@pytest.mark.parametrize("world_size, case", TABLES)
-def test_a_saved_model_and_its_deltas_have_the_rows_that_were_set(rank_results, world_size, case):
-    found = rank_results(world_size, "serving_dense.tables")[0][case]
-    assert found["differs"] == [[]] * 3
-    assert len(found["kinds"]) == (3 if world_size > 1 else 1)
-    assert found["files"] > 4 and found["left"] == ["tables"]
+def _values(sizes, seed):
+    """Random rows of each table, and what they are in its dtype."""
+    rng = np.random.default_rng(seed)
+    return [
+        tf.cast(rng.normal(size=[n, dim]), dtype).numpy().astype(np.float32)
+        for n, dim, dtype in sizes
+    ]
 
 
-LAYOUTS = ("rows", "columns", "middle", "bfloat16_rows", "float16_rows", "batch")
+def _set(model, seed):
+    values = _values(TABLES, seed)
+    model.layer.set_weights(values)
+    keys = np.arange(300)
+    rows = np.random.default_rng(seed + 1).normal(size=[300, 4]).astype(np.float32)
+    sok.assign(model.hashed, keys, rows)
+    expected = [values[n][keys % len(values[n])] for n in [*range(len(TABLES)), 0]]
+    return {f"rows_{n}": each for n, each in enumerate(expected)} | {"hashed": rows}
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("case", LAYOUTS)
-def test_it_has_the_variables_of_a_sharded_model_to_the_bit(rank_results, world_size, case):
-    check_variables(rank_results(world_size, "serving_dense.parallel")[0][case])
+def _equal(place, names, expected):
+    """What differs in a SavedModel after some deltas; `None` if nothing does."""
+    loaded = tf.saved_model.load(str(place))
+    for name in names:
+        loaded.signatures["refresh"](delta=tf.constant(name))
+    found = loaded.signatures["serving_default"](ids=tf.range(300, dtype=tf.int64))
+    same = {name: np.array_equal(found[name], value) for name, value in expected.items()}
+    return [name for name in expected if not same[name]] if found.keys() == same.keys() else found
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(4, marks=pytest.mark.ranks)])
-def test_of_ranks_with_the_same_shard_one_writes_it(rank_results, world_size):
-    check_variables(rank_results(world_size, "serving_dense.grid")[0]["grid"])
+def tables(place):
+    """A SavedModel, a delta of it and another one have the rows that were set."""
+    model = Tables()
+    assert len({*model.layer.strategy.plan.kinds}) == (3 if sok.size() > 1 else 1)
+    with mock.patch.object(contents, "CHUNK_BYTES", 2500):  # so that there are several parts
+        for number in range(3):
+            expected = _set(model, 7 * number)
+            if number == 1:
+                sok.export_delta(model, f"{place}.deltas/1")
+            else:  # the second export replaces the first
+                sok.export_saved_model(model, place, "zeros", refreshable=True)
+            if sok.rank() == 0:
+                assert _equal(place, ["1"] * (number == 1), expected) == []
+    if sok.rank() == 0:
+        assert len(tf.io.gfile.listdir(f"{place}/variables")) > 4
+        assert tf.io.gfile.listdir(os.path.dirname(place)) == ["tables"]
 
 
-def check_variables(found):
-    assert found["stored"] and found["before"] and found["after"]
-    assert found["floats"] == 5  # without the slot variables of Adam
+@pytest.mark.parametrize(
+    "world_size, where",
+    [(1, "sent"), *(pytest.param(2, where, marks=on_two) for where in ("shared", "sent"))],
+)
+def test_a_saved_model_and_its_deltas_have_the_rows_that_were_set(
+    on_processes, tmp_path, world_size, where
+):
+    # `ram://` is another file system in each process.
+    place = f"{tmp_path}/tables" if where == "shared" else f"ram://dense_{world_size}/tables"
+    on_processes(world_size, tables, place)
 
 
-LARGE = [
-    *(pytest.param(*each.values, kind, marks=each.marks) for each in WORLDS for kind in KINDS),
-    *(pytest.param(*each.values, "columns", marks=each.marks) for each in WORLDS[:2]),
-]
+def _parallel(shape, layouts, dtype):
+    """A model with a table, a convolution, a product and a bias under a mesh."""
+    with model_parallel(sok, layouts, shape).scope():
+        ids = tf.keras.Input([5], dtype="int64", name="ids")
+        rows = tf.keras.layers.Embedding(50, 7, name="dense_items", dtype=dtype)(ids)
+        hidden = tf.keras.layers.Conv1D(6, 3, name="dense_conv")(rows)
+        hidden = tf.keras.layers.Flatten()(hidden)
+        model = tf.keras.Model(ids, tf.keras.layers.Dense(4, name="dense_top")(hidden))
+        if layouts == LAYOUTS["rows"] and dtype == "float32":
+            model.compile(tf.keras.optimizers.Adam(0.1), "mse", run_eagerly=True)
+            data = np.random.default_rng(0).integers(0, 50, [12, 5])
+            model.fit(data, np.ones([12, 4]), batch_size=12, verbose=0)
+        for variable in model.trainable_variables:  # biases are not 0
+            variable.assign(tf.cast(variable + 0.5, variable.dtype))
+    return model
 
 
-@pytest.mark.parametrize("world_size, kind", LARGE)
-def test_no_rank_holds_a_table_and_each_writes_its_share(rank_results, world_size, kind):
-    ranks = rank_results(world_size, f"serving_dense.peak_{kind}")
+def _stored(place):
+    """Shape and sum of bits of each variable of a SavedModel, and their values."""
+    reader = tf.train.load_checkpoint(f"{place}/variables/variables")
+    names = [name for name in reader.get_variable_to_shape_map() if "VARIABLE_VALUE" in name]
+    return {name: reader.get_tensor(name) for name in names}
+
+
+def _stored(place):
+    """The variables of a SavedModel."""
+    reader = tf.train.load_checkpoint(f"{place}/variables/variables")
+    names = [name for name in reader.get_variable_to_shape_map() if "VARIABLE_VALUE" in name]
+    return [reader.get_tensor(name) for name in names]
+
+
+LAYOUTS = {
+    "rows": {
+        "dense_items/embeddings": ("model", None),
+        "dense_conv.*kernel": ("model", None, None),
+    },
+    "columns": {
+        "dense_items/embeddings": (None, "model"),
+        "dense_conv.*kernel": (None, None, "model"),
+        "dense_top.*bias": ("model",),
+    },
+    "middle": {"dense_conv.*kernel": (None, "model", None), "dense_top.*kernel": (None, "model")},
+    "batch": {"dense_items/embeddings": ("batch", None)},
+    # On a grid of ranks several hold the same shard.
+    "grid": {"dense_items/embeddings": ("batch", "model"), "dense_top.*kernel": ("model", None)},
+}
+
+
+def parallel(place, shape, layout, dtype):
+    """A SavedModel, and one with a delta, hold exactly the variables of the model."""
+    model = _parallel(shape, LAYOUTS[layout], dtype)
+    expected = []
+    for step in range(2):
+        expected.append([np.asarray(tf.convert_to_tensor(v)) for v in model.trainable_variables])
+        if step == 0:
+            sok.export_saved_model(model, place, refreshable=True)
+        else:
+            sok.export_delta(model, f"{place}.deltas/1")
+        for variable in model.trainable_variables:
+            variable.assign(tf.cast(variable * 3, variable.dtype) - 1)
+    if sok.rank() == 0:
+        stored, loaded = _stored(place), tf.saved_model.load(place)
+        # Beside these: the sequence, the versions and TensorFlow's own, but no slots of Adam.
+        assert sum(v.dtype.kind != "O" and v.ndim > 0 for v in stored) == 5
+        before = [v.numpy() for v in loaded.captured]
+        assert _holds(stored, expected[0]) and _holds(before, expected[0])
+        assert len(before) == len(expected[0])
+        loaded.signatures["refresh"](delta=tf.constant("1"))
+        assert _holds([v.numpy() for v in loaded.captured], expected[1])
+
+
+def _holds(values, expected):
+    """Whether each of `expected` is among the values, bit for bit."""
+    same = [
+        any(v.dtype == e.dtype and v.shape == e.shape and (v == e).all() for v in values)
+        for e in expected
+    ]
+    return all(same) and all(np.abs(e.astype(np.float32)).max() > 0 for e in expected)
+
+
+@pytest.mark.parametrize(
+    "shape, layout, dtype",
+    [
+        ((1, 1), "columns", "float32"),
+        *(
+            pytest.param((1, 2), *case, marks=on_two)
+            for case in [
+                *(("rows", "float32"), ("columns", "float32"), ("middle", "float32")),
+                *(("rows", "bfloat16"), ("rows", "float16")),
+            ]
+        ),
+        pytest.param((2, 1), "batch", "float32", marks=on_two),
+        pytest.param((2, 2), "grid", "float32", marks=[on_two, pytest.mark.slow]),
+    ],
+)
+def test_it_has_the_variables_of_a_sharded_model_to_the_bit(
+    on_processes, tmp_path, shape, layout, dtype
+):
+    on_processes(shape[0] * shape[1], parallel, f"{tmp_path}/model", shape, layout, dtype)
+
+
+def _one_table(**options):
+    model = Tables([(ROWS, DIM, "float32")], **options)
+    # After a sparse update, a read copies.
+    model.layer.set_weights([np.zeros([ROWS, DIM], np.float32)], chunk=1000 * DIM)
+    return model
+
+
+def _one_parallel():
+    with model_parallel(sok, {"dense_large/embeddings": ("model", None)}).scope():
+        ids = tf.keras.Input([2], dtype="int64", name="ids")
+        return tf.keras.Model(ids, tf.keras.layers.Embedding(ROWS, DIM, name="dense_large")(ids))
+
+
+PEAKS = {
+    "rows": lambda: _one_table(row_slice_threshold=1),
+    "columns": lambda: _one_table(column_slice_threshold=ROWS * DIM // 2),
+    "parallel": _one_parallel,
+}
+
+
+def peak(place, kind):
+    """Bytes of a table, those that this rank writes, and by how much calls raise its peak."""
+    model = PEAKS[kind]()
+    found = peak_of(lambda: sok.export_saved_model(model, place, "zeros", refreshable=True))
+    delta = peak_of(lambda: sok.export_delta(model, f"{place}.deltas/1"))
+    return {"table": 4 * ROWS * DIM, "export": found, "delta": delta}
+
+
+@pytest.mark.parametrize(
+    "world_size, kind",
+    [
+        (1, "columns"),
+        pytest.param(2, "columns", marks=on_two),
+        pytest.param(2, "rows", marks=[on_two, pytest.mark.slow]),
+        pytest.param(2, "parallel", marks=[on_two, pytest.mark.slow]),
+    ],
+)
+def test_no_rank_holds_a_table_and_each_writes_its_share(on_processes, tmp_path, world_size, kind):
+    ranks = on_processes(world_size, peak, f"{tmp_path}/model", kind)
     for call in ("export", "delta"):
         for rank in ranks:
             assert rank[call]["peak"] < 0.5 * rank["table"], (call, rank)
@@ -60,14 +257,31 @@ def test_no_rank_holds_a_table_and_each_writes_its_share(rank_results, world_siz
             assert sum(rank[call]["written"] for rank in ranks) == ranks[0]["table"]
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
-def test_after_a_rank_has_failed_the_next_delta_has_it_all(rank_results, world_size):
-    for number, rank in enumerate(rank_results(world_size, "serving_dense.cannot")):
-        *failed, differ = rank["messages"]
-        assert world_size == 1 or "ValueError: Every rank must export a model" in differ
-        for message in failed:
-            assert "could not be written: the disk is full" in message
-            assert world_size == 1 or f"rank {world_size - 1}: " in message
-        if number == 0:
-            assert rank["left"] == [[], ["model", "model.deltas"]]
-        assert rank["differs"] == [] and rank["num_rows"] == 300
+def cannot(folder):
+    """If the last rank fails, in a delta and in an export, all raise, and the next has it all."""
+    model, place, last = Tables(), f"{folder}/model", sok.size() - 1
+    _set(model, 1)
+    export = lambda: sok.export_saved_model(model, place, "zeros", refreshable=True)  # noqa: E731
+    export()
+    expected = _set(model, 2)
+    words = (f"rank {last}: " if last else "") + ".*could not be written: the disk is full"
+    is_spread = lambda slices: not last or any(s.name.startswith("spread") for s in slices)  # noqa: E731
+    with failing(parts._save, is_spread):
+        with pytest.raises(Exception, match=f"(?s){words}"):
+            sok.export_delta(model, f"{place}.deltas/1")
+        assert os.listdir(f"{place}.deltas") == []
+        with pytest.raises(Exception, match=f"(?s){words}"):
+            export()
+    assert sok.export_delta(model, f"{place}.deltas/1").num_rows == 300
+    if sok.rank() == 0:
+        assert _equal(place, ["1"], expected) == []
+    assert sorted(os.listdir(folder)) == ["model", "model.deltas"]
+    if last:
+        other = Tables(TABLES[: 2 + (sok.rank() == 0)], row_slice_threshold=1)
+        with pytest.raises(ValueError, match="Every rank must export a model"):
+            sok.export_saved_model(other, place, "zeros")
+
+
+@each_world
+def test_after_a_rank_has_failed_the_next_delta_has_it_all(on_processes, tmp_path, world_size):
+    on_processes(world_size, cannot, str(tmp_path))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.checks import serving
 from tests.checks.serving import following
 from tests.ranks import HANG_LIMIT
 
@@ -20,9 +21,9 @@ FOLLOWING = [make.__name__ for make, _ in following()]
 
 
 @pytest.fixture(params=WORLDS)
-def served(request, rank_results):
+def served(request, on_processes):
     """The number of ranks, and what each found: each folder has what stock TensorFlow computed."""
-    found = rank_results(request.param, "serving.exported")
+    found = on_processes(request.param, serving.exported, request.param)
     compute(tuple(found[0][door] for door in DOORS))
     return request.param, found
 
@@ -58,9 +59,9 @@ def test_stock_tensorflow_computes_what_the_model_does(served, door):
 
 
 @pytest.fixture(params=WORLDS)
-def refreshed(request, rank_results):
+def refreshed(request, on_processes):
     """The number of ranks, and what each found; each folder has what stock TensorFlow computed."""
-    found = rank_results(request.param, "serving.refreshed")
+    found = on_processes(request.param, serving.refreshed, request.param)
     compute(tuple(folder for door in FOLLOWING for folder in found[0][door]["folders"]))
     return request.param, found
 

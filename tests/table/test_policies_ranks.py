@@ -1,4 +1,4 @@
-"""Policies on 1, 2 and 3 ranks: one state, whatever their number."""
+"""Policies on ranks: one state, whatever their number."""
 
 import collections
 
@@ -6,10 +6,6 @@ import numpy as np
 import pytest
 
 from tests.checks import policies
-
-WORLDS = [pytest.param(n, marks=pytest.mark.ranks) for n in (2, 3)]
-each_world = pytest.mark.parametrize("world_size", [1, *WORLDS])
-several = pytest.mark.parametrize("world_size", WORLDS)
 
 
 def rows_of(results):
@@ -28,9 +24,11 @@ def known_of(results):
     return known[owner, np.arange(len(owner))]
 
 
-@several
-def test_the_same_state_on_any_number_of_ranks(rank_results, world_size):
-    (alone,), ranks = (rank_results(n, "policies.train") for n in (1, world_size))
+def test_the_same_state_on_any_number_of_ranks(on_threads):
+    check_same_state(*on_threads(1, policies.train), on_threads(3, policies.train))
+
+
+def check_same_state(alone, ranks):
     # size, seen, found, admitted, refused: the comparison is of something
     assert min(alone["statistics"][-1][:5]) > 0 and len(alone["evicted"]) > 0
     for rank in ranks:
@@ -44,9 +42,8 @@ def test_the_same_state_on_any_number_of_ranks(rank_results, world_size):
     assert evicted == sorted(alone["evicted"])
 
 
-@each_world
-def test_a_dump_of_ranks_is_known_on_one(sok, rank_results, world_size, tmp_path):
-    results = rank_results(world_size, "policies.train")
+def test_a_dump_of_ranks_is_known_on_one(sok, on_threads, tmp_path):
+    results = on_threads(3, policies.train)
     for name, content in results[0]["dump"].items():
         (tmp_path / name).write_bytes(content)
     table = sok.EmbeddingVariable(3, name="policies", ev_option=policies.option())
@@ -55,21 +52,19 @@ def test_a_dump_of_ranks_is_known_on_one(sok, rank_results, world_size, tmp_path
     assert table.statistics().step == policies.STEPS
 
 
-@each_world
-def test_a_dump_of_one_rank_is_known_on_all(rank_results, world_size):
+def test_a_dump_of_one_rank_is_known_on_all(on_threads):
     keys = np.array([0, 9, 20, 21, 30])
     expected = {0: (True, 5, 0), 9: (True, 14, 9), 20: (True, 3, 10), 21: (False, 2, 10)}
     expected[30] = (False, 1, 10)
-    for rank, (known, step) in enumerate(rank_results(world_size, "policies.restore")):
+    for rank, (known, step) in enumerate(on_threads(3, policies.restore)):
         assert step == 10
         for i, key in enumerate(keys.tolist()):
             found = tuple(field[i] for field in known)
-            assert found == (expected[key] if key % world_size == rank else (False, 0, -1))
+            assert found == (expected[key] if key % 3 == rank else (False, 0, -1))
 
 
-@each_world
-def test_occurrences_count_over_ranks_and_features(rank_results, world_size):
-    ranks = rank_results(world_size, "policies.occurrences")
+def test_occurrences_count_over_ranks_and_features(on_threads):
+    ranks = on_threads(3, policies.occurrences)
     counts, versions = collections.Counter(), dict.fromkeys(policies.KEYS.tolist(), 0)
     for step, batch in enumerate(policies.batches()):
         for found, *_ in ranks:
@@ -87,23 +82,20 @@ def test_occurrences_count_over_ranks_and_features(rank_results, world_size):
         assert last.tolist() == [versions[key] for key in asked]
 
 
-@each_world
-def test_a_full_shard_is_an_error_on_all_ranks(rank_results, world_size):
-    results = rank_results(world_size, "policies.full")
+def test_a_full_shard_is_an_error_on_all_ranks(on_threads):
+    results = on_threads(3, policies.full)
     assert all("max_capacity=2" in message for message, _ in results)
 
 
-@several
-def test_full_shards_go_on_on_one_rank(sok, rank_results, world_size, tmp_path):
+def test_full_shards_go_on_on_one_rank(sok, on_threads, tmp_path):
     """`holds at most 2 keys on this rank. Received: 4` ended a job on fewer ranks."""
-    (_, dump), *_ = rank_results(world_size, "policies.full")
+    (_, dump), *_ = on_threads(3, policies.full)
     for name, content in dump.items():
         (tmp_path / name).write_bytes(content)
     scored = sok.EmbeddingVariableOption(evict_option=sok.ScoreEvict("lru", 2))
     table = sok.EmbeddingVariable(2, name="full_by_score", ev_option=scored)
-    sizes = {2: 4, 3: 6}
-    given = f"'full_by_score' holds at most 2 keys on rank 0, and was given {sizes[world_size] - 2}"
+    given = "'full_by_score' holds at most 2 keys on rank 0, and was given 4"
     with pytest.warns(UserWarning, match=given):
         sok.Saver().restore(table, tmp_path)
     assert sok.export(table)[0].numpy().tolist() == [4, 5]
-    assert table.statistics().evicted == sizes[world_size] - 2
+    assert table.statistics().evicted == 4

@@ -125,10 +125,14 @@ def test_the_option_goes_through_json(sok, folder):
     assert option_from_config(option_config(option)) == option
 
 
-@pytest.mark.ranks
-def test_each_rank_has_a_file_of_its_own(rank_results):
-    for exports, stats, names in rank_results(2, "storage.train"):
-        (keys, rows), (disk_keys, disk_rows) = exports
-        np.testing.assert_array_equal(disk_keys, keys)
-        np.testing.assert_array_equal(disk_rows, rows)
-        assert len(keys) > 1000 and stats["blocks_evicted"] > 100 and names == []
+def test_each_rank_has_a_file_of_its_own(sok, on_threads):
+    def check():
+        with disk.folder() as folder:
+            memory, on_disk = pair(sok, folder)
+            for table in (memory, on_disk):
+                train(sok, table, first=sok.rank())
+            assert_same(sok, memory, on_disk)
+            assert [*folder.iterdir()] == []  # the files have no names any more
+            assert memory.stats().size > 1000 and on_disk.stats().blocks_evicted > 100
+
+    on_threads(2, check)

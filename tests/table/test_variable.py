@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
 from tests import thread_ranks
-from tests.checks import shards
 
 
 @pytest.fixture
@@ -178,23 +177,33 @@ def test_erased_key_starts_anew(sok, variable):
     assert (variable.find([5])[0].numpy() == initial).all()
 
 
-@pytest.mark.parametrize("dtype", shards.KEY_DTYPES)
 @pytest.mark.parametrize(
-    "world_size", [1, *(pytest.param(n, marks=pytest.mark.ranks) for n in (2, 3))]
+    "dtype, keys",
+    [
+        ("int64", [0, 1, 2, 3, -1, -2, 7, 2**40 + 5, -(2**63), 2**63 - 1, 11, 12]),
+        ("int32", [0, 5, -1, -(2**31), 2**31 - 1, 8]),
+        ("uint64", [0, 5, 2**64 - 1, 2**63, 2**63 + 5, 8]),
+        ("uint32", [0, 5, 2**32 - 1, 2**31, 8, 9]),
+    ],
 )
-def test_assign_and_export(rank_results, world_size, dtype):
-    keys = shards.KEY_DTYPES[dtype]
-    rows = {int(key): [3.0 * i, 3 * i + 1, 3 * i + 2] for i, key in enumerate(keys.tolist())}
-    exported = {}
-    for rank, result in enumerate(rank_results(world_size, f"shards.assign_{dtype}")):
-        owned, values = result["exported"]
+def test_assign_and_export(sok, on_threads, dtype, keys):
+    """The same full list assigned on all ranks; what each then exports, and what all look up."""
+    rows, keys = np.arange(len(keys) * 3.0).reshape(-1, 3), np.array(keys, dtype)
+
+    def check():
+        options = {"dynamic_input": True, "key_dtype": dtype, "name": f"assigned_{dtype}"}
+        layer = sok.All2AllDenseEmbedding(None, 3, 1, 1, **options)
+        sok.assign(layer.embedding_variable, keys, rows)
+        assert (layer(tf.constant(keys), training=False).numpy() == rows).all()
+        owned, values = (part.numpy() for part in sok.export(layer.embedding_variable))
         assert owned.dtype == keys.dtype
-        assert all(key % 2**64 % world_size == rank for key in owned.tolist())
         unsigned = [key % 2**64 for key in owned.tolist()]
+        assert all(key % 3 == comm.current().rank for key in unsigned)
         assert unsigned == sorted(unsigned)
-        exported.update(zip(owned.tolist(), values.tolist(), strict=True))
-        assert result["found"].tolist() == list(rows.values())
-    assert exported == rows
+        return dict(zip(owned.tolist(), values.tolist(), strict=True))
+
+    exported = {key: row for of_rank in on_threads(3, check) for key, row in of_rank.items()}
+    assert exported == dict(zip(keys.tolist(), rows.tolist(), strict=True))
 
 
 def test_of_equal_assigned_keys_the_last_wins(sok, variable):

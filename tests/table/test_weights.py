@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sok_like.table.weights import TableWeights
+
 pytestmark = pytest.mark.keras
 
 KERAS_3 = not hasattr(tf.keras, "__internal__")
@@ -124,14 +126,27 @@ def test_what_cannot_be_set_raises(sok, model):
         sok.EmbeddingVariable(3, name="narrow").assign(weights[0])
 
 
-@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
-def test_each_rank_gets_and_sets_its_shard(rank_results, world_size):
-    results = rank_results(world_size, "by_key.weights")
-    for rank, (before, after, message) in enumerate(results):
-        assert before == after
-        assert all(key % 2**64 % world_size == rank for key in before)
-        assert world_size == 1 or f"must be those of rank {rank}" in message
-    assert {key for before, _, _ in results for key in before} == {-2, 3, 5, 8, 2**40}
+def test_each_rank_gets_and_sets_its_shard(sok, on_threads):
+    keys = np.array([-2, 3, 5, 8, 2**40])
+    rows = np.arange(10, dtype=np.float32).reshape(5, 2)
+
+    def check():
+        table = sok.EmbeddingVariable(2, name="by_key_weights")
+        sok.assign(table, keys, rows)
+        got = table.numpy()
+        assert (got.keys % 2 == sok.rank()).all()
+        tf.gather(table, keys + 1)
+        sok.assign(table, keys, -rows)
+        table.assign(got)
+        for part, expected in zip(sok.export(table), (got.keys, got.rows), strict=True):
+            np.testing.assert_array_equal(part, expected)
+        other = TableWeights("other", np.array([1 - sok.rank()]), np.zeros([1, 2], np.float32))
+        with pytest.raises(ValueError, match=f"must be those of rank {sok.rank()}"):
+            table.assign(other)
+        return dict(zip(got.keys.tolist(), got.rows.tolist(), strict=True))
+
+    before = {key: row for of_rank in on_threads(2, check) for key, row in of_rank.items()}
+    assert before == dict(zip(keys.tolist(), rows.tolist(), strict=True))
 
 
 # ---- exports ----

@@ -15,10 +15,8 @@ from tensorflow.python.autograph.impl import api
 
 import sok_like
 from sok_like.runtime.ranks import initialize
-from tests.checks.tapes import KEYS, ROWS
 
 v1 = tf.compat.v1
-each_world = pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
 
 
 @pytest.fixture
@@ -56,11 +54,25 @@ def test_a_step_converts_nothing_of_the_package(sok, converted):
     assert not [m for m in converted if m.partition(".")[0] == "sok_like"]
 
 
+ROWS = np.array([[1.0, -2.0], [0.5, 3.0], [2.0, 1.0]], np.float32)
+KEYS = [0, 2, 2]  # of every rank
+
+
+def table_of(sok, name):
+    table = sok.EmbeddingVariable(2, name=name)
+    sok.assign(table, np.arange(len(ROWS)), ROWS)
+    return table
+
+
+def look_up(table):
+    return tf.nn.embedding_lookup(table, tf.constant(KEYS, tf.int64))
+
+
 def check_by_key(results, expected):
     """Each rank's gradient has its own keys with what all ranks together make of their rows."""
     seen = {}
     for gradient in results:
-        for key, row in gradient.items():
+        for key, row in zip(gradient.indices.numpy().tolist(), gradient.values, strict=True):
             assert key not in seen
             seen[key] = row
     assert sorted(seen) == sorted(set(KEYS))
@@ -69,28 +81,49 @@ def check_by_key(results, expected):
         np.testing.assert_allclose(row, times * expected(ROWS[key]), rtol=1e-6)
 
 
-@each_world
 @pytest.mark.parametrize("place", ["eager", "within", "around"])
-def test_two_tapes_have_the_gradients_of_one(rank_results, world_size, place):
-    results = [result[place] for result in rank_results(world_size, "tapes.two_tapes")]
-    for of_factor, _ in results:
+def test_two_tapes_have_the_gradients_of_one(sok, on_threads, place):
+    def check():
+        table, factor = table_of(sok, f"two_tapes_{place}"), tf.Variable(2.0)
+        find = tf.function(look_up, autograph=False) if place == "around" else look_up
+
+        def step():
+            with tf.GradientTape() as one, tf.GradientTape() as other:
+                loss = factor * tf.reduce_sum(find(table) ** 2)
+            return one.gradient(loss, factor), other.gradient(loss, table)
+
+        of_factor, of_table = (tf.function(step) if place == "within" else step)()
         np.testing.assert_allclose(of_factor, (ROWS[KEYS] ** 2).sum(), rtol=1e-6)
-    check_by_key([of_table for _, of_table in results], lambda row: 2.0 * 2 * row)
+        return of_table
+
+    check_by_key(on_threads(2, check), lambda row: 2.0 * 2 * row)
 
 
-@each_world
 @pytest.mark.parametrize("place", ["eager", "function"])
-def test_a_gradient_of_a_tables_gradient_raises(rank_results, world_size, place):
-    for result in rank_results(world_size, "tapes.second_order"):
-        assert "cannot be differentiated again" in result[place][1]
+def test_gradients_of_gradients(sok, on_threads, place):
+    """A penalty on the gradient of the rows is right; one on that of the table raises."""
 
+    def check():
+        table = table_of(sok, f"second_order_{place}")
 
-@each_world
-@pytest.mark.parametrize("place", ["eager", "function"])
-def test_a_gradient_of_the_rows_gradient_is_right(rank_results, world_size, place):
+        def penalty(of_rows):
+            with tf.GradientTape() as outer:
+                rows = look_up(table)
+                with tf.GradientTape() as inner:
+                    inner.watch(rows)
+                    loss = tf.reduce_sum((rows if of_rows else look_up(table)) ** 3)
+                gradient = inner.gradient(loss, rows if of_rows else table)
+                penalty = tf.reduce_sum((gradient if of_rows else gradient.values) ** 2)
+            return outer.gradient(penalty, table)
+
+        call = tf.function(penalty) if place == "function" else penalty
+        gradient = call(True)
+        with pytest.raises(NotImplementedError, match="cannot be differentiated again"):
+            call(False)
+        return gradient
+
     # (d/dr sum (3 r^2)^2) = 36 r^3
-    results = rank_results(world_size, "tapes.second_order")
-    check_by_key([result[place][0] for result in results], lambda row: 36 * row**3)
+    check_by_key(on_threads(2, check), lambda row: 36 * row**3)
 
 
 @pytest.fixture

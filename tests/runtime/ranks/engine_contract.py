@@ -20,16 +20,16 @@ MODES = ("eager", "function", "session")
 
 def run(engine, rounds):
     """Every promise that needs no rank to fail; by name, a list of faults."""
-    in_memory = engine == "memory"
-    communicator = comm.current() if in_memory else engines.choose(groups_later=True)
+    in_process = engine in ("memory", "single")
+    communicator = comm.current() if in_process else engines.choose(groups_later=True)
     assert type(communicator).__name__.lower().startswith(engine)
     checks = [exchanges, gathers, sums, averages, order, concurrency, late, groups]
-    checks += {"mpi": [large, disagreement, forked], "horovod": [counted], "memory": []}[engine]
+    checks += {"mpi": [large, disagreement, forked], "horovod": [counted]}.get(engine, [])
     results = {}
     for check in checks:
         results[check.__name__] = check(communicator, rounds)
         communicator.barrier()
-    results["losses"] = None if in_memory else losses()
+    results["losses"] = None if in_process else losses()
     return results
 
 

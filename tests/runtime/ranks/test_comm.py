@@ -5,70 +5,15 @@ import os
 import sys
 import types
 
-import numpy as np
 import pytest
+import tensorflow as tf
 
+import sok_like
+from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.runtime.ranks import comm, engines, launchers
 from sok_like.runtime.ranks.horovod import _TRANSPORT, HorovodCommunicator
 from sok_like.runtime.ranks.mpi import MpiCommunicator
-
-each_world = pytest.mark.parametrize(
-    "world_size", [1, *(pytest.param(n, marks=pytest.mark.ranks) for n in (2, 3))]
-)
-
-
-@pytest.fixture
-def ranks(world_size, rank_results):
-    return rank_results(world_size, "shards.collectives")
-
-
-@each_world
-def test_all_to_all_sends_the_next_items_to_each_rank(ranks, world_size):
-    for rank, result in enumerate(ranks):
-        expected = []
-        for sender in range(world_size):
-            start = sum(other + sender for other in range(rank))
-            expected.extend(100 * sender + start + np.arange(rank + sender))
-        assert result["received"].tolist() == expected
-        assert result["lengths"].tolist() == [rank + sender for sender in range(world_size)]
-
-
-@each_world
-def test_average(ranks, world_size):
-    mean = sum(range(1, world_size + 1)) / world_size
-    for result in ranks:
-        np.testing.assert_allclose(result["dense"], [mean, 2 * mean])
-        assert result["none"] is None
-        values, indices = result["sparse"]
-        dense = np.zeros([world_size, 2])
-        np.add.at(dense, indices, values)
-        right = np.arange(1, world_size + 1)[:, None] / world_size
-        np.testing.assert_allclose(dense, np.tile(right, [1, 2]))
-
-
-@each_world
-def test_broadcast_gather_and_barrier(ranks, world_size):
-    gathered = [rank for rank in range(world_size) for _ in range(rank + 1)]
-    for result in ranks:
-        assert result["root"].tolist() == [10 * (world_size - 1)]
-        assert result["gathered"].tolist() == gathered
-        assert result["barrier"] is None
-
-
-@each_world
-def test_sums_and_their_parts(ranks, world_size):
-    total = sum(range(1, world_size + 1))
-    for result, part in zip(ranks, np.array_split(np.arange(5.0), world_size), strict=True):
-        assert result["sum"].tolist() == [total] * 2
-        assert result["scattered"].tolist() == (part * total).tolist()
-
-
-@each_world
-def test_groups_count_their_own_ranks(ranks, world_size):
-    assert ranks[0]["group"] == (0, 1, 0)
-    for rank, result in enumerate(ranks[1:], 1):
-        assert result["group"] == (rank - 1, world_size - 1, sum(range(1, world_size)))
-    assert all(result["everyone"] for result in ranks)
+from tests.thread_ranks import exchanges_in
 
 
 def test_all_are_communicators():
@@ -286,10 +231,22 @@ def test_nothing_before_init(sok):
         sok.DistributedEmbedding("sum", 10, 4, 1, 1)
 
 
-@pytest.mark.ranks
-def test_a_group_takes_two_collectives_forward_and_one_back(rank_results):
-    for counts in rank_results(2, "shards.collectives_of_a_step"):
-        assert counts == {"forward": 2, "step": 3}
+def test_a_group_takes_two_collectives_forward_and_one_back(on_threads):
+    def check():
+        tables = [sok_like.EmbeddingVariable(dim, name=f"group{dim}") for dim in (2, 3, 5)]
+
+        def forward(keys):
+            features = [HashFeature(table, keys) for table in tables]
+            return lookup(features, training=True, name="group")
+
+        def step(keys):
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(rows) for rows in forward(keys)])
+            return tape.gradient(loss, tables)
+
+        assert (exchanges_in(forward), exchanges_in(step)) == (2, 3)
+
+    on_threads(2, check)
 
 
 def test_a_group_has_no_function_of_all_ranks():

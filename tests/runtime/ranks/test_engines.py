@@ -16,7 +16,7 @@ PROMISES = (
     *("large", "disagreement", "forked", "counted"),
 )
 NOT_OF = {"mpi": ("counted",), "horovod": ("large", "disagreement", "forked")}
-NOT_OF["memory"] = NOT_OF["mpi"] + NOT_OF["horovod"]
+NOT_OF["memory"] = NOT_OF["single"] = NOT_OF["mpi"] + NOT_OF["horovod"]
 
 
 def results_of(engine, num_ranks):
@@ -31,6 +31,8 @@ def results_of(engine, num_ranks):
 def _results(engine, num_ranks):
     env = {"SOK_ENGINE": engine, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
     arguments = {"engine": engine, "rounds": ROUNDS}
+    if engine == "single":
+        return [engine_contract.run(engine, ROUNDS)]
     if engine == "memory":
         found = thread_ranks.run(num_ranks, lambda: engine_contract.run(engine, ROUNDS))
         failed = [result for result in found if isinstance(result, BaseException)]
@@ -49,14 +51,11 @@ def _results(engine, num_ranks):
     [
         pytest.param("mpi", 2, marks=pytest.mark.ranks),
         pytest.param("horovod", 2, marks=pytest.mark.ranks),
-        pytest.param("mpi", 3, marks=pytest.mark.ranks),
-        pytest.param("mpi", 4, marks=[pytest.mark.ranks, pytest.mark.slow]),
-        ("memory", 2),
-        pytest.param("memory", 3, marks=pytest.mark.slow),
-        ("memory", 4),
+        pytest.param("mpi", 3, marks=[pytest.mark.ranks, pytest.mark.slow]),
+        *[("memory", 3), ("single", 1)],
     ],
 )
-def test_promise(engine, num_ranks, promise):
+def test_promise(sok, engine, num_ranks, promise):
     skip_many_ranks(num_ranks)
     if promise in NOT_OF[engine]:
         pytest.skip(f"not a promise of {engine}")

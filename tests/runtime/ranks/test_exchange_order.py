@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from tests.checks import programs
+from tests.checks import programs, steps
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
 
-each_world = pytest.mark.parametrize("world_size", [2, 3])
+each_world = pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 
 
 @each_world
-def test_calls_in_different_order_raise_on_all_ranks(rank_results, world_size):
-    for result in rank_results(world_size, "steps.eager_order"):
+def test_calls_in_different_order_raise_on_all_ranks(on_processes, world_size):
+    for result in on_processes(world_size, steps.eager_order):
         for error in result["seen"]:
             assert error.startswith("FailedPreconditionError")
             assert (
@@ -27,8 +27,8 @@ def test_calls_in_different_order_raise_on_all_ranks(rank_results, world_size):
 
 
 @each_world
-def test_after_an_error_ranks_are_in_the_same_step(rank_results, world_size):
-    check_same_step(rank_results(world_size, "steps.after_an_error"))
+def test_after_an_error_ranks_are_in_the_same_step(on_processes, world_size):
+    check_same_step(on_processes(world_size, steps.after_an_error))
 
 
 def check_same_step(results):
@@ -48,8 +48,8 @@ def check_same_step(results):
 
 
 @each_world
-def test_a_gradient_waits_for_its_lookup(rank_results, world_size):
-    for result in rank_results(world_size, "steps.full_table_without_value"):
+def test_a_gradient_waits_for_its_lookup(on_processes, world_size):
+    for result in on_processes(world_size, steps.full_table_without_value):
         for number, seen in enumerate(result):
             if number % 2:
                 assert seen.startswith("ResourceExhaustedError") and "'no_value'" in seen
@@ -58,15 +58,15 @@ def test_a_gradient_waits_for_its_lookup(rank_results, world_size):
 
 
 @each_world
-def test_lookups_in_a_loop(rank_results, world_size):
-    results = rank_results(world_size, "steps.while_loop")
+def test_lookups_in_a_loop(on_processes, world_size):
+    results = on_processes(world_size, steps.while_loop)
     for seen, _ in results:
         assert seen == [(2.0, 2 * 2.0 * sum(range(6)), 2.0)] * 3
     assert sum(size for _, size in results) == 6 * world_size
 
 
-def test_what_a_graph_knows_beforehand_travels_too(rank_results):
-    first, others = rank_results(2, "steps.constant_on_one_rank")
+def test_what_a_graph_knows_beforehand_travels_too(on_processes):
+    first, others = on_processes(2, steps.constant_on_one_rank)
     for (rows, *_), num_rows in zip(first, [1, 0], strict=True):
         np.testing.assert_array_equal(rows, np.full([num_rows, 2], 3.0))
     for (rows, keys, gradient), expected in zip(others, [[5, 7], [7]], strict=True):
@@ -76,8 +76,8 @@ def test_what_a_graph_knows_beforehand_travels_too(rank_results):
 
 
 @each_world
-def test_a_gradient_outside_of_its_function(rank_results, world_size):
-    results = rank_results(world_size, "steps.gradient_outside")
+def test_a_gradient_outside_of_its_function(on_processes, world_size):
+    results = on_processes(world_size, steps.gradient_outside)
     for i in range(3):
         sums = {}
         for result in results:
@@ -87,15 +87,15 @@ def test_a_gradient_outside_of_its_function(rank_results, world_size):
 
 
 @each_world
-def test_a_function_meets_an_eager_lookup(rank_results, world_size):
-    for result in rank_results(world_size, "steps.function_meets_eager"):
+def test_a_function_meets_an_eager_lookup(on_processes, world_size):
+    for result in on_processes(world_size, steps.function_meets_eager):
         np.testing.assert_array_equal(result, np.full([2, 2], 4.0))
 
 
 @each_world
 @pytest.mark.parametrize("what", ["width", "order", "initializer", "combiner"])
-def test_tables_that_differ_over_ranks_raise_on_all(rank_results, world_size, what):
-    for result in rank_results(world_size, "steps.other_tables"):
+def test_tables_that_differ_over_ranks_raise_on_all(on_processes, world_size, what):
+    for result in on_processes(world_size, steps.other_tables):
         seen, size = result[what]
         assert seen.startswith("FailedPreconditionError") and size == 0
         first, other = {
@@ -109,8 +109,8 @@ def test_tables_that_differ_over_ranks_raise_on_all(rank_results, world_size, wh
 
 
 @each_world
-def test_dense_tables_that_differ_over_ranks_raise_on_all(rank_results, world_size):
-    for result in rank_results(world_size, "steps.other_dense_tables"):
+def test_dense_tables_that_differ_over_ranks_raise_on_all(on_processes, world_size):
+    for result in on_processes(world_size, steps.other_dense_tables):
         for name, seen in result.items():
             assert seen.startswith("FailedPreconditionError")
             stage = "notes" if name == "own_inputs" else "keys"
@@ -120,20 +120,20 @@ def test_dense_tables_that_differ_over_ranks_raise_on_all(rank_results, world_si
 
 
 @each_world
-def test_a_lookup_that_meets_something_else_names_both(rank_results, world_size):
-    for result in rank_results(world_size, "steps.notes_out_of_step"):
+def test_a_lookup_that_meets_something_else_names_both(on_processes, world_size):
+    for result in on_processes(world_size, steps.notes_out_of_step):
         assert result.startswith("FailedPreconditionError")
         assert "keys of call 1 of 'alone: 2 none" in result and "notes of call" in result
         assert "'something_else'" in result
 
 
 @each_world
-def test_eager_collectives_in_different_order_raise_on_all_ranks(rank_results, world_size):
+def test_eager_collectives_in_different_order_raise_on_all_ranks(on_processes, world_size):
     names = [("dense_a", "dense_b"), ("dense_c", "kernel"), ("first_0", "dense_d")]
     names.append(("met_by_a_sum", "dense_e"))
     names.append(("sok_get_frequency_counted", "sok_get_version_counted"))
     names.append(("export of table 'served'", "export of table 'kept'"))
-    for rank, result in enumerate(rank_results(world_size, "steps.collectives_out_of_order")):
+    for rank, result in enumerate(on_processes(world_size, steps.collectives_out_of_order)):
         for pair, errors in zip(names, result["seen"], strict=True):
             for error in errors:
                 assert error.startswith("FailedPreconditionError")
@@ -143,8 +143,8 @@ def test_eager_collectives_in_different_order_raise_on_all_ranks(rank_results, w
 
 
 @each_world
-def test_random_programs_give_what_a_dictionary_gives(rank_results, world_size):
-    results = rank_results(world_size, "programs.random_steps")
+def test_random_programs_give_what_a_dictionary_gives(on_processes, world_size):
+    results = on_processes(world_size, programs.run, 1, programs.num_steps(world_size))
     assert all(result == results[0] for result in results)
     assert sum(results[0].values()) == programs.num_steps(world_size)
     assert {"eager fine", "function fine", "loop fine"} <= set(results[0])
@@ -153,8 +153,8 @@ def test_random_programs_give_what_a_dictionary_gives(rank_results, world_size):
 
 
 @each_world
-def test_random_runs_of_a_session_give_what_a_dictionary_gives(rank_results, world_size):
-    results = rank_results(world_size, "programs.random_runs")
+def test_random_runs_of_a_session_give_what_a_dictionary_gives(on_processes, world_size):
+    results = on_processes(world_size, programs.run_in_session, 1, programs.SESSION_STEPS)
     assert all(result == results[0] for result in results)
     assert sum(results[0].values()) == programs.SESSION_STEPS
     assert "session fine" in results[0] and len(results[0]) > 1

@@ -9,9 +9,8 @@ import pytest
 import tensorflow as tf
 
 from sok_like.runtime.ranks import comm, initialize, launchers, stalls
-from tests.checks import shards
-from tests.ranks import RanksFailed, run_ranks
 
+KEYS = np.arange(12)
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
@@ -135,12 +134,24 @@ def test_repeating_init_keeps_a_random_seed(fresh):
     assert (initial_row(fresh) == before).all()
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.ranks)])
-def test_rank_0_decides_the_seed(rank_results, fresh, world_size):
-    ranks = rank_results(world_size, "shards.seeds")
-    initialize.reset()
+def rows_after_init(seeds):
+    """Initial rows after each of several calls of Init."""
+    import sok_like as sok
+
+    rank, rows = comm.current().rank, []
+    for seed in seeds:
+        initialize.reset()
+        seed = seed if seed is None else seed + rank
+        sok.Init(global_batch_size=12, seed=seed)
+        rows.append(sok.EmbeddingVariable(5, name="seeded").find(KEYS)[0].numpy())
+    return rows
+
+
+@pytest.mark.ranks
+def test_rank_0_decides_the_seed(on_processes, fresh):
+    ranks = on_processes(2, rows_after_init, (100, None, None))
     fresh.Init(global_batch_size=12, seed=100)
-    expected = fresh.EmbeddingVariable(5, name="seeded").find(shards.KEYS)[0].numpy()
+    expected = fresh.EmbeddingVariable(5, name="seeded").find(KEYS)[0].numpy()
     for rows in ranks:
         assert (rows[0] == expected).all()
         assert (rows[1] == ranks[0][1]).all()
@@ -148,16 +159,13 @@ def test_rank_0_decides_the_seed(rank_results, fresh, world_size):
     assert (ranks[0][1] != ranks[0][2]).any()
 
 
-def batch_of_one():
-    import sok_like as sok
+def test_ranks_check_the_batch(fresh, on_threads):
+    def check():
+        initialize.reset()
+        with pytest.raises(ValueError, match="at least the number of ranks, 2"):
+            fresh.Init(global_batch_size=1)
 
-    sok.Init(global_batch_size=1)
-
-
-@pytest.mark.ranks
-def test_real_ranks_check_the_batch():
-    with pytest.raises(RanksFailed, match="at least the number of ranks, 2"):
-        run_ranks("tests.runtime.ranks.test_initialize:batch_of_one", 2, alone=False)
+    on_threads(2, check)
 
 
 def test_in_a_graph_the_op_comes_first(fresh):

@@ -1,9 +1,11 @@
 """Keras' files, checkpoints and sessions of several ranks; the ranks' part is checks/files.py."""
 
+import shutil
+
 import numpy as np
 import pytest
 
-from tests.checks.files import GRID
+from tests.checks import dense_files, files
 
 pytestmark = [pytest.mark.ranks, pytest.mark.keras]
 KINDS = ("checkpoint", "weights", "model")
@@ -24,87 +26,81 @@ def by_key(parts):
     return arrays
 
 
-def check_resumed(found, pairs):
-    for writers, readers in pairs:
-        written = [result["written"][writers] for result in found[:writers]]
-        for kind in KINDS:
-            read = [result["read"][writers, readers, kind] for result in found[:readers]]
-            for table in written[0][0]:
-                before = by_key([before[table] for before, _, _ in written])
-                after = by_key([after[table] for after, _ in read])
-                assert before.keys() == after.keys() and len(before["keys"])
-                for name in before:
-                    np.testing.assert_array_equal(after[name], before[name], (kind, table, name))
-            for rank, (after, predicted) in enumerate(read):
-                for table in after.values():
-                    assert (table["keys"].view(np.uint64) % np.uint64(readers) == rank).all()
-                expected = written[0][1]
-                if writers == readers:
-                    np.testing.assert_array_equal(predicted, expected)
-                else:
-                    np.testing.assert_allclose(predicted, expected, rtol=0, atol=1e-6)
+@pytest.mark.keras(slow=True)
+@pytest.mark.parametrize(
+    "writers, readers",
+    [
+        *((2, 2), (2, 1), (1, 2)),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [(3, 2), (1, 3), (4, 3), (2, 4)]),
+    ],
+)
+def test_ranks_read_what_any_number_wrote_and_train_on(on_processes, tmp_path, writers, readers):
+    written = on_processes(writers, files.write_and_go_on, tmp_path)
+    tables = [name for name in written[0][2] if name.endswith(".tables")]
+    # A manager keeps two; one rank has its tables among TensorFlow's own files.
+    assert tables == (["ckpt-2.tables", "ckpt-3.tables"] if writers > 1 else [])
+    for kind in KINDS:
+        read = on_processes(readers, files.read_and_go_on, kind, tmp_path)
+        for table in written[0][0]:
+            before = by_key([before[table] for before, _, _ in written])
+            after = by_key([after[table] for after, _ in read])
+            assert before.keys() == after.keys() and len(before["keys"])
+            for name in before:
+                np.testing.assert_array_equal(after[name], before[name], (kind, table, name))
+        for rank, (after, predicted) in enumerate(read):
+            for table in after.values():
+                assert (table["keys"].view(np.uint64) % np.uint64(readers) == rank).all()
+            if writers == readers:
+                np.testing.assert_array_equal(predicted, written[0][1])
+            else:
+                np.testing.assert_allclose(predicted, written[0][1], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("pair", [(2, 2), (2, 1), (1, 2)])
-def test_two_ranks_read_what_one_or_two_wrote_and_train_on(rank_results, pair):
-    check_resumed(rank_results(2, "files.resumed"), [pair])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pair", [(3, 2), (1, 3), (3, 3)])
-def test_three_ranks_read_and_write_as_well(rank_results, pair):
-    check_resumed(rank_results(3, "files.resumed"), [pair])
-
-
-@pytest.mark.slow  # with SLOW=1, as `make test-all` sets it
-@pytest.mark.parametrize("pair", GRID)
-def test_up_to_four_ranks_read_what_any_of_them_wrote(rank_results, pair):
-    check_resumed(rank_results(4, "files.resumed"), [pair])
-
-
-def test_a_manager_removes_the_tables_of_the_checkpoints_that_it_removes(rank_results):
-    files = rank_results(2, "files.resumed")[0]["written"][2][2]
-    tables = [name for name in files if name.endswith(".tables")]
-    assert tables == ["ckpt-2.tables", "ckpt-3.tables"]
-
-
-def test_ranks_with_paths_of_their_own_raise(rank_results):
-    for result in rank_results(2, "files.refused"):
+@pytest.mark.keras(slow=True)
+def test_ranks_with_paths_of_their_own_raise(on_processes):
+    for result in on_processes(2, files.refused):
         for message in result["own"].values():
             assert "All ranks must save to the same path" in message and "MetricAverage" in message
 
 
-def test_a_rank_that_cannot_write_or_read_raises_on_all_and_the_save_before_stays(rank_results):
-    for result in rank_results(2, "files.refused"):
+@pytest.mark.keras(slow=True)
+def test_a_rank_that_cannot_write_or_read_raises_on_all_and_the_save_before_stays(on_processes):
+    for result in on_processes(2, files.refused):
         assert all("rank 1: OSError: [Errno 28]" in message for message in result["full"])
         assert result["left"] == [True, True]
         assert "rank 1: FileNotFoundError" in result["missing"]
 
 
-def test_ranks_that_see_different_files_under_one_path_raise(rank_results):
-    for result in rank_results(2, "files.refused"):
+@pytest.mark.keras(slow=True)
+def test_ranks_that_see_different_files_under_one_path_raise(on_processes):
+    for result in on_processes(2, files.refused):
         for message in result["copies"]["messages"]:
             assert "RuntimeError: All ranks must read the same file" in message
         assert result["copies"]["kept"]
 
 
-def test_keras_backup_in_a_shared_folder_goes_on_with_the_bits_of_an_unbroken_run(rank_results):
-    for result in rank_results(2, "files.backup"):
+def test_keras_backup_in_a_shared_folder_goes_on_with_the_bits_of_an_unbroken_run(on_processes):
+    for result in on_processes(2, files.backup):
         assert result["epochs"] == 2 and result["same"] and not result["left"]
         assert "All ranks must save to the same path" in result["own"]
 
 
-@pytest.mark.slow  # with SLOW=1, as `make test-all` sets it
-def test_a_sigterm_saves_and_any_number_of_ranks_goes_on(rank_results):
-    results = rank_results(2, "files.preempted")
-    for result in results:
-        assert result["code"] == 143 and result["handler"] and not result["left"]
-        assert result["epochs"] == 2 and result["steps"] == 4
-    assert results[0]["alone"] == 2 and results[0]["difference"] < 1e-6
+@pytest.mark.slow
+@pytest.mark.parametrize("readers", [1, 2])
+def test_a_sigterm_saves_and_any_number_of_ranks_goes_on(on_processes, tmp_path, readers):
+    for code, same_handler in on_processes(2, files.preempted, tmp_path / "b"):
+        assert code == 143 and same_handler
+    (expected,) = on_processes(1, files.unbroken)
+    copy = shutil.copytree(tmp_path / "b", tmp_path / "copy")  # the ranks still have the first
+    for epochs, steps, predicted in on_processes(readers, files.go_on_after, copy):
+        assert epochs == 2 and steps == 4
+        np.testing.assert_allclose(predicted, expected, rtol=0, atol=1e-6)
+    assert not copy.exists()
 
 
-def test_a_monitored_session_resumes_keys_slots_and_step(rank_results):
-    for result in rank_results(2, "files.session"):
+@pytest.mark.keras(slow=True)
+def test_a_monitored_session_resumes_keys_slots_and_step(on_processes):
+    for result in on_processes(2, files.session):
         first, unbroken = result["unbroken"]
         again, resumed = result["resumed"]
         assert (first, again, unbroken[-1]) == (0, 3, 6)
@@ -119,8 +115,9 @@ def test_a_monitored_session_resumes_keys_slots_and_step(rank_results):
             np.testing.assert_array_equal(mine, expected)
 
 
-def test_dense_tables_are_written_and_read_by_all_ranks_or_none(rank_results):
-    for result in rank_results(2, "dense_files.written"):
+@pytest.mark.keras(slow=True)
+def test_dense_tables_are_written_and_read_by_all_ranks_or_none(on_processes):
+    for result in on_processes(2, dense_files.written):
         (weights, slots), (again, slots_again) = result["states"]
         for mine, expected in zip(again, weights, strict=True):
             np.testing.assert_array_equal(mine, expected)

@@ -32,25 +32,23 @@ def by_key(parts, name):
     return {f: np.concatenate([part[f] for part in parts])[order] for f in fields}
 
 
-WORLDS = [1, pytest.param(2, marks=pytest.mark.ranks)]
-
-
-@pytest.mark.parametrize("world_size", WORLDS)
-@pytest.mark.parametrize("kind", own_layers.KINDS)
-def test_what_was_written_is_read_and_goes_on(rank_results, world_size, kind):
-    found = rank_results(world_size, "own_layers.resumed")
-    for writers in range(1, world_size + 1):
-        wrote = [found[rank][writers] for rank in range(writers)]
-        names = wrote[0][0]["tables"]
-        assert len(names) == 4 and all(len(by_key([w[0] for w in wrote], n)["keys"]) for n in names)
-        for readers in own_layers.readers_of(writers, world_size, kind):
-            read = [found[rank][writers, readers, kind] for rank in range(readers)]
-            for each in read:
-                check_same(each[0]["weights"], wrote[0][0]["weights"], kind)
-                np.testing.assert_allclose(each[1], wrote[0][1], atol=1e-5)
-            for name in names:
-                pair = [by_key([each[0] for each in side], name) for side in (read, wrote)]
-                check_same(*pair, f"{kind} {name}")
+@pytest.mark.ranks
+@pytest.mark.keras(slow=True)
+@pytest.mark.parametrize(
+    "kind, writers, readers",
+    [("weights", 1, 2), ("model", 2, 1), ("checkpoint", 2, 2), ("checkpoint", 1, 1)],
+)
+def test_what_was_written_is_read_and_goes_on(on_processes, tmp_path, kind, writers, readers):
+    wrote = on_processes(writers, own_layers.write_and_go_on, tmp_path)
+    read = on_processes(readers, own_layers.read_and_go_on, kind, tmp_path)
+    names = wrote[0][0]["tables"]
+    assert len(names) == 4 and all(len(by_key([w[0] for w in wrote], n)["keys"]) for n in names)
+    for each in read:
+        check_same(each[0]["weights"], wrote[0][0]["weights"], kind)
+        np.testing.assert_allclose(each[1], wrote[0][1], atol=1e-5)
+    for name in names:
+        pair = [by_key([each[0] for each in side], name) for side in (read, wrote)]
+        check_same(*pair, f"{kind} {name}")
 
 
 def test_a_table_assigned_bare_is_trained_and_saved(sok, tmp_path):

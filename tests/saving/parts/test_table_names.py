@@ -211,10 +211,11 @@ def test_a_table_that_is_made_after_the_restore(sok, tmp_path):
 
 
 @pytest.mark.ranks
-def test_ranks_find_tables_by_name(rank_results):
-    for rank, found in enumerate(rank_results(2, "table_names.swapped")):
-        alone = {key: sizes for key, sizes in found.items() if key[0] == "one rank"}
-        assert all(equal for key, equal in found.items() if key not in alone), found
+@pytest.mark.parametrize("layer", ["group", "dense"])
+@pytest.mark.parametrize("kind", made.KINDS)
+def test_ranks_find_tables_by_name(on_processes, tmp_path, layer, kind):
+    on_processes(2, made.finds_by_name, layer, kind, tmp_path)
+    if layer == "group":
+        ((new, user, item),) = on_processes(1, made.sizes_of_some, kind, tmp_path)
         # Nine keys of one table, and ten of the other, besides those of the steps.
-        assert len(alone) == 3 * (rank == 0)
-        assert all(new == 0 and user >= 9 and item >= 10 for new, user, item in alone.values())
+        assert new == 0 and user >= 9 and item >= 10
