@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
+from tests.ranks import run_ranks
 
 v1 = tf.compat.v1
 STEPS, BATCH, RATE = 5, 4, 0.1
@@ -72,21 +73,28 @@ def whole_batch(world_size):
     return found
 
 
+def both():
+    """With one optimizer for all, and with one for each part."""
+    return train(False), train(True)
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return run_ranks("tests.deeprec.test_collective_strategy:both", 2)
+
+
 @pytest.mark.ranks
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_one_optimizer_for_all(on_processes, world_size):
-    for rank, found in enumerate(on_processes(world_size, train, False)):
-        for (weights, rows), (right, right_rows) in zip(
-            found, whole_batch(world_size), strict=True
-        ):
+def test_one_optimizer_for_all(ranks):
+    for rank, (found, _) in enumerate(ranks):
+        for (weights, rows), (right, right_rows) in zip(found, whole_batch(2), strict=True):
             np.testing.assert_allclose(weights, right, rtol=1e-5)
             np.testing.assert_allclose(rows, right_rows[rank], rtol=1e-5)
 
 
 @pytest.mark.ranks
-def test_an_optimizer_for_each_part_averages_too(on_processes):
+def test_an_optimizer_for_each_part_averages_too(ranks):
     """The table's optimizer sees the moved weights, on all ranks the same ones."""
-    first, second = on_processes(2, train, True)
+    (_, first), (_, second) = ranks
     right = whole_batch(2)
     np.testing.assert_allclose(first[1][0], right[1][0], rtol=1e-5)
     for (weights, _), (others, _) in zip(first, second, strict=True):
