@@ -73,10 +73,10 @@ class _AdagradDecay(_RowOptimizer):
         name: str = "AdagradDecay",
     ):
         initial, rate = initial_accumulator_value, accumulator_decay_rate
-        given, steps = accumulator_decay_step, int(accumulator_decay_step)
-        is_whole = steps > 0 and steps == given  # as 1e5 is, and 1.5 is not
+        decay_step, steps = accumulator_decay_step, int(accumulator_decay_step)
+        is_whole = steps > 0 and steps == decay_step  # as 1e5 is, and 1.5 is not
         require(initial > 0, "initial_accumulator_value", "positive", initial)
-        require(is_whole, "accumulator_decay_step", "a positive whole number", given)
+        require(is_whole, "accumulator_decay_step", "a positive whole number", decay_step)
         require(0 < rate < 1, "accumulator_decay_rate", "in (0, 1)", rate)
         super().__init__(use_locking, name)
         self._learning_rate, self._global_step = learning_rate, global_step

@@ -59,8 +59,8 @@ class EmbeddingAware:
         variables = list(variables() if callable(variables) else variables)
         # tf_keras does not list these.
         variables += [getattr(self, "_learning_rate", None), *getattr(self, "_hyper", {}).values()]
-        variables += [getattr(each, "value", None) for each in variables]  # inside those of Keras 3
-        ops = [each.initializer for each in variables if isinstance(each, tf.Variable)]
+        variables += [getattr(v, "value", None) for v in variables]  # inside those of Keras 3
+        ops = [v.initializer for v in variables if isinstance(v, tf.Variable)]
         return tf.group(*[op for op in ops if op is not None])
 
     def get_config(self):

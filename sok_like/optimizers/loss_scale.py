@@ -29,12 +29,12 @@ def all_finite(gradients: Iterable[Any], communicator: Communicator) -> tf.Tenso
     """Whether all gradients of all ranks are finite: bool scalar, the same on every rank."""
     # Parts of several lookups may be finite, and their sum not.
     values = [summed_values(gradient) for gradient in gradients if gradient is not None]
-    each = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
-    finite = tf.reduce_all(tf.stack(each)) if each else tf.constant(True)
+    are_finite = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
+    finite = tf.reduce_all(tf.stack(are_finite)) if are_finite else tf.constant(True)
     if communicator.world_size == 1:
         return finite
-    mine = [tf.cast(finite, tf.float32)]
-    (share,) = exchange_order.collective_in_turn(communicator, "average", mine, "sok_finite")
+    own = [tf.cast(finite, tf.float32)]
+    (share,) = exchange_order.collective_in_turn(communicator, "average", own, "sok_finite")
     return tf.equal(share, 1.0)
 
 

@@ -251,9 +251,9 @@ def as_op(step: Callable[[], Any], name: str) -> tf.Operation:
     update; a session runs only what the fetched op depends on, and would drop them.
     """
 
-    def whole():
+    def take_step():
         step()
         return tf.constant(True)
 
     # A function always runs as a whole, whichever of its results is fetched.
-    return tf.group(tf.function(whole, autograph=False)(), name=name)
+    return tf.group(tf.function(take_step, autograph=False)(), name=name)

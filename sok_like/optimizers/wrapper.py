@@ -204,8 +204,10 @@ class OptimizerScope:
 
     def __init__(self, trainable_variables: Sequence[Any]):
         if not isinstance(trainable_variables, (list, tuple)):
-            required, given = "a list or a tuple of variables", trainable_variables
-            raise wrong_argument("trainable_variables", required, given, error=RuntimeError)
+            required = "a list or a tuple of variables"
+            raise wrong_argument(
+                "trainable_variables", required, trainable_variables, error=RuntimeError
+            )
 
     def __enter__(self) -> OptimizerScope:
         global _open_scopes

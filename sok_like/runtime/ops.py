@@ -28,12 +28,12 @@ def finite_rows(gradient: tf.IndexedSlices) -> tuple[tf.IndexedSlices, tf.Tensor
     return gradient, tf.reduce_all(tf.math.is_finite(gradient.values), axis=1)
 
 
-def masked(gradient: tf.IndexedSlices, kept: tf.Tensor) -> tf.IndexedSlices:
-    """The rows of a gradient where `kept`, bool `[num_keys]`, is true."""
-    keys = tf.boolean_mask(gradient.indices, kept)
+def masked(gradient: tf.IndexedSlices, mask: tf.Tensor) -> tf.IndexedSlices:
+    """The rows of a gradient where `mask`, bool `[num_keys]`, is true."""
+    keys = tf.boolean_mask(gradient.indices, mask)
     if keys_are_unique(gradient):
         setattr(keys, comm.UNIQUE, True)
-    values = tf.boolean_mask(gradient.values, kept)
+    values = tf.boolean_mask(gradient.values, mask)
     return tf.IndexedSlices(values, keys, gradient.dense_shape)
 
 
@@ -112,9 +112,9 @@ def _keeps_rows(op, i):
     if tf.executing_eagerly():
         return op.get_attr("keep_rows")[i]
     lookup = op.outputs[0].op
-    kept = lookup.get_attr("keep_rows")
-    kept[i] = True
-    values = tf.compat.v1.AttrValue.ListValue(b=kept)
+    keep_rows = lookup.get_attr("keep_rows")
+    keep_rows[i] = True
+    values = tf.compat.v1.AttrValue.ListValue(b=keep_rows)
     # As TensorFlow itself changes ops of branches and loops when it builds their gradients.
     lookup._set_attr("keep_rows", tf.compat.v1.AttrValue(list=values))
     return True

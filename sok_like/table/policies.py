@@ -315,20 +315,20 @@ class EmbeddingVariableOption:
         on_disk = {} if self.storage_option is None else self.storage_option.attributes()
         return attributes | on_disk
 
-    def capacity(self, given: int | None, table: str) -> int | None:
+    def capacity(self, of_table: int | None, table: str) -> int | None:
         """Maximum number of keys per rank, from the variable or from ScoreEvict; None: no limit."""
         score = next((e for e in self.evictions if isinstance(e, ScoreEvict)), None)
         if score is None:
-            return given
-        fits = given is None or score.capacity in (None, given)
+            return of_table
+        fits = of_table is None or score.capacity in (None, of_table)
         required = f"that of ScoreEvict, {score.capacity}, or None"
-        require(fits, "capacity", required, given, f"table '{table}'")
-        if given is None and score.capacity is None:
+        require(fits, "capacity", required, of_table, f"table '{table}'")
+        if of_table is None and score.capacity is None:
             raise ValueError(
                 "ScoreEvict needs a capacity, its own or the variable's: without one nothing is "
                 f"evicted. Received: None (table '{table}')"
             )
-        return given if given is not None else score.capacity
+        return of_table if of_table is not None else score.capacity
 
 
 def with_steps_to_live(

@@ -122,7 +122,7 @@ def from_checkpoint(tensors: dict[str, Any], table: str) -> dict[str, Any]:
     another rank, or of another number of ranks, raises.
     """
     communicator = comm.current()
-    mine = communicator.rank, communicator.world_size
+    own = communicator.rank, communicator.world_size
 
     def split(names):
         if len(names) and names[-1].startswith(_BESIDE.encode()):
@@ -134,10 +134,10 @@ def from_checkpoint(tensors: dict[str, Any], table: str) -> dict[str, Any]:
         if place is None:  # of an earlier version
             return names, np.int64(-1), np.float64(-1), np.int64(1)
         rank, world_size, step = map(int, place.groups()[:3])
-        if (rank, world_size) != mine and world_size > 1:
+        if (rank, world_size) != own and world_size > 1:
             raise ValueError(
                 f"A checkpoint of table '{table}' that an earlier version wrote on several ranks "
-                f"must be restored by the rank that wrote it: rank {mine[0]} of {mine[1]} needs a "
+                f"must be restored by the rank that wrote it: rank {own[0]} of {own[1]} needs a "
                 f"path of its own. Received: the part of rank {rank} of {world_size}"
             )
         return names[:-1], np.int64(step), np.float64(place[4] or -1), np.int64(world_size)
@@ -158,13 +158,13 @@ def owned(content: dict[str, Any], is_part: Any = False) -> dict[str, Any]:
     if communicator.world_size == 1:
         return content
 
-    def kept(keys):
-        mine = tf.equal(owner(keys, communicator.world_size), communicator.rank)
-        return tf.logical_or(is_part, mine)
+    def is_here(keys):
+        is_owned = tf.equal(owner(keys, communicator.world_size), communicator.rank)
+        return tf.logical_or(is_part, is_owned)
 
-    here = kept(tf.convert_to_tensor(content["keys"]))
+    here = is_here(tf.convert_to_tensor(content["keys"]))
     by_key = {name: tf.boolean_mask(content[name], here) for name in BY_KEY if name in content}
     if "waiting" in content:
         waiting = tf.convert_to_tensor(content["waiting"])
-        by_key["waiting"] = tf.boolean_mask(waiting, kept(waiting[:, 0]))
+        by_key["waiting"] = tf.boolean_mask(waiting, is_here(waiting[:, 0]))
     return {**content, **by_key}

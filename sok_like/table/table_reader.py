@@ -139,15 +139,15 @@ def content(number: int, dim: int, since: int | None = None) -> Iterator[tuple[T
 
 def stage_parts(number: int, rest: TableShard, num_keys: int, parts: Iterable[TableShard]) -> int:
     """Stages this content; the op of `stage` takes it by its number. `rest` belongs to no key."""
-    library, made = _library(), _POINTER()
-    see_problem(library.sok_aside_open(int(number), num_keys, ctypes.byref(made)))
+    library, staged = _library(), _POINTER()
+    see_problem(library.sok_aside_open(int(number), num_keys, ctypes.byref(staged)))
     try:
         for part in _ahead(parts):
-            _import(library, made, part)
-        _import(library, made, rest)
-        return library.sok_aside_keep(made)
+            _import(library, staged, part)
+        _import(library, staged, rest)
+        return library.sok_aside_keep(staged)
     finally:
-        library.sok_aside_close(made)
+        library.sok_aside_close(staged)
 
 
 def drop_staged(number: int) -> None:
@@ -165,7 +165,7 @@ def _ahead(items):
             yield item
 
 
-def _import(library, made, shard):
+def _import(library, staged, shard):
     names = [name.encode() for name in shard.slot_names]
     as_int64 = functools.partial(np.ascontiguousarray, dtype=np.int64)
     arrays: list[Any] = [
@@ -177,7 +177,7 @@ def _import(library, made, shard):
     keys, rows, slot_rows, widths, records, waiting, counters = map(_address, arrays)
     see_problem(
         library.sok_aside_import(
-            *(made, len(shard.keys), keys, rows, slot_rows),
+            *(staged, len(shard.keys), keys, rows, slot_rows),
             *(len(names), (ctypes.c_char_p * len(names))(*names), widths, records),
             *(len(shard.waiting), waiting, len(shard.counters), counters),
             *(shard.step, shard.optimizer_step, shard.initial_row_scale),

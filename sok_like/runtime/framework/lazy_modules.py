@@ -65,9 +65,9 @@ def announce(classes: Mapping[str, Callable[[], Any]]) -> None:
 
 
 def _register(registry, classes):
-    known = registry.get_custom_objects()
+    registered = registry.get_custom_objects()
     for name, load in classes.items():
-        known.setdefault(name, _StandIn(load))
+        registered.setdefault(name, _StandIn(load))
 
 
 class _Hook(importlib.abc.MetaPathFinder):

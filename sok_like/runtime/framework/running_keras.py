@@ -97,7 +97,7 @@ def _install():
     if is_keras_3():
         hooks.wrap(model, "__new__", making, "the first model puts in what models need")
     # By `type`, because the class that a lazy module shows may load it.
-    if not is_keras_3() or any(issubclass(type(known), model) for known in gc.get_objects()):
+    if not is_keras_3() or any(issubclass(type(o), model) for o in gc.get_objects()):
         hooks.open_door(hooks.MODELS)  # a model is older than `sok.Init`
 
 

@@ -249,8 +249,8 @@ class GraphSteps(Steps):
             try:
                 messages = [json.loads(text_of(text)) for text in arguments[: len(previous)]]
                 results = function(*messages, *arguments[len(previous) :])
-                said, *values = results if dtypes else (results,)
-                return (as_note({"said": said}), *values)
+                own, *values = results if dtypes else (results,)
+                return (as_note({"said": own}), *values)
             except Exception as error:
                 as_numpy = (object if t == tf.string else t.as_numpy_dtype for t in dtypes)
                 nothing = (np.zeros([0], dtype) for dtype in as_numpy)

@@ -66,10 +66,10 @@ def _counted(tensor, parts, what):
     """`tensor`; raises if MPI could not count the elements of `parts` ranks in its int32."""
     limit = _MOST_COUNTED // parts
     text = f"`{what}` must have at most {limit} elements on each rank. Received: "
-    known = tensor.shape.num_elements()
-    if known is not None:
-        if known > limit:
-            raise tf.errors.InvalidArgumentError(None, None, f"{text}{known}")
+    num_elements = tensor.shape.num_elements()
+    if num_elements is not None:
+        if num_elements > limit:
+            raise tf.errors.InvalidArgumentError(None, None, f"{text}{num_elements}")
         return tensor
     size = tf.size(tensor, tf.int64)
     return checked(tensor, size <= limit, text, size)

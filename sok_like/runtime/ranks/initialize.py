@@ -194,15 +194,15 @@ def shard(dataset: tf.data.Dataset, *, drop_remainder: bool) -> tf.data.Dataset:
             set it by `dataset.apply(tf.data.experimental.assert_cardinality(n))`.
         RuntimeError: `sok.Init` has not been called.
     """
-    ranks, mine = size(), rank()
+    ranks, own_rank = size(), rank()
     if ranks == 1:
         return dataset
     length = int(dataset.cardinality())
     if length == tf.data.INFINITE_CARDINALITY:
-        return dataset.shard(ranks, mine)
+        return dataset.shard(ranks, own_rank)
     if length != tf.data.UNKNOWN_CARDINALITY:
         total = (length if drop_remainder else length + ranks - 1) // ranks * ranks
-        return dataset.repeat().take(total).shard(ranks, mine)
+        return dataset.repeat().take(total).shard(ranks, own_rank)
     if not drop_remainder:
         raise ValueError(
             "`dataset` must know its number of elements if drop_remainder is False: see "
@@ -213,6 +213,6 @@ def shard(dataset: tf.data.Dataset, *, drop_remainder: bool) -> tf.data.Dataset:
 
     def own_element(*components):  # a dataset for each component of the window's elements
         window = tf.data.Dataset.zip(components if len(components) > 1 else components[0])
-        return window.skip(mine).take(1)
+        return window.skip(own_rank).take(1)
 
     return windows.flat_map(own_element)

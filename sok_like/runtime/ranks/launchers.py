@@ -59,8 +59,8 @@ def horovod_library() -> pathlib.Path | None:
     """The file of Horovod's collectives for TensorFlow; None if they are not installed."""
     spec = importlib.util.find_spec("horovod")
     folders = spec.submodule_search_locations if spec else None
-    found = [file for f in folders or () for file in pathlib.Path(f).glob("tensorflow/mpi_lib*.so")]
-    return found[0] if found else None
+    files = [file for f in folders or () for file in pathlib.Path(f).glob("tensorflow/mpi_lib*.so")]
+    return files[0] if files else None
 
 
 def horovod_transports() -> list[str]:

@@ -227,8 +227,8 @@ class Door:
                 return None
             nonce, rank, tag = hello
             key = _key(self._secret, stranger.nonce, nonce, rank)
-            known = hmac.compare_digest(tag, _proof(key, b"client"))
-            if not known or rank not in self._missing:
+            knows_secret = hmac.compare_digest(tag, _proof(key, b"client"))
+            if not knows_secret or rank not in self._missing:
                 raise ConnectionError
             stranger.connection.send(_proof(key, b"server"))
         except OSError:
@@ -286,11 +286,11 @@ def _candidates(hosts) -> Iterator[str]:
                     yield own
         elif word.strip():
             yield _of_interface(word.strip())
-    mine = host_names()
-    others = [host for host in hosts if host != mine]
+    own = host_names()
+    others = [host for host in hosts if host != own]
     yield from (_towards(word) for word in dict.fromkeys(host[0] for host in others))
     # Names that this host does not know. Addresses that are its own, too, are those of bridges.
-    addresses = dict.fromkeys(word for host in others for word in host[1:] if word not in mine)
+    addresses = dict.fromkeys(word for host in others for word in host[1:] if word not in own)
     yield from map(_towards, addresses)
 
 

@@ -92,7 +92,7 @@ def start(communicator: Communicator) -> None:
 def raise_reason(error: Exception) -> None:
     """If waiting was ended, raises the reason in the place of the transport's `error`."""
     if _watch is not None:
-        _watch.told.wait(2 * _PERIOD)
+        _watch.settled.wait(2 * _PERIOD)
         if _watch.reason:
             raise tf.errors.DeadlineExceededError(None, None, _watch.reason) from error
 
@@ -106,7 +106,7 @@ class _Watch(threading.Thread):
     def __init__(self, communicator, limit, rank_0, secret, selector):
         super().__init__(name="sok_stalls", daemon=True)
         self.reason = ""
-        self.told = threading.Event()  # set when waiting was ended, or all ranks have ended
+        self.settled = threading.Event()  # set when waiting was ended, or all ranks have ended
         self._communicator, self._rank = communicator, communicator.rank
         self._library = libraries.functions()
         self._library.sok_longest_wait.restype = ctypes.c_double
@@ -174,11 +174,11 @@ class _Watch(threading.Thread):
             return
         failure = getattr(sys, "last_type", None)
         self._ended = f"has ended with {failure.__name__}" if failure else "has finished its steps"
-        self.told.wait(_STAYS)
+        self.settled.wait(_STAYS)
         self._leaves = True
-        self.told.wait(_LEAVES)
+        self.settled.wait(_LEAVES)
         due = time.monotonic() + _LONGEST
-        while self._waited_for and time.monotonic() < due and not self.told.wait(_PERIOD):
+        while self._waited_for and time.monotonic() < due and not self.settled.wait(_PERIOD):
             pass
         self._closes_at = time.monotonic()
         self._close()
@@ -248,7 +248,7 @@ class _Watch(threading.Thread):
         if self._closes_at < float("inf"):
             return  # it does not answer any more, so the limit holds
         if self._left.startswith("rank 0 ") and not what:
-            self.told.set()  # it announced that, and nothing here waits for it
+            self.settled.set()  # it announced that, and nothing here waits for it
         else:
             here = f"in {stall_verdict.where(what)}" if what else "in no exchange"
             self._end_waits(f"rank 0 has ended without a message; rank {self._rank} was {here}")
@@ -264,7 +264,7 @@ class _Watch(threading.Thread):
         elif word["shut"]:
             self._shut_down()
         elif word["over"]:
-            self.told.set()
+            self.settled.set()
 
     def _end_waits(self, reason):
         """Ends waiting without rank 0, which would say when all ranks have stopped."""
@@ -284,7 +284,7 @@ class _Watch(threading.Thread):
 
     def _shut_down(self):
         """Ends the collectives: by itself, or by shutting down, or soon with the process."""
-        self.told.set()
+        self.settled.set()
         if self._communicator.end_waits(self.reason):
             return
         if self._give_up == float("inf"):
