@@ -286,11 +286,11 @@ def _candidates(hosts) -> Iterator[str]:
                     yield own
         elif word.strip():
             yield _of_interface(word.strip())
-    own = host_names()
-    others = [host for host in hosts if host != own]
+    own_names = host_names()
+    others = [host for host in hosts if host != own_names]
     yield from (_towards(word) for word in dict.fromkeys(host[0] for host in others))
     # Names that this host does not know. Addresses that are its own, too, are those of bridges.
-    addresses = dict.fromkeys(word for host in others for word in host[1:] if word not in own)
+    addresses = dict.fromkeys(word for host in others for word in host[1:] if word not in own_names)
     yield from map(_towards, addresses)
 
 
