@@ -11,13 +11,14 @@ names only, and removes itself when it is done.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import importlib.abc
 import importlib.util
 import pathlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 # Of Keras 3 and of tf_keras.
 REGISTRIES = ("keras.src.saving.object_registration", "tf_keras.src.saving.object_registration")
@@ -45,7 +46,8 @@ def names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], l
     return sorted(public), load, listed
 
 
-class _StandIn(NamedTuple):
+@dataclasses.dataclass
+class _StandIn:
     """Has the one method of a class that Keras needs to make an object."""
 
     load: Callable[[], Any]
