@@ -111,7 +111,7 @@ def keys_of(strings: Any) -> Any:
     except (TypeError, ValueError) as error:
         raise wrong_argument("strings", "strings", strings, error=TypeError) from error
     if strings.dtype != tf.string:
-        raise wrong_argument("strings", "strings", strings.dtype.name, error=TypeError)
+        raise wrong_argument("strings", "strings", strings.dtype, error=TypeError)
     # A program may save its graphs, or give them to processes that have TensorFlow only.
     return fingerprints(strings, stock=not tf.executing_eagerly())
 
@@ -145,8 +145,7 @@ def as_rows(rows: Any, argument: str, table: str) -> tf.Tensor:
     rows = _dense(rows, argument, "real numbers", f"table '{table}'")
     if rows.dtype.is_floating or rows.dtype.is_integer:
         return tf.cast(rows, tf.float32)
-    of, dtype = f"table '{table}'", rows.dtype.name
-    raise wrong_argument(argument, "real numbers", dtype, of, error=TypeError)
+    raise wrong_argument(argument, "real numbers", rows.dtype, f"table '{table}'", TypeError)
 
 
 def _dense(values, argument, what, of=""):
