@@ -2,9 +2,11 @@
 #include "cpp/core/cpu/memory.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 #include <vector>
 
+#include "cpp/core/cpu/index.h"
 #include "cpp/core/cpu/table.h"
 #include "cpp/tests/check.h"
 
@@ -57,9 +59,15 @@ void NoMoreIsKeptThanWasUsedAtATime() {
   // As an index grows: the new array is there before the old one goes.
   Memory large = pool.Take(4 * kPage, &is_zeroed);
   CHECK(is_zeroed);
-  CHECK(pool.kept_bytes() <= static_cast<int64_t>(3 * kPage));
-  pool.Give(std::move(large), /*keeps=*/false);
-  CHECK_EQ(pool.kept_bytes(), static_cast<int64_t>(3 * kPage));
+  CHECK_EQ(pool.kept_bytes(), 0);
+  pool.Give(std::move(large));
+  CHECK_EQ(pool.kept_bytes(), static_cast<int64_t>(4 * kPage));
+  // Only as much goes as is too much.
+  Memory odd = pool.Take(kPage + 4096, &is_zeroed);
+  CHECK(is_zeroed);
+  CHECK_EQ(pool.kept_bytes(), static_cast<int64_t>(2 * kPage));
+  pool.Give(std::move(odd), /*keeps=*/false);
+  CHECK_EQ(pool.kept_bytes(), static_cast<int64_t>(2 * kPage));
 }
 
 void SmallBlocksReadAsZero() {
@@ -78,6 +86,20 @@ void SmallBlocksReadAsZero() {
     blocks.clear();
     CHECK_EQ(pool.kept_bytes(), static_cast<int64_t>(3 * kPage));
   }
+}
+
+void LargeIndexArraysAreZeroed() {
+  BlockPool pool;
+  bool is_zeroed;
+  Memory used = pool.Take(2 * kPage, &is_zeroed);
+  std::memset(used.data(), 0xFF, used.bytes());
+  pool.Give(std::move(used));
+  Index index;
+  index.UsePool(&pool);
+  index.MakeRoom(200000);
+  CHECK_EQ(index.bytes(), static_cast<int64_t>(2 * kPage));
+  CHECK_EQ(pool.kept_bytes(), 0);
+  CHECK_EQ(index.Find(HashKey(~0ull), ~0ull), Index::kMissing);
 }
 
 TableOptions Options() {
@@ -148,6 +170,7 @@ int main() {
   sok::BlocksAreTakenAgain();
   sok::NoMoreIsKeptThanWasUsedAtATime();
   sok::SmallBlocksReadAsZero();
+  sok::LargeIndexArraysAreZeroed();
   sok::TablesAreRightInUsedMemory();
   sok::RowsOfErasedKeysAreTakenAgain();
 }

@@ -136,6 +136,18 @@ Memory BlockPool::TakeLocked(size_t bytes, bool* is_zeroed) {
   if (!*is_zeroed) kept_bytes_ -= bytes;
   used_bytes_ += bytes;
   most_used_bytes_ = std::max(most_used_bytes_, used_bytes_);
+  while (used_bytes_ + kept_bytes_ > most_used_bytes_) {
+    const size_t excess = RoundUp(used_bytes_ + kept_bytes_ - most_used_bytes_, kHugePageBytes);
+    const auto last = std::prev(kept_.end());
+    const size_t size = last->second.bytes(), cut = std::min(size, excess);
+    if (cut < size && size % kHugePageBytes == 0) {
+      last->second.Split(size - cut).Free();
+      kept_bytes_ -= cut;
+    } else {
+      kept_.erase(last);
+      kept_bytes_ -= size;
+    }
+  }
   return block;
 }
 
@@ -145,7 +157,7 @@ void BlockPool::Give(Memory block, bool keeps) noexcept {
   if (keeps) block.Offer();
   const std::lock_guard<LeafMutex> lock(mutex_);
   used_bytes_ -= bytes;
-  if (!keeps || used_bytes_ + kept_bytes_ + bytes > most_used_bytes_) return;  // it is freed
+  if (!keeps) return;  // it is freed
   char* const begin = static_cast<char*>(block.data());
   const auto next = kept_.find(begin + bytes);
   const auto is_whole = [](const Memory& memory) { return memory.bytes() % kHugePageBytes == 0; };
@@ -160,7 +172,7 @@ void BlockPool::Give(Memory block, bool keeps) noexcept {
     }
     if (it == kept_.begin()) return;
     const auto before = std::prev(it);
-    if (before->first + before->second.bytes() != begin || !is_whole(before->second)) return;
+    if (before->first + before->second.bytes() != begin) return;
     before->second.Join(std::move(it->second));
     kept_.erase(it);
   } catch (const std::bad_alloc&) {
