@@ -18,6 +18,7 @@ constexpr size_t kPage = kHugePageBytes;
 void BlocksAreTakenAgain() {
   BlockPool pool;
   bool is_zeroed = false;
+  pool.Give(pool.Take(6 * kPage, &is_zeroed), /*keeps=*/false);  // from now on, so much may be kept
   Memory two = pool.Take(2 * kPage, &is_zeroed), odd = pool.Take(kPage + 5000, &is_zeroed);
   CHECK(is_zeroed);
   CHECK_EQ(odd.bytes(), kPage + 8192);
