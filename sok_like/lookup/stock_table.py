@@ -270,29 +270,23 @@ def _first_buckets(tables, keys, sizes):
     scales = [table.layout.scales[0] for table in tables]
     begins = [table.first_bucket for table in tables]
 
-    def hashed(keys, of_tables):
-        words = (tf.bitcast(keys, tf.uint64) ^ of_tables(salts, tf.uint64)) * _word(FACTORS[0])
+    def hashed(keys, which):
+        words = (tf.bitcast(keys, tf.uint64) ^ by_key(salts, which, tf.uint64)) * _word(FACTORS[0])
         words = (words ^ _scaled(words, 2.0**-32, tf.uint64)) * _word(FACTORS[1])
-        first = _scaled(words, of_tables(scales, tf.float64), tf.int64)
-        return words, first + of_tables(begins, tf.int64) if any(begins) else first
+        first = _scaled(words, by_key(scales, which, tf.float64), tf.int64)
+        return words, first + by_key(begins, which, tf.int64) if any(begins) else first
 
     def alike():
-        words, first = hashed(tf.reshape(keys, [len(tables), -1]), _column)
+        which = tf.range(len(tables))[:, tf.newaxis]
+        words, first = hashed(tf.reshape(keys, [len(tables), -1]), which)
         return tf.reshape(words, [-1]), tf.reshape(first, [-1])
 
     def unlike():
-        which = _which(sizes, tf.range(tf.size(keys)))
-        return hashed(keys, lambda numbers, dtype: by_key(numbers, which, dtype))
+        return hashed(keys, _which(sizes, tf.range(tf.size(keys))))
 
     if len(tables) == 1:
         return unlike()
     return tf.cond(tf.reduce_all(tf.equal(sizes, sizes[0])), alike, seldom(unlike))
-
-
-def _column(numbers, dtype):
-    """The numbers `[n, 1]`, or one for all if it is the same."""
-    found = by_key(numbers, tf.range(len(numbers)), dtype)
-    return found[:, tf.newaxis] if found.shape.rank else found
 
 
 def _which(sizes, at):
