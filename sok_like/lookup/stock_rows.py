@@ -55,11 +55,6 @@ class MissingRows:
                 self.default_rows = tf.Variable(rows, trainable=False, name="default_rows")
 
     @property
-    def is_zero(self) -> bool:
-        """Whether missing keys read zeros."""
-        return self.kind == CONSTANT and not self.number
-
-    @property
     def alike(self) -> tuple[Any, ...]:
         """Tables for which this is equal compute their rows in the same ops, see `initial_rows`."""
         own = self.default_rows is not None
