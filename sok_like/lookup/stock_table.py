@@ -83,9 +83,10 @@ class StockTables:
             table.number, table.first_row = number, num_rows.get(table.dim, 0)
             num_rows[table.dim] = table.first_row + table.num_rows
         # The first bucket of a table is a multiple of its width, which is a power of two.
-        for table in sorted(filter(lambda t: t.layout, tables), key=lambda t: -t.layout.width):
+        indexed = [(table, table.layout) for table in tables if table.layout is not None]
+        for table, layout in sorted(indexed, key=lambda pair: -pair[1].width):
             table.first_bucket = num_buckets
-            num_buckets += table.layout.num_buckets
+            num_buckets += layout.num_buckets
         number = self.number_dtype = number_dtype(max(num_rows.values(), default=0))
         self.rows = {d: without_value([n, d], dtype, f"rows_{d}") for d, n in num_rows.items()}
         self.scales = {
