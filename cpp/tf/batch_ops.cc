@@ -1,4 +1,4 @@
-// Compares digests of the batches that ranks got (sok_like/distribution/same_batches.py).
+// Compares digests of the batches that ranks got (sok_like/distribution/model.py).
 //
 //     of a rank    shard | two words of tensor 0 | .. of tensor 1 | ..
 //

@@ -1,4 +1,4 @@
-// Compares what ranks state of their optimizers and weights (sok_like/lookup/same_weights.py).
+// Compares what ranks state of their optimizers and weights (sok_like/lookup/replicas.py).
 //
 //     statements    rate | step | sum, absolute sum of variable 0 | .. of variable 1 | ..
 //       rank 0      0.01 |  2   |  0.3   4.0                      |
