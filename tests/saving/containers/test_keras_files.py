@@ -29,9 +29,9 @@ def test_a_save_that_fails_leaves_the_file_before(sok, tmp_path, monkeypatch):
 
 
 def test_v1_savers_keep_tables_by_dump(sok, tmp_path):
-    first, unbroken = files._train_session(sok, tmp_path / "unbroken", 4)
-    files._train_session(sok, tmp_path / "resumed", 2)
-    again, resumed = files._train_session(sok, tmp_path / "resumed", 4)
+    first, unbroken = files._train_session(tmp_path / "unbroken", 4)
+    files._train_session(tmp_path / "resumed", 2)
+    again, resumed = files._train_session(tmp_path / "resumed", 4)
     assert (first, again) == (0, 2)
     for mine, expected in zip(resumed, unbroken, strict=True):
         np.testing.assert_array_equal(mine, expected)
