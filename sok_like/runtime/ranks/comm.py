@@ -222,8 +222,9 @@ def check_connected(size: int, engine: str) -> None:
         raise RuntimeError(
             f"This job was launched with {launched} processes ({variable}={launched}), but "
             f"{engine} found this one alone: it was built without MPI, or for another MPI than "
-            "that of the launcher. Start the job with: python -m sok_like.run. If each process is "
-            f"to train a model of its own, unset {variable}"
+            "that of the launcher. Start the job with: python -m sok_like.run, or under Slurm "
+            "srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH). If each process is to train a "
+            f"model of its own, unset {variable}"
         )
 
 

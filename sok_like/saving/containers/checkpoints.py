@@ -104,7 +104,13 @@ def restore_objects(own: Callable, self: Any, save_path: Any, *args: Any, **kwar
 
 def delete(own: Callable, filespec: Any) -> None:
     """`_delete_file_if_exists` of managers and v1 savers: removes the folders, too."""
-    own(filespec)
+    if comm.is_initialized() and comm.current().world_size > 1:
+        # Every rank removes the file that they share. TensorFlow warns where another was first.
+        for path in tf.io.gfile.glob(filespec):
+            with contextlib.suppress(tf.errors.NotFoundError):
+                tf.io.gfile.remove(path)
+    else:
+        own(filespec)
     if str(filespec).endswith(".index"):
         folders.remove_all(str(filespec).removesuffix(".index"))
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.running_keras import is_keras_3
+from sok_like.saving.containers import checkpoints
 from tests.checks import files
 
 pytestmark = pytest.mark.keras
@@ -57,6 +58,15 @@ def test_v1_savers_remove_tables_with_their_checkpoints(sok, tmp_path):
     assert tables == ["m-2.tables"]
 
 
+def test_a_rank_that_removes_a_checkpoint_second_is_silent(on_threads, tmp_path, monkeypatch):
+    # Both ranks have listed the file, and another has removed it. TensorFlow's function warns then.
+    monkeypatch.setattr(tf.io.gfile, "glob", lambda filespec: [filespec])
+    path = tmp_path / "c-1.index"
+    path.touch()
+    on_threads(2, lambda *_: checkpoints.delete(pytest.fail, str(path)))
+    assert not path.exists()
+
+
 def test_a_checkpoint_without_its_tables_says_so(sok, tmp_path):
     import shutil
 
@@ -76,6 +86,7 @@ import tensorflow as tf
 import sok_like as sok
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.running_keras import is_keras_3
+from sok_like.saving.containers import checkpoints
 from tests.checks import files
 
 sok.Init(global_batch_size=12, seed=7)
