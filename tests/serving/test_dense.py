@@ -269,7 +269,8 @@ def cannot(folder):
     with failing(parts._save, is_spread):
         with pytest.raises(Exception, match=f"(?s){words}"):
             sok.export_delta(model, f"{place}.deltas/1")
-        assert os.listdir(f"{place}.deltas") == []
+        if sok.rank() == 0:  # which removes the parts, maybe after others have raised
+            assert os.listdir(f"{place}.deltas") == []
         with pytest.raises(Exception, match=f"(?s){words}"):
             export()
     assert sok.export_delta(model, f"{place}.deltas/1").num_rows == 300
