@@ -169,10 +169,7 @@ def spread_tables(layer: Any) -> dict[str, Spread]:
 def export_outputs(
     layer: Any, inputs: list[Any], whole: dict[str, Any], variables: Any
 ) -> list[Any]:
-    """The layer's outputs for data-parallel inputs, without an exchange.
-
-    `whole` has the variables that stand for `spread_tables`, and `variables` those of this rank.
-    """
+    """The outputs for data-parallel inputs, without an exchange; `whole` stands for shards."""
     if not layer.dp_input:
         raise ValueError(
             f"Layer '{layer.name}' has dp_input=False on {layer.world_size} ranks: each rank takes "
@@ -212,10 +209,7 @@ def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
 
 
 def slot_objects(optimizer: Any, variable: Any) -> dict[str, Any] | None:
-    """As `slots_of`, but the optimizer's own objects; None if it does not know the variable.
-
-    Slot variables of another shape stay with the optimizer if all ranks have the same.
-    """
+    """As `slots_of`, but the optimizer's own objects; None if it does not know the variable."""
     optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
     places = getattr(optimizer, "_index_dict", None)  # tf_keras; Keras 3 has the attribute below
     if places is None:

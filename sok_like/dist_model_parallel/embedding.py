@@ -176,11 +176,7 @@ class Embedding(_ByCombiner, ConfiguredLayer):
 
     @classmethod
     def from_config(cls, config):
-        """A layer from its configuration, or from that of Keras' Embedding.
-
-        `input_length`, which only Keras' layer has, is ignored. Settings of other Keras versions
-        are ignored if they are None.
-        """
+        """Also from the configuration of Keras' Embedding, without settings of other Kerases."""
         dropped = {"input_length"} | ({"batch_input_shape"} if is_keras_3() else set())
         unset = {key for key in ("quantization_config",) if config.get(key) is None}
         return super().from_config({k: v for k, v in config.items() if k not in dropped | unset})

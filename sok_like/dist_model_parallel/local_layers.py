@@ -75,10 +75,7 @@ def _lookup_table(table, kind, shards):
 
 
 def check_descriptions(embeddings: Sequence[Any], can_mask: bool) -> None:
-    """Refuses properties of an embedding that the table made from its configuration lacks.
-
-    `can_mask` says whether this process knows the ids of its outputs.
-    """
+    """Refuses what a table lacks; `can_mask`: whether this process knows the ids of its outputs."""
     for i, each in enumerate(embeddings):
         received = f"embeddings[{i}]: {type(each).__name__} '{getattr(each, 'name', i)}'"
         known = isinstance(each, (tf.keras.layers.Embedding, Embedding, HashEmbedding))

@@ -59,10 +59,7 @@ def _axes(layer, inputs):
 def mp_input_lookup(
     layer: Any, inputs: list[Any], variables: dict[tuple[int, int], Any], training: bool
 ) -> list[tf.Tensor]:
-    """Outputs for this rank's samples, in input order.
-
-    Raises tf.errors.InvalidArgumentError on all ranks, naming the rank at fault.
-    """
+    """Outputs for this rank's samples, in input order; all ranks raise what is wrong on one."""
     communicator, world_size = comm.current(), layer.world_size
     name = unique_in_graph(layer.name)
     own_inputs = layer.strategy.input_ids_list[layer.rank]
@@ -205,10 +202,7 @@ def _outputs_of_ranks(layer, sizes, static):
 
 
 def _message(layer, outputs, sizes, empty, name):
-    """Rows for all ranks, flat, and the number of floats for each rank.
-
-    It includes `empty` tensors so that their gradients, which are collectives, are computed.
-    """
+    """Rows for all ranks, flat, and their number of floats; `empty` are there for the gradients."""
     world_size = layer.world_size
     head = exchange_order.head_of_rows(name, layer.wire_dtype)
     blocks = [tf.tile(head[None], [world_size, 1])]

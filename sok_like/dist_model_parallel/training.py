@@ -165,10 +165,7 @@ def _registered(cls: type) -> type:
 
 @_registered
 class Serialized:
-    """Mixin: saves an optimizer of `DistributedOptimizer`, for clones and files.
-
-    A configuration is that of the inner optimizer, plus its class and this class's own argument.
-    """
+    """Mixin: the configuration is the inner optimizer's, with its class and `sparse_as_dense`."""
 
     _dmp_class: Any  # of the inner optimizer
     _dmp_sparse_as_dense: bool

@@ -27,10 +27,7 @@ from sok_like.table.keys import owned
 
 
 class WholeTables:
-    """The part of `DistributedEmbedding` that reads and writes whole tables.
-
-    All methods are collective and eager. They make the layer's variables if they do not exist yet.
-    """
+    """Reads and writes whole tables: collective, eager methods, which make missing variables."""
 
     strategy: Any
     _tables: Any

@@ -87,10 +87,7 @@ def with_length(tensor: tf.Tensor, dim: int, length: int | None) -> tf.Tensor:
 def own_shard(
     tensor: tf.Tensor, dim: int, line: Communicator, name: str, *, scale: float = 1.0
 ) -> tf.Tensor:
-    """This rank's shard along `dim` of a tensor that all ranks of the line hold whole.
-
-    `scale` divides the gradient: the factor that `gather` used for its own.
-    """
+    """This rank's shard along `dim` of a whole tensor; its gradient is divided by `scale`."""
     if line.world_size == 1:
         return tensor
 

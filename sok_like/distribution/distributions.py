@@ -145,10 +145,7 @@ class Distribution(_KerasDistribution):
         )
 
     def get_tensor_layout(self, path: str) -> Any:
-        """The layout of an output in the map; None if it has none.
-
-        It has no effect: between layers activations are whole on every rank of a model axis.
-        """
+        """The layout of an output in the map, which has no effect; None if it has none."""
         if self._layout_map is None or self.axes_of(path) is None:
             return None
         return self._layout_map[path]
@@ -318,10 +315,7 @@ def _ours(value):
 
 
 def _format_layouts(model: Any, distribution: Any) -> str:
-    """`summary` of a model. It uses no collective, so one rank may call it alone.
-
-    Collectives of activations are listed with the kernel or table they belong to.
-    """
+    """`summary`, without a collective. Those of activations stand at their kernel or table."""
     require(model.built, "model", "built: call it, or give it an Input", model)
     for layer in model._flatten_layers(include_self=False):
         install(layer, distribution)
@@ -380,10 +374,7 @@ def _bytes(variable):
 
 
 def random_state() -> dict[str, Any]:
-    """The state of Python's and NumPy's generators and TensorFlow's seed, for JSON.
-
-    Only numbers: bytes of another process must not become code, as pickled bytes can.
-    """
+    """The state of the random generators for JSON: pickled bytes could become code elsewhere."""
     seed = context.global_seed()
     kind, key, *rest = np.random.get_state()
     return {

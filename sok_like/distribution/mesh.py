@@ -111,10 +111,7 @@ class LayoutMap(keras.distribution.LayoutMap):
 
 
 class RankMesh:
-    """This rank's `index` in a DeviceMesh by axis, and the communicators along its axes.
-
-    Every rank must create this object.
-    """
+    """This rank's `index` in a DeviceMesh by axis, and communicators; every rank must make it."""
 
     def __init__(self, device_mesh: Any):
         names, sizes = list(device_mesh.axis_names), [int(size) for size in device_mesh.shape]
@@ -168,10 +165,7 @@ class Cut:
 
 
 def shard_bounds(length: Any, num_shards: int, index: int) -> tuple[Any, Any]:
-    """Start and stop of shard number `index`; the first `length % num_shards` have one more.
-
-    `length` may be a tensor.
-    """
+    """Start and stop of a shard; the first `length % num_shards` have one more."""
     if isinstance(length, int):
         return even_part(length, index, num_shards)
     size, longer = length // num_shards, length % num_shards

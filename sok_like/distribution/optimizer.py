@@ -235,10 +235,7 @@ def _view_of(optimizer, variables):
 
 @hooks.at_init
 def _install():
-    """Makes stock optimizers, if given shards, train as their views do.
-
-    So a custom training loop needs no `distribution.optimizer`.
-    """
+    """Makes stock optimizers train shards in a custom loop without `distribution.optimizer`."""
     optimizers = keras_optimizers()
     if is_keras_3():
         classes, method = (optimizers.Optimizer, optimizers.LossScaleOptimizer), "apply"

@@ -140,11 +140,7 @@ tf.register_tensor_conversion_function(ShardedGradient, _whole)
 
 
 def _squared_norms(gradients: Sequence[Any], sum_rows: bool = False) -> list:
-    """The squared norm of each gradient over all ranks, scalars; one collective per set of axes.
-
-    TensorFlow's clipping counts each value of a sparse gradient separately. `tf.norm` first sums
-    the values of each row.
-    """
+    """The squared norms over all ranks; `tf.norm`, not clipping, first sums the values of a row."""
     squares: list[Any] = [None] * len(gradients)
     by_axes: dict[tuple[str, ...], list[int]] = {}
     for i, gradient in enumerate(gradients):

@@ -81,11 +81,7 @@ def shard_of(variable: Any) -> Shard | None:
 
 @contextlib.contextmanager
 def held_whole(variables: Iterable[Any]) -> Iterator[None]:
-    """A scope that gathers these variables once; reading them inside it returns that value.
-
-    For loop bodies: iterations of a loop may run at the same time, and so could collectives of
-    the same name.
-    """
+    """A scope that gathers these variables once, as iterations of a loop may run at one time."""
     with contextlib.ExitStack() as scopes:
         for variable in variables:
             if shard_of(variable) is not None and variable._sok_held is None:
@@ -297,10 +293,7 @@ def _made(shard, variable, next_creator, kwargs):
 
 @contextlib.contextmanager
 def slots_like(reference: Any) -> Iterator[None]:
-    """A scope in which slot variables, created `on_shards`, are sharded like `reference`.
-
-    The distribution itself need not be active: a model is often trained after its `scope`.
-    """
+    """A scope in which slot variables made `on_shards` are sharded like `reference`."""
     shard = shard_of(reference)
     if shard is None:
         yield
@@ -371,10 +364,7 @@ def _shard_by_layout(variable, path, shape, distribution):
 
 
 def _is_of_a_layer():
-    """False if an optimizer, metric or seed generator of Keras 3 is creating the variable.
-
-    An optimizer's variables have paths that contain those of the model's.
-    """
+    """False within an optimizer, whose paths contain a model's, a metric or a seed generator."""
     if not is_keras_3():
         return True
     stack = global_state.get_global_attribute("name_scope_stack") or []

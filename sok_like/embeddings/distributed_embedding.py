@@ -21,10 +21,7 @@ from sok_like.table.variable import EmbeddingVariable
 
 
 class EmbeddingLayer(TableLayer):
-    """A layer over one table, which has the name of the layer.
-
-    `sok.DistributedEmbedding` tells the arguments.
-    """
+    """A layer over one table of its name. `sok.DistributedEmbedding` tells the arguments."""
 
     # Methods of a subclass: the error for an input of another kind, and the check of a shape.
     _bad_input: Any

@@ -23,10 +23,7 @@ from sok_like.runtime.framework.running_keras import is_keras_3
 
 @tf.keras.utils.register_keras_serializable("sok_like")
 class FusedLookups(TablesLayer):
-    """Several embedding layers, looked up as one group. Made by `sok.fuse_lookups`.
-
-    Inputs and outputs are lists with those of each layer. The name must be the same on all ranks.
-    """
+    """Embedding layers looked up as one group, by lists of inputs. Made by `sok.fuse_lookups`."""
 
     def __init__(self, layers: Sequence[Any], **kwargs: Any):
         super().__init__(**kwargs)

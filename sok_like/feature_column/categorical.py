@@ -223,10 +223,7 @@ def table_column(categorical: Any) -> EmbeddingCategoricalColumn | None:
 
 
 def check_features(columns: Sequence[Any], features: Mapping[str, Any], layer: str) -> None:
-    """Checks that features are given and have a dtype that their columns support.
-
-    For a graph that is being built: Keras 3 runs no column on features then.
-    """
+    """Checks that a graph's features are given, with dtypes that their columns support."""
     for column, key in _features_of(columns):
         if key not in features:
             raise ValueError(

@@ -65,10 +65,7 @@ def current_group() -> str | None:
 
 
 def graph_weights(column: Any, weight_collections: list | None, trainable: bool) -> Any:
-    """The table of an embedding column in the current variable scope; made if it is missing.
-
-    A shared table is found by its name anywhere in the graph, as in TensorFlow.
-    """
+    """The table of a column, made if it is missing; a shared one is found anywhere in the graph."""
     collections = [*(weight_collections or ()), v1.GraphKeys.GLOBAL_VARIABLES]
     is_hashed = column.keys_column is not None
     shape = [None if is_hashed else column.categorical_column._num_buckets, column.dimension]

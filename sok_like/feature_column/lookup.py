@@ -59,10 +59,7 @@ class LayerInputs(_Ragged, fc.FeatureTransformationCache):
 
 
 def check_columns(feature_columns: Any, *, in_graph: bool, sequence: bool = False) -> list:
-    """The columns sorted by name, the order of concatenation: of TF1's kind in a graph, else TF2's.
-
-    All of them must be over sequences if `sequence`, otherwise none may be.
-    """
+    """The columns sorted by name, of TF1's kind in a graph; all or none are over sequences."""
     kind = old if in_graph else fc
     columns = kind._normalize_feature_columns(feature_columns)
     for column in columns:
@@ -97,10 +94,7 @@ class Call(NamedTuple):
     gradient_scale: str
 
     def embeddings(self, is_sequence: bool = False) -> dict[GroupEmbeddingColumn, tf.Tensor]:
-        """Looks up the columns, those of a group together: `[batch, dimension]` per column.
-
-        With `is_sequence` it is `[batch, T, dimension]`.
-        """
+        """Looks up the columns, those of a group together: `[batch, (T,) dimension]` per column."""
         groups: dict[Any, list[GroupEmbeddingColumn]] = {}
         for column in self.tables:
             groups.setdefault(column.group or column, []).append(column)  # alone without a group

@@ -130,10 +130,7 @@ def _ragged(keys, row_splits, weights, sparse=None):
 
 
 def ids_of(sp_ids: Any, sp_weights: Any, name: str, together: bool = False) -> Ids:
-    """Converts ids of one table and their weights to one form.
-
-    With `together`, sparse ids may be left unsorted, for all tables to be sorted by one op.
-    """
+    """Ids of one table and their weights in one form; unsorted if one op sorts all `together`."""
     if not isinstance(sp_ids, (tf.SparseTensor, tf.RaggedTensor)):
         raise TypeError(
             "`sp_ids` must be SparseTensors or RaggedTensors; sok.group_embedding_lookup takes "

@@ -96,10 +96,7 @@ def tables_of(model: Any) -> list[EmbeddingVariable]:
 def measure_ranks(
     tables: list[EmbeddingVariable], with_bytes: bool = True, number: float = 0.0
 ) -> tuple[list[TableReport], list[float]]:
-    """One TableReport per table, and each rank's `number`; a collective on several ranks.
-
-    Without `with_bytes`, bytes and load are 0, and no index is read.
-    """
+    """One TableReport per table, and each rank's `number`; `with_bytes` also reads the index."""
 
     def measure():
         return [number, *([float(n) for n in _numbers(table, with_bytes)] for table in tables)]

@@ -142,10 +142,7 @@ def fillers(layout: Layout, begin: int, end: int) -> np.ndarray:
 
 
 def place(keys: np.ndarray, layout: Layout, begin: int, end: int) -> Buckets | None:
-    """Puts all int64 keys `[num_keys]` of the buckets from `begin` to `end`, whole parts, there.
-
-    None if a key has no place; another salt will do.
-    """
+    """Puts all keys of the buckets from `begin` to `end` there; None if another salt is needed."""
     counts: np.ndarray = np.zeros(end - begin, np.int8)
     in_slots = np.repeat(fillers(layout, begin, end)[:, np.newaxis], SLOTS, 1)
     for at, of_part in _by_part(keys, layout, begin, end):
@@ -172,10 +169,7 @@ def _by_part(keys, layout, begin, end) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _occupants(first, second, begin, num_buckets):
-    """The key in each slot, `[num_buckets, SLOTS]`, -1 for none; None if a key has no place.
-
-    Buckets are counted from `begin` on.
-    """
+    """The key in each slot, counted from `begin` on, -1 for none; None if a key has no place."""
     occupants = np.full([num_buckets, SLOTS], -1, np.int32)
     counts = np.zeros(num_buckets, np.int8)
     target, both = (first - begin).astype(np.int32), (first ^ second).astype(np.int32)

@@ -49,11 +49,7 @@ as_variable.look_up = rows_by_key
 
 
 class OnTypeError(tf.__internal__.dispatch.OpDispatcher):
-    """Answers calls of `function` in which TensorFlow cannot convert an argument.
-
-    Args:
-        answer: Called with `function` and the arguments by name; None leaves the TypeError.
-    """
+    """Answers calls in which TensorFlow cannot convert an argument, unless `answer` gives None."""
 
     def __init__(self, function: Any, answer: Any):
         self._function, self._signature = function, inspect.signature(function)

@@ -55,10 +55,7 @@ class ShardFeature:
 
 
 class LookupShard(NamedTuple):
-    """One owner's columns of a table, or all columns of a table whose rows are on all ranks.
-
-    `planner.Shard` describes what a rank holds; this describes where a lookup finds it.
-    """
+    """Where a lookup finds one owner's columns of a table; `planner.Shard` is what a rank holds."""
 
     # The rank that holds it, `ALL_RANKS`, or `BY_KEY` for a hash table.
     owner: int
@@ -163,11 +160,7 @@ def lookup_here(
 
 
 def in_range(features: Sequence[ShardFeature]) -> tuple[list[ShardFeature], list[tf.Tensor]]:
-    """The features with row 0 in place of wrong ids, and what was wrong: a text each, or "".
-
-    For tables that are whole on this rank while other ranks wait: the lookup must not fail here
-    alone.
-    """
+    """The features with row 0 for wrong ids, and a text each, as one rank must not fail alone."""
     legal, problems = [], []
     for feature in features:
         keys, problem = legal_ids(feature.keys, feature.key_limit, feature.table_name)

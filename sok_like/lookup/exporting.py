@@ -92,10 +92,7 @@ class Exporting:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[list[Any]]:
-        """A scope at whose end the lookups made in it, in the present graph, become one.
-
-        It has a list for results: if there are any, lookups that these do not need are left out.
-        """
+        """Lookups made in this scope become one at its end, without those no result needs."""
         results: list[Any] = []
         with attributes(self, {"_graph": tf.compat.v1.get_default_graph(), "_waiting": []}):
             yield results

@@ -204,11 +204,7 @@ def over_ranks(
     route: dict[str, Any],
     device: str = "",
 ) -> list[tf.Tensor]:
-    """Route, keys, gather, rows, combine: a lookup on several ranks.
-
-    `gather` takes the keys that all ranks ask for, a message and its splits; it returns the message
-    with their rows. `route` has arguments of SokRoute beside the `features`.
-    """
+    """Route, keys, gather, rows, combine. `gather` answers a message of keys by one of rows."""
     batch, world_size = op_inputs(features), lookup.communicator.world_size
     with devices.device_scope(device):
         routed = libraries.ops().sok_route(

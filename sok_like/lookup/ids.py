@@ -43,10 +43,7 @@ def with_flat_values(values: Any, flat: tf.Tensor) -> Any:
 
 
 def as_row_numbers(ids):
-    """Integers as int32 or int64, without turning any into the number of another row.
-
-    uint64 ids above the range of int64 become negative, and so stay outside of every table.
-    """
+    """Integers as int32 or int64; uint64 ids that do not fit become negative: outside of tables."""
     if ids.dtype in (tf.int32, tf.int64):
         return ids
     return tf.cast(ids, tf.int32 if ids.dtype.size < 4 else tf.int64)
@@ -134,10 +131,7 @@ class KeySamples(NamedTuple):
 def samples_of(
     sparse: Sequence[tf.SparseTensor], weights: Sequence[Any] | None = None
 ) -> list[KeySamples]:
-    """Keys of hash tables by sample, with one op for all tables.
-
-    Integers are `[batch, max_hotness]` in any order, weights `[num_keys]` in theirs, or None.
-    """
+    """Keys of hash tables by sample, by one op for all; ids and weights may be in any order."""
     keys = [as_keys(s.values) for s in sparse]
     weights = [None] * len(sparse) if weights is None else list(weights)
     floats = [None if w is None else tf.cast(w, tf.float32) for w in weights]
@@ -208,10 +202,7 @@ def as_ragged(sparse: tf.SparseTensor, hashed: bool = False) -> tf.RaggedTensor:
 
 
 def row_splits(sparse: tf.SparseTensor) -> tf.Tensor:
-    """int64 `[batch + 1]`: where each sample begins in a SparseTensor that is in order.
-
-    Takes half the ops of `RaggedTensor.from_value_rowids`.
-    """
+    """int64 `[batch + 1]`: where samples begin in an ordered SparseTensor, by half the ops."""
     samples = tf.range(sparse.dense_shape[0] + 1)
     return tf.raw_ops.LowerBound(
         sorted_inputs=sparse.indices[tf.newaxis, :, 0],

@@ -162,10 +162,7 @@ def _squares(gradients):
 
 
 def mark_local(variable: Any, has_norm: bool = True) -> Any:
-    """Marks a variable as this rank's own with `de_local = True`; returns it.
-
-    `has_norm` tells whether it holds rows of one table, of which each rank has others.
-    """
+    """Marks a variable as this rank's own; returns it. `has_norm`: it has rows of one table."""
     hooks.at_init(mark_gradients)
     for face in faces(variable):
         try:

@@ -59,10 +59,7 @@ def with_optimizer(variables: Iterable[Any], optimizer: Any) -> list[Any]:
 
 
 def broadcast(variables: Iterable[Any], root_rank: int, name: str) -> list[Any]:
-    """Gives variables of all ranks the values of one rank; skips those local to a rank.
-
-    Variables and name are the same on all ranks. In a graph the returned assignments must be run.
-    """
+    """Gives all ranks one rank's values of variables that are not local; a graph must run it."""
     communicator = comm.current()
     if communicator.world_size == 1:
         return []
@@ -182,8 +179,7 @@ def sums_of(variable: Any) -> tf.Tensor:
 
 
 def _compared():
-    """The ordinary variables of the tape whose gradient is being taken, and the model's layers that
-    have learned from data; only once per tape."""
+    """Variables, and layers that learn from data, of the tape that takes a gradient; once."""
     if not _asked.calls or not tf.compat.v1.executing_eagerly_outside_functions():
         return [], []
     tape, target, sources = _asked.calls[-1]

@@ -27,12 +27,7 @@ _DRAWS = 64
 
 
 class MissingRows:
-    """The rows of a table's missing keys: 0, or their initial rows after all weight decay.
-
-    Args:
-        variable: The EmbeddingVariable.
-        initial: False for zeros.
-    """
+    """The rows of a table's missing keys: 0, or (`initial`) their rows after all weight decay."""
 
     def __init__(self, variable: Any, initial: bool):
         self.dim = variable.dim

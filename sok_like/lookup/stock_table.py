@@ -238,10 +238,7 @@ class StockTables:
 
 
 def seldom(function: Callable[[], Any]) -> Any:
-    """A branch of `tf.cond` that is one op unless it is taken.
-
-    TensorFlow puts the ops of both branches into the graph, and visits those of the other one, too.
-    """
+    """A branch of `tf.cond` as one op: TensorFlow visits the ops of a branch not taken, too."""
     options = {"autograph": False, "experimental_attributes": {"_noinline": True}}
     return tf.function(function, **options)
 
@@ -333,11 +330,7 @@ def number_dtype(num_rows: int) -> Any:
 
 
 def encoded(rows: np.ndarray, dtype: tf.DType, table_name: str) -> list[tf.Tensor]:
-    """Rows float32 `[n, dim]` in the dtype of an export; for int8 their scales `[n]`, too.
-
-    Raises:
-        ValueError: int8 rows that are not finite.
-    """
+    """Rows in the dtype of an export, and int8's scales; ValueError for int8 of non-finite rows."""
     if dtype != tf.int8:
         return [tf.cast(rows, dtype)]
     values, scales = _quantized(rows, table_name)

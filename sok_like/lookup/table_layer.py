@@ -57,10 +57,7 @@ class TablesLayer(ConfiguredLayer):
         super().__init__(**kwargs)
 
     def _freeze_tables(self) -> None:
-        """Freezes the tables of a layer made with `trainable=False`, as Keras sees them.
-
-        The tables themselves are trainable, so the layer trains them once its `trainable` is True.
-        """
+        """Freezes the tables of a layer with `trainable=False`, until that is True."""
         if not self.trainable:
             # Includes inner layers. A plain assignment of the present value would have no effect.
             tf.keras.layers.Layer.trainable.fset(self, False)

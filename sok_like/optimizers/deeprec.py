@@ -40,11 +40,7 @@ class _Rows(NamedTuple):
 
 
 class _RowOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
-    """A stock optimizer; a subclass defines how some rows of a variable are updated.
-
-    TensorFlow calls one of the four methods, for dense or sparse gradients of reference or resource
-    variables. It sums equal indices first.
-    """
+    """A stock optimizer; a subclass says how `_update` changes some rows, each there once."""
 
     def _update(self, gradient, variable, rows):
         raise NotImplementedError

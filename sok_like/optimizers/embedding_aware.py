@@ -51,10 +51,7 @@ class EmbeddingAware:
 
     @property
     def initializer(self) -> tf.Operation | None:
-        """In a `tf.compat.v1` graph, the op that initializes the optimizer's own variables.
-
-        State that belongs to rows is stored in the table and initialized with its row.
-        """
+        """In a v1 graph, the op that initializes its variables; state of rows is in the tables."""
         variables: Any = getattr(self, "variables")  # noqa: B009 (of the stock class)
         variables = list(variables() if callable(variables) else variables)
         # tf_keras does not list these.

@@ -39,10 +39,7 @@ def all_finite(gradients: Iterable[Any], communicator: Communicator) -> tf.Tenso
 
 
 def with_decision(pairs: Sequence[tuple], communicator: Communicator) -> list[tuple]:
-    """The (gradient, variable) pairs and one more: NaN unless all ranks' gradients are finite.
-
-    For tf_keras, whose loss scaling checks what an optimizer's `aggregate_gradients` returns.
-    """
+    """The pairs for tf_keras' loss scaling, and NaN unless all ranks' gradients are finite."""
     if communicator.world_size == 1 or len(without_decision(pairs)) < len(pairs):
         return list(pairs)
     finite = all_finite([gradient for gradient, _ in pairs], communicator)

@@ -42,10 +42,7 @@ _called = _Called()
 def average(
     gradients: Sequence[Any], variables: Sequence[Any], communicator: Communicator, name: str
 ) -> list:
-    """`Communicator.average` of gradients; averages the statistics of the step's layers, too.
-
-    `variables` are those that the step trains, in the same order on all ranks.
-    """
+    """`Communicator.average`, also of the statistics of layers in the step of these variables."""
     place = {id(as_tf_table(variable)): i for i, variable in enumerate(variables, 1)}
     in_step = {}
     for layer in list(_layers.values()):

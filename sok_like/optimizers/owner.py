@@ -72,11 +72,7 @@ class _Training:
 
 
 def take(optimizer: Any, variables: Sequence[Any]) -> list[tf.Operation]:
-    """Makes `optimizer` the owner of tables; returns ops that must run before their update.
-
-    Raises RuntimeError if another optimizer has taken a table from this one, or trains it in the
-    same function or graph.
-    """
+    """Makes `optimizer` the owner of tables, or raises; returns ops to run before their update."""
     if not variables:
         return []
     owner, name = optimizer.__dict__.setdefault("_sok_owner", Owner()), optimizer._sok_name()

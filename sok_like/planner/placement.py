@@ -109,10 +109,7 @@ def automatic_threshold(tables: Sequence[TableConfig], world_size: int) -> int |
 
 
 def check_input_table_map(input_table_map: Any, num_tables: int) -> list[int]:
-    """The table of each input; None maps input i to table i.
-
-    A table without inputs is legal: it has weights and no output.
-    """
+    """The table of each input; None maps input i to table i. A table may have none."""
     if input_table_map is None:
         return list(range(num_tables))
     if not isinstance(input_table_map, Iterable):

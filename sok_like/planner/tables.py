@@ -59,10 +59,7 @@ def whole_axes(reader: Any) -> set[int]:
 
 
 def check_cut(readers: Mapping[str, Any], axis: int, table_name: str, instead: str) -> None:
-    """Raises ValueError if a table that is cut along `axis` must be whole along it.
-
-    `readers` are its regularizer and constraint, by argument; `instead` leaves the table whole.
-    """
+    """ValueError if `readers` need a table whole along `axis`; `instead` leaves it whole."""
     for argument, reader in readers.items():
         if axis in whole_axes(reader):
             raise ValueError(
@@ -113,10 +110,7 @@ class TableConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A rectangle of a table, held by one rank: rows and columns `[start, stop)`.
-
-    Rows are `[0, 0)` for a hash table.
-    """
+    """A rectangle `[start, stop)` of a table, held by a rank; a hash table has no rows."""
 
     table_id: int
     rank: int
@@ -168,10 +162,7 @@ class Plan:
 
 
 def read_tables(embeddings: Sequence[Any]) -> list[TableConfig]:
-    """The tables of embeddings, which are objects with `get_config()` or plain dictionaries.
-
-    A configuration with `"hash_table": True` is a hash table and needs no `input_dim`.
-    """
+    """The tables of embeddings: objects with `get_config()`, or dictionaries."""
     embeddings = list_embeddings(embeddings)
     if not embeddings:
         raise ValueError("`embeddings` must hold at least one embedding. Received: an empty list")

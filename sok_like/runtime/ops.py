@@ -232,10 +232,7 @@ def _pack_rows_grad(op, grad, _):
 def combine(
     rows: tf.Tensor, splits: tf.Tensor, call: tf.Tensor, routed: Any, batch: dict[str, Any]
 ) -> list[tf.Tensor]:
-    """Combines the rows that `exchange_rows` returned into embeddings, the end of a lookup.
-
-    `batch` and `routed` are the arguments and the result of SokRoute.
-    """
+    """Combines the rows of `exchange_rows` into embeddings; `routed` is the result for `batch`."""
     return list(
         libraries.ops().sok_combine(
             rows=rows,

@@ -282,10 +282,7 @@ class BackgroundDump:
 
 
 def finish_running(table: Any) -> None:
-    """Finishes the table's dump in the background, if there is one; all ranks call it.
-
-    Raises RuntimeError in a graph, where it could only be finished when an op runs.
-    """
+    """Finishes the table's dump in the background, on all ranks; RuntimeError in a graph."""
     dump = vars(table).get("running_dump")
     if dump is None or dump not in _running:
         return

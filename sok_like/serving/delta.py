@@ -66,10 +66,7 @@ class Followed:
     def updates(
         self, stock: StockTables, dense: Sequence[tf.Variable], spread: Mapping[str, tf.Variable]
     ) -> list[Update]:
-        """What a delta changes in the served tables and the other variables; on rank 0.
-
-        `spread` are those among these that stand for variables that are spread over ranks.
-        """
+        """What a delta changes, on rank 0; `spread` are the variables that stand for shards."""
         updates = []
         for table in stock.tables:
             name = _names(table.number)

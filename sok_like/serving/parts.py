@@ -58,10 +58,7 @@ class Rows(NamedTuple):
 
 
 class Parts:
-    """The parts of the checkpoint at `path`, in a folder beside it.
-
-    Every rank must make it, and call its methods. `call` is the call of the user.
-    """
+    """The parts of the checkpoint at `path`, beside it; every rank makes it and calls it."""
 
     def __init__(self, path: str, call: str):
         self._communicator = comm.current()
@@ -265,10 +262,7 @@ class SpreadVariables:
     def replaced(
         self,
     ) -> Iterator[tuple[dict[int, dict[str, tf.Variable]], dict[str, tf.Variable]]]:
-        """A scope with what replaces the tables of layers, by `id`; and all replacements, by name.
-
-        On the other ranks it has nothing.
-        """
+        """A scope with, on rank 0, what replaces layers' tables, by `id`; and all, by name."""
         if comm.current().rank:
             yield {}, {}
             return

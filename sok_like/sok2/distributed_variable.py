@@ -68,10 +68,7 @@ def home_of(mode: str | None) -> int | None:
 
 
 class ShardedVariable(ResourceVariable):
-    """This rank's rows of a dense table: the common part of the two kinds.
-
-    `global_gpu_id` is this rank, `target_gpu` that of all rows; -1 if each rank holds some.
-    """
+    """This rank's rows; `global_gpu_id` is this rank, `target_gpu` that of all rows, or -1."""
 
     _keras_variable: Any = None
 
@@ -184,11 +181,7 @@ class ShardedVariable(ResourceVariable):
         return indices // self.num_gpus if self._home is None else indices
 
     def as_weight(self) -> Any:
-        """This variable as a weight of a layer: `self.table = variable.as_weight()`.
-
-        Keras 3 tracks only its own variables, so there it is one of them that holds this variable,
-        the same one each time. tf_keras tracks this variable as it is.
-        """
+        """As `EmbeddingVariable.as_weight`."""
         if not is_keras_3():
             return self
         if self._keras_variable is None:

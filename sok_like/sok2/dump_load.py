@@ -160,10 +160,7 @@ class Sok2Content(NamedTuple):
 
 
 class Dumped:
-    """A variable and its optimizer with slots, or None: keys, rows and slots of this rank in NumPy.
-
-    The two kinds of variables are subclasses.
-    """
+    """This rank's keys, rows and slots of a variable, in NumPy; each kind has a subclass."""
 
     _content: Any  # this rank's keys and rows
     _slot_rows: Any  # the values of a slot, in the order of these keys

@@ -200,11 +200,7 @@ class DynamicVariable(EmbeddingVariable):
     # ---- rows ----
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
-        """Rows of keys of all ranks, with a gradient; every rank must call it.
-
-        Keys are integers of any shape. Missing ones are inserted. The rows, float32, have the shape
-        of the keys plus a last axis `dimension`.
-        """
+        """Rows of keys, as `EmbeddingVariable.sparse_read`; every rank must call it."""
         if self.home is None or self._world_size == 1:
             return super().sparse_read(indices, name)
         from sok_like.sok2.lookup import all2all_dense_embedding

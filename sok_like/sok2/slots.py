@@ -25,10 +25,7 @@ from sok_like.table.variable import EmbeddingVariable
 
 
 class SlotRows:
-    """The values of one slot for all keys of this rank; for use outside of graphs.
-
-    `slots` are the core's names of all slots of the rule: an optimizer takes them together only.
-    """
+    """One of the `slots` of a rule for all keys of this rank; for use outside of graphs."""
 
     def __init__(self, table: EmbeddingVariable, slot: str, slots: list[str], initial: float):
         self.table, self._slot, self._slots, self._initial = table, slot, slots, initial

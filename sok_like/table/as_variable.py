@@ -64,11 +64,7 @@ class AsVariable:
     # ---- rows by key ----
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
-        """Rows of keys of all ranks, with a gradient; `tf.gather(variable, keys)` calls it.
-
-        Keys are integers of any shape. The rows, float32, have it plus a last axis `embedding_dim`.
-        `name` is that of the lookup's collectives, the same on all ranks.
-        """
+        """float32 rows of keys of all ranks, with a gradient; every rank must call it."""
         assert look_up is not None, "sok.Init and sok.EmbeddingVariable load it"
         return look_up(self, indices, name)
 

@@ -18,10 +18,7 @@ def _no_waiting():
 
 @dataclasses.dataclass
 class TableContent:
-    """Keys, rows and slot rows of one instant, with the records of policies.
-
-    Fields are tensors, arrays, or in a `TableShard` arrays without memory.
-    """
+    """Keys, rows, slot rows and policies' records of one instant, as tensors or arrays."""
 
     keys: Any  # int64 [size]
     rows: Any  # float32 [size, embedding_dim]

@@ -76,10 +76,7 @@ class EvictedRows(NamedTuple):
 
 
 class PolicyMethods(Snapshots):
-    """Methods of an EmbeddingVariable.
-
-    All but the first two need records, and raise ValueError for a table that keeps none.
-    """
+    """Methods of an EmbeddingVariable; all but the first two need records, or raise ValueError."""
 
     _options: TableOptions
 

@@ -26,10 +26,7 @@ class Snapshots:
     keeps_records: bool
 
     def snapshot(self, with_slots: bool = True, evict: bool = False) -> TableContent:
-        """Keys, rows and slot rows of one instant, with the records of a table that keeps them.
-
-        `evict` first removes the keys that a dump omits: see `evict()`.
-        """
+        """Keys, rows, slot rows and records of one instant; `evict` omits what dumps omit."""
         fields = libraries.ops().sok_table_export(
             handle=self.handle, with_slots=with_slots, evict=evict
         )

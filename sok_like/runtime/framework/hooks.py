@@ -233,10 +233,7 @@ def _put(owner, name, value, why, copies=False):
 
 
 class Within(threading.local):
-    """A wrapper that notes, per thread, that the functions which it wraps are running.
-
-    It is true while they run. It can also be entered by `with`.
-    """
+    """Notes, per thread, that functions which it wraps run, or a `with`; it is true meanwhile."""
 
     _depth = 0
 

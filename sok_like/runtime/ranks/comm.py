@@ -82,10 +82,7 @@ class Communicator(Protocol):
         """Returns when every rank has called it. Eager only."""
 
     def end_waits(self, reason: str) -> bool:
-        """Ends what this process waits for, now and later, so that it raises the reason.
-
-        False if the transport can end waits only by shutting down.
-        """
+        """Lets what waits, now or later, raise the reason; False if only shutting down does it."""
 
     def shut_down(self, seconds: float) -> bool:
         """Ends the transport, once all ranks have called this; False if not within `seconds`."""
@@ -124,10 +121,7 @@ class SingleProcess:
 
 
 def distinct(gradient: Any) -> Any:
-    """The same gradient with each index once, as what is not linear in it needs.
-
-    TensorFlow concatenates the gradients of several lookups of a table.
-    """
+    """The gradient with each index once: TensorFlow concatenates those of several lookups."""
     if not isinstance(gradient, tf.IndexedSlices) or getattr(gradient.indices, UNIQUE, False):
         return gradient
     indices, inverse = tf.unique(gradient.indices)

@@ -39,10 +39,7 @@ _HEAD = 8
 
 @contextlib.contextmanager
 def turn() -> Iterator[list[Any]]:
-    """A scope of exchanges; no other exchange of this process comes between them.
-
-    Yields a list: append the tensors whose values end the turn.
-    """
+    """A scope without other exchanges of this process. Yields a list for what ends the turn."""
     done: list[Any] = []
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     if graph is None or not graph.building_function:

@@ -98,10 +98,7 @@ def raise_reason(error: Exception) -> None:
 
 
 class _Watch(threading.Thread):
-    """The thread of one process; rank 0's has a connection to each of the others.
-
-    `rank_0` is its door on rank 0, elsewhere its address. `selector` has the door.
-    """
+    """The thread of one process; `rank_0` is the door on rank 0, and its address elsewhere."""
 
     def __init__(self, communicator, limit, rank_0, secret, selector):
         super().__init__(name="sok_stalls", daemon=True)

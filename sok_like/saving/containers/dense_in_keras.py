@@ -116,10 +116,7 @@ def _slices_in(store, parts, keys):
 
 @contextlib.contextmanager
 def loading(model: Any, discarded: Callable[[], bool]) -> Iterator[None]:
-    """A scope that prepares tables at its end, when the model's optimizer is known.
-
-    If `discarded` is True then, Keras has collected errors, and the values are dropped.
-    """
+    """A scope that prepares tables at its end, unless Keras has collected errors: `discarded`."""
     loaded: list[Any] = []
     with attributes(_state, {"loaded": loaded}):
         yield

@@ -54,19 +54,13 @@ _now = threading.local()
 
 
 def tables_of(layer: Any) -> list[EmbeddingVariable]:
-    """The tables among a layer's own weights, each once, in their order.
-
-    A layer may have `tables_in_files` besides, of layers that it hides from Keras' files.
-    """
+    """The tables among a layer's own weights, each once, and those of its `tables_in_files`."""
     weights = [weight for weights in _lists_of(layer).values() for weight in weights]
     return RankLocalVariables([*weights, *getattr(layer, "tables_in_files", ())]).tables
 
 
 def track(own: Callable, self: Any, attr: Any) -> Any:
-    """Keras 3's `Tracker.track`, of an object that a layer gets as an attribute or in a list.
-
-    Keras 3 would not see a bare table: it would be neither trained nor saved.
-    """
+    """Keras 3's `Tracker.track`: a bare table is put in a variable that Keras sees."""
     if isinstance(attr, tf.keras.layers.Layer):  # of a model from before `sok.Init`, perhaps
         hooks.open_door(hooks.MODELS)
     # By its class: the wrapper of a table has the table's attributes.
@@ -115,10 +109,7 @@ def load(own: Callable, self: Any, store: Any) -> None:
 def reading(
     weights_store: Any, path: str, partial: bool
 ) -> contextlib.AbstractContextManager[None]:
-    """A scope in which Keras reads the layer that is at a path in the file.
-
-    With `partial`, tables that the file lacks may start empty.
-    """
+    """A scope in which Keras reads the layer at a path; with `partial` it may lack tables."""
 
     def get(name):
         store = weights_store.get(f"{path}/{name}")
@@ -156,10 +147,7 @@ def _without_tables(layer: Any, tables: list[Any]) -> Iterator[None]:
 
 
 def save_reference(store: Any, prefix: str, thing: Any, what: str) -> bool:
-    """Writes the name of the folder that has a thing, if it lies beside the file that is written.
-
-    On several ranks it must; then `what` begins the sentence that says so.
-    """
+    """Writes the name of the folder beside the file that has a thing; on several ranks it must."""
     reference, ranks = transaction.reference_of(thing), comm.current().world_size
     if reference is not None:
         store[prefix + _BESIDE] = np.frombuffer(reference.encode(), np.uint8)

@@ -89,10 +89,7 @@ def look_up(own: Callable, self: Any, name: str, cached_dependencies: Any = None
 
 
 def check_place(key: str, folder: str, table: str) -> None:
-    """Raises ValueError if a table of features would read another one's dump, by its place.
-
-    `key` is that of one of the table's tensors in the checkpoint.
-    """
+    """ValueError if a table, by a tensor's `key`, would read the dump of another one's features."""
     name = manifest.only_table(folder) if re.search(r"/_table_\d+/_weight/", key) else None
     if name is not None and name.partition("/")[2] != table.partition("/")[2]:
         raise ValueError(

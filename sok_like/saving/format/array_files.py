@@ -150,10 +150,7 @@ class ArrayFile:
 def written(
     folder: str, name: str, arrays: Shapes, progress: str | None = None
 ) -> Iterator[ArrayFile]:
-    """A file whose arrays are written within the block; then it gets its name, on the disk.
-
-    `progress` is the call whose progress rank 0 shows.
-    """
+    """A file whose arrays are written within the block; then it gets its name. Shows progress."""
     durable.make_folder(folder)
     layout = Layout(arrays)
     shown = contextlib.closing(Progress(progress, layout.size))
@@ -240,10 +237,7 @@ class Folder:
 
     @contextlib.contextmanager
     def open(self, rank: int) -> Iterator[Any]:
-        """The arrays of one rank, as `np.load` opens them; reading one checks its CRC-32.
-
-        Damaged bytes, and any error within the scope, raise ValueError, which names the file.
-        """
+        """The arrays of one rank, as by `np.load`; ValueError, with the file, for damaged bytes."""
         path = self._path_of(rank)
         try:
             with durable.open_to_read(path) as file, np.load(file, allow_pickle=False) as archive:

@@ -127,10 +127,7 @@ def write_arrays(store: Any, arrays: Iterable[tuple[str, np.ndarray]], prefix: s
 
 
 def check_arrays(store: Any, what: str, required: bool) -> None:
-    """Reads all arrays, and raises ValueError if they do not have their checksum.
-
-    Version 0.1 wrote none. Unless it is `required`, arrays without one are as they are.
-    """
+    """Raises ValueError for arrays without their checksum; version 0.1 wrote none (`required`)."""
     if OF_ARRAYS not in store.keys():
         if required:
             raise durable.wrong("The file", f"hold the checksum of {what}", "none")

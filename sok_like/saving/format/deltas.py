@@ -44,11 +44,7 @@ _WHOLE: tuple[str, dict[str, Any], np.ndarray] = "whole", {}, np.zeros([0, 3])  
 
 
 class MergedDump:
-    """The part of a dump and its deltas that `rank` of `world_size` owns, read piece by piece.
-
-    `dumps` are the base and each delta in order; of each, its shards by rank. `rest` is what
-    belongs to no key.
-    """
+    """What `rank` of `world_size` owns of base and deltas; `rest` is what belongs to no key."""
 
     def __init__(
         self, dumps: Sequence[Sequence[ShardSource]], rank: int, world_size: int, dim: int
@@ -94,10 +90,7 @@ class MergedDump:
         return shard
 
     def sorted(self) -> TableShard:
-        """All of it, for `write_shard`, in ascending order of keys; it is read while it is written.
-
-        Only for a dump with deltas, whose keys ascend in each file.
-        """
+        """All of a dump with deltas, for `write_shard`: keys ascend, and are read while written."""
 
         def read(_):
             for positions in self._ranges():
@@ -134,10 +127,7 @@ class MergedDump:
         return count
 
     def _ranges(self):
-        """By range: parts of the sources, and which of their keys count; without empty parts.
-
-        The keys of a range are greater than those of the one before.
-        """
+        """By ascending range: parts of the sources, and which of their keys count, if any."""
         if len(self._dumps) == 1:  # every key counts
             yield self._all_positions()
             return

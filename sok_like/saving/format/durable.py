@@ -237,10 +237,7 @@ def written(path: Path) -> Iterator[Any]:
 
 
 def begin_flush(file: Any, at: int, num_bytes: int) -> None:
-    """Lets the disk begin with bytes of a file that `written` has given, so that its end is short.
-
-    A hint: without `sync_file_range`, which Linux has, it does nothing.
-    """
+    """A hint that lets the disk begin with bytes of a file, so that its end is short (Linux)."""
     if _sync_file_range is not None:
         _sync_file_range(file.fileno(), at, num_bytes, 2)  # SYNC_FILE_RANGE_WRITE
 

@@ -106,11 +106,7 @@ class Lock:
 
 
 def lock(folder: Any, argument: str) -> Lock | None:
-    """Locks a folder for this process, which may lock it several times.
-
-    None where folders cannot be locked. RuntimeError, which names the argument, if another process
-    has locked it.
-    """
+    """Locks a folder for this process, if it can be locked; RuntimeError if another one has it."""
     path = durable.local(folder)
     if path is None:
         return None

@@ -135,10 +135,7 @@ class ShardSource:
 
 
 class ShardFile(ShardSource):
-    """A shard file whose checksums are right; arrays are read on demand.
-
-    Version 1 had no `entry` in the manifest. `owner` is the rank that wrote it, and their number.
-    """
+    """A shard of right checksums, which `owner` (rank, ranks) wrote; version 1 has no `entry`."""
 
     def __init__(
         self,

@@ -43,10 +43,7 @@ class StagedContent:
 
 
 class CheckpointPart:
-    """A part of a program's state that ranks store in files of their own.
-
-    A save calls its methods on every rank in this order, and on all ranks waits for each.
-    """
+    """State that ranks store in files of their own. All ranks take these steps, in this order."""
 
     name: str  # part of the folder's name, and for errors; the same on all ranks
     folder: str  # of its files; beside a file, the save chooses it
@@ -119,9 +116,5 @@ class RankLocalVariables:
 
 
 def is_of_all_ranks(model: Any) -> bool:
-    """Whether a model is under a distribution: its ranks save it together, and one writes.
-
-    Also if none of its variables is sharded. Other models without tables are the program's: each
-    rank may save its own.
-    """
+    """Whether a model is under a distribution; ranks save others without tables by themselves."""
     return getattr(model, "_sok_distribution", None) is not None

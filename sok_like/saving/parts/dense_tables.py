@@ -116,10 +116,7 @@ def read_rank_variables(folder: str, world_size: int, listed: bool) -> dict[str,
 
 
 class DenseTablesPart(_ArraysPart):
-    """The dense tables of some holders, as a part; both directions within `of_root`.
-
-    Holders are in the same order on all ranks, and `ids` are what files call them.
-    """
+    """Dense tables of holders, which all ranks list alike; `ids` are those in files."""
 
     def __init__(self, name: str, holders: Sequence[Holder], ids: Sequence[str]):
         self.name, self._holders, self._ids = name, list(holders), list(ids)

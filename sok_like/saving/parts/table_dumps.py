@@ -74,10 +74,7 @@ class TableDump(HashTablePart):
         return {"id": f"{secrets.randbits(62):016x}"}
 
     def _check_owner(self):
-        """ValueError if it would replace a dump of another table; RuntimeError for another job's.
-
-        Also ValueError if there is no file system for the folder's scheme.
-        """
+        """Raises if another table or job has the dump, or the scheme has no file system."""
         if durable.exists(self.folder) and durable.is_folder(self.folder):
             _lock(self.folder, self.table)
         owners = [ref() for ref in _owners.get(_place(self.folder, self.table), [])]

@@ -39,10 +39,7 @@ PARTIAL = "{problem}. The tables that the file lacks stay as they are; a new one
 
 
 def within(layer: str, tables: Sequence[str], other_number: bool = False) -> list[str]:
-    """The names of a layer's tables within it; empty for those that have none, or share one.
-
-    With `other_number` the layer may have had another of Keras' numbers: `layer_2`.
-    """
+    """The names of a layer's tables within it, also (`other_number`) of `layer_2`; "" for none."""
     base = re.escape(layer)
     if other_number:
         base = re.escape(re.sub(r"_\d+$", "", layer)) + r"(_\d+)?"
