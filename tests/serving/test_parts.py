@@ -177,7 +177,9 @@ def cannot(folder):
         export(row_dtype="int8")
     serve = tf.saved_model.load(f"{folder}/model").signatures["serving_default"]
     rows = serve(keys=tf.constant(np.arange(-3, 50_000)))["rows"].numpy()
-    assert os.listdir(folder) == ["model"] and float(rows.sum()) == 200_000
+    assert float(rows.sum()) == 200_000
+    if sok.rank() == 0:  # which removes the parts, maybe after others have raised
+        assert os.listdir(folder) == ["model"]
 
 
 @each_world
