@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.callbacks.resumed_data import Progress, Resumed
-from sok_like.runtime.checks import as_integer, check_integer, require
+from sok_like.runtime.checks import as_integer, check_integer, require, unmet
 from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed, check_same
@@ -91,10 +91,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         if not self.model.built:
-            raise ValueError(
-                "A model must be built before it can be restored: call it on a batch first. "
-                f"Received: model '{self.model.name}', which is not built"
-            )
+            required = "be built before it can be restored: call it on a batch first"
+            raise unmet("A model", required, f"model '{self.model.name}', which is not built")
         optimizer = self.model.optimizer
         if optimizer is not None and hasattr(optimizer, "build"):
             optimizer.build(self.model.trainable_variables)

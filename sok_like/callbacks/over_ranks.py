@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from sok_like.lookup import replicas
 from sok_like.lookup.local_variables import is_local
-from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.runtime.checks import as_integer, unmet, wrong_argument
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.framework.scoped_attributes import attributes
@@ -244,10 +244,9 @@ def _average_first(own: Callable, self: Any, logs: Any = None) -> Any:
     averages = [i for i, c in enumerate(self.callbacks) if isinstance(c, MetricAverage)]
     for callback in self.callbacks[: max(averages, default=0)]:
         if hasattr(callback, "monitor"):
-            raise ValueError(
-                "sok.callbacks.MetricAverage() must come before every callback that monitors a "
-                f"metric. Received: {type(callback).__name__} before it"
-            )
+            required = "come before every callback that monitors a metric"
+            received = f"{type(callback).__name__} before it"
+            raise unmet("sok.callbacks.MetricAverage()", required, received)
     return own(self, logs)
 
 

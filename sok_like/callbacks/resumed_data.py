@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from sok_like.runtime.checks import unmet
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
@@ -74,10 +75,8 @@ class Resumed:
         def read():
             for number in range(taken):
                 if next(iterator, None) is None:
-                    raise ValueError(
-                        f"The data must have the {taken} batches that were trained before the "
-                        f"backup. Received: {number} batches"
-                    )
+                    required = f"have the {taken} batches that were trained before the backup"
+                    raise unmet("The data", required, f"{number} batches")
 
         reasons = list(filter(None, agreed(why if taken else None, communicator, _CALL)))
         self.batch, self.taken = saved.batch, taken

@@ -23,6 +23,7 @@ from sok_like.lookup.exporting import Spread, combined, refuse_saved_model
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.local_variables import is_local
 from sok_like.planner.tables import DATA_PARALLEL, HASHED
+from sok_like.runtime.checks import unmet
 from sok_like.runtime.framework import hooks
 from sok_like.saving.parts import optimizer_variables, table_names
 from sok_like.saving.parts.dense_tables import DenseSlice
@@ -126,10 +127,9 @@ def _slots(variable, optimizers):
         if slots:
             by_optimizer[id(inner)] = slots
     if len(by_optimizer) > 1:
-        raise NotImplementedError(
-            "A checkpoint must have one optimizer with slot variables of a dense table. "
-            f"Received: {len(by_optimizer)} for '{variable.name}'"
-        )
+        required = "have one optimizer with slot variables of a dense table"
+        received = f"{len(by_optimizer)} for '{variable.name}'"
+        raise unmet("A checkpoint", required, received, error=NotImplementedError)
     return next(iter(by_optimizer.values()), {})
 
 
@@ -200,11 +200,10 @@ def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
     """The slot variables of one variable of an optimizer that have its shape, by name."""
     found = slot_objects(optimizer, variable)
     if found is None:
-        raise ValueError(
-            f"`optimizer` must know the layer's variables: call its build(model."
-            f"trainable_variables), or train a step. Received: {optimizer.name} without "
-            f"'{variable.name}'"
+        required = (
+            "know the layer's variables: call its build(model.trainable_variables), or train a step"
         )
+        raise unmet("`optimizer`", required, f"{optimizer.name} without '{variable.name}'")
     return {name: as_tf_table(item) for name, item in found.items()}
 
 

@@ -16,7 +16,7 @@ from sok_like.lookup import replicas
 from sok_like.lookup.local_variables import is_local, mark_local, unique_in_graph
 from sok_like.optimizers import families, moving_statistics, stages
 from sok_like.optimizers.loss_scale import all_finite
-from sok_like.runtime.checks import require
+from sok_like.runtime.checks import require, unmet
 from sok_like.runtime.framework.running_keras import optimizer_family
 from sok_like.runtime.framework.scoped_attributes import view
 from sok_like.runtime.ranks import comm, horovod
@@ -291,10 +291,9 @@ def DistributedOptimizer(
     horovod.check_arguments("DistributedOptimizer", horovod_arguments)
     is_horovods = type(optimizer).__module__.startswith("horovod")
     if is_horovods or getattr(optimizer, "dmp_averages", False):
-        raise TypeError(
-            "A DistributedOptimizer must not be wrapped again: it averages already. "
-            f"Received: {type(optimizer).__module__}.{type(optimizer).__name__}"
-        )
+        required = "not be wrapped again: it averages already"
+        received = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+        raise unmet("A DistributedOptimizer", required, received, error=TypeError)
     inner = getattr(optimizer, "inner_optimizer", None)  # of a LossScaleOptimizer
     if inner is not None and optimizer_family(type(optimizer)) != "keras":
         raise TypeError(

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.planner.tables import DATA_PARALLEL, HASHED, Plan, Shard, TableConfig
-from sok_like.runtime.checks import check_integer
+from sok_like.runtime.checks import check_integer, unmet
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.runtime.ranks.agreement import all_or_none, one_rank_at_a_time, send
 from sok_like.saving.format import durable
@@ -166,10 +166,8 @@ def open_whole(what: str, array: Any, table: TableConfig) -> np.ndarray:
     """An array or `.npy` file of a dense table's shape; ValueError if it has another."""
     array = as_array(what, array)
     if array.shape != (table.input_dim, table.output_dim):
-        raise ValueError(
-            f"`{what}` must have the shape ({table.input_dim}, {table.output_dim}). "
-            f"Received: shape {array.shape}"
-        )
+        required = f"have the shape ({table.input_dim}, {table.output_dim})"
+        raise unmet(f"`{what}`", required, f"shape {array.shape}")
     _check_real(what, array)
     return array
 
@@ -202,10 +200,8 @@ def as_array(what: str, value: Any) -> np.ndarray:
         with durable.open_to_read(value) as file:
             return np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise ValueError(
-            f"`{what}` must be an array or the path of an .npy file. "
-            f"Received: {os.fspath(value)!r} ({error})"
-        ) from error
+        required = "be an array or the path of an .npy file"
+        raise unmet(f"`{what}`", required, f"{os.fspath(value)!r}", f"{error}") from error
 
 
 def _check_real(what, array):

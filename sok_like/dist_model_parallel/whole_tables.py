@@ -19,7 +19,7 @@ from sok_like.dist_model_parallel.local_layers import layer_table
 from sok_like.dist_model_parallel.weights import Held, set_tables
 from sok_like.lookup import exporting
 from sok_like.planner.tables import HASHED
-from sok_like.runtime.checks import as_integer, check_integer
+from sok_like.runtime.checks import as_integer, check_integer, unmet
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import all_or_none, gather_text, one_rank_at_a_time
 from sok_like.table.content import slot_fields, slots_by_name
@@ -208,10 +208,8 @@ def _open(plan, here, names, state):
             opened.append(_open_hash_slots(what, slots, here[table.table_id][0]))
             continue
         if sorted(slots) != names[table.table_id]:
-            raise ValueError(
-                f"`{what}` must hold the optimizer's slot variables, {names[table.table_id]}. "
-                f"Received: {sorted(slots)}"
-            )
+            required = f"hold the optimizer's slot variables, {names[table.table_id]}"
+            raise unmet(f"`{what}`", required, sorted(slots))
         items = slots.items()
         opened.append({k: weights.open_whole(f'{what}["{k}"]', v, table) for k, v in items})
     return opened
@@ -223,9 +221,7 @@ def _open_hash_slots(what, slots, variable):
     present = np.sort(snapshot.keys.numpy())
     names, opened = sorted(slots_by_name(snapshot)), {}
     if names and slots and names != sorted(slots):
-        raise ValueError(
-            f"`{what}` must hold the table's slot variables, {names}. Received: {sorted(slots)}"
-        )
+        raise unmet(f"`{what}`", f"hold the table's slot variables, {names}", sorted(slots))
     for name, pair in slots.items():
         label = f'{what}["{name}"]'
         shape = weights.as_array(label, pair[1]).shape if len(pair) == 2 else (0,)
@@ -233,10 +229,9 @@ def _open_hash_slots(what, slots, variable):
         of_rank = owned(keys)
         of_rank = of_rank[np.argsort(keys[of_rank])]
         if not np.array_equal(keys[of_rank], present):
-            raise ValueError(
-                f"`{label}` must have the keys of table '{variable.table_name}': set its weights "
-                f"first. Received: {len(of_rank)} keys for a rank that holds {len(present)}"
-            )
+            required = f"have the keys of table '{variable.table_name}': set its weights first"
+            received = f"{len(of_rank)} keys for a rank that holds {len(present)}"
+            raise unmet(f"`{label}`", required, received)
         opened[name] = present, rows, of_rank
     return opened
 

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.planner.placement import even_part
-from sok_like.runtime.checks import require, wrong_argument
+from sok_like.runtime.checks import require, unmet, wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.table.slices import TableSlice
@@ -102,11 +102,9 @@ class LayoutMap(keras.distribution.LayoutMap):
         axes = layout if isinstance(layout, tuple) else getattr(layout, "axes", ())
         for axis in axes:
             if self.device_mesh is not None and axis not in (None, *self.device_mesh.axis_names):
-                raise ValueError(
-                    "A layout must name axes of the mesh, "
-                    f"{tuple(self.device_mesh.axis_names)}, or None. Received: axis {axis!r} in "
-                    f"the layout {tuple(axes)} for the key {key!r}"
-                )
+                required = f"name axes of the mesh, {tuple(self.device_mesh.axis_names)}, or None"
+                received = f"axis {axis!r} in the layout {tuple(axes)} for the key {key!r}"
+                raise unmet("A layout", required, received)
         super().__setitem__(key, layout)
 
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 from sok_like.embeddings.distributed_embedding import EmbeddingLayer
 from sok_like.lookup.keras_call import inputs_of, layer_of, nodes_of
 from sok_like.lookup.table_layer import TablesLayer
+from sok_like.runtime.checks import unmet
 from sok_like.runtime.framework.running_keras import is_keras_3
 
 
@@ -30,10 +31,8 @@ class FusedLookups(TablesLayer):
         for argument in ("gradient_scale", "wire_dtype"):
             values = {getattr(layer, argument) for layer in layers}
             if len(values) > 1:
-                raise ValueError(
-                    f"Layers that are looked up together must have the same `{argument}`. "
-                    f"Received: {sorted(values, key=str)}"
-                )
+                required = f"have the same `{argument}`"
+                raise unmet("Layers that are looked up together", required, sorted(values, key=str))
         self.layers = list(layers)
         self.gradient_scale, self.wire_dtype = layers[0].gradient_scale, layers[0].wire_dtype
         self.supports_masking = any(layer.supports_masking for layer in self.layers)
@@ -100,12 +99,11 @@ def fuse_lookups(model: Any) -> Any:
         )
     chosen, needed = _chosen(nodes)
     if len(chosen) < 2:
-        raise ValueError(
-            "A model must have two sok.DistributedEmbedding or sok.All2AllDenseEmbedding layers, "
-            "called once, on inputs that do not depend on the other layers, so that their lookups "
-            "can be fused. "
-            f"Received: model '{model.name}' with {len(chosen)}"
+        required = (
+            "have two sok.DistributedEmbedding or sok.All2AllDenseEmbedding layers, called once, "
+            "on inputs that do not depend on the other layers, so that their lookups can be fused"
         )
+        raise unmet("A model", required, f"model '{model.name}' with {len(chosen)}")
     tensors = {id(tensor): tensor for tensor in tf.nest.flatten(model.inputs)}
     for node in nodes:
         if id(node) in needed:

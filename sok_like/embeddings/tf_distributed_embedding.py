@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup.table_layer import ConfiguredLayer
-from sok_like.runtime.checks import check_integer
+from sok_like.runtime.checks import check_integer, unmet
 from sok_like.runtime.ranks.initialize import check_replicas
 
 
@@ -58,11 +58,9 @@ class TFDistributedEmbedding(ConfiguredLayer):
         rows = initializer if hasattr(initializer, "shape") else None
         if rows is not None:
             if tuple(rows.shape) != shape:
-                raise ValueError(
-                    "`initializer` must have the shape [vocabulary_size, embedding_vec_size] = "
-                    f"{list(shape)}. Received: an array of shape {list(rows.shape)} "
-                    f"(layer '{self.name}')"
-                )
+                required = f"have the shape [vocabulary_size, embedding_vec_size] = {list(shape)}"
+                received = f"an array of shape {list(rows.shape)}"
+                raise unmet("`initializer`", required, received, f"layer '{self.name}'")
             # The initializer of a copy of the layer, whose rows come from a file of weights.
             initializer = "GlorotNormal"
         self.initializer = tf.keras.initializers.get(initializer)

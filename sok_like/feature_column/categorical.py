@@ -16,7 +16,7 @@ from tensorflow.python.feature_column import feature_column as old
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
 from sok_like.lookup.ids import keys_of_ids
-from sok_like.runtime.checks import as_integer, require, wrong_argument
+from sok_like.runtime.checks import as_integer, require, unmet, wrong_argument
 from sok_like.table.keys import DTYPES, dtype_hint, may_be_keys
 from sok_like.table.policies import EmbeddingVariableOption, with_steps_to_live
 
@@ -83,10 +83,8 @@ class EmbeddingCategoricalColumn(
             hint = "Give `categorical_column_with_embedding` the dtype tf.string"
         elif wants_strings:
             hint = "A `tf.keras.Input` of strings has the dtype 'string'"
-        raise ValueError(
-            f"Feature '{self.key}' must match the dtype of its column, {self.dtype.name}. "
-            f"Received: {dtype.name}. {hint}"
-        )
+        required = f"match the dtype of its column, {self.dtype.name}"
+        raise unmet(f"Feature '{self.key}'", required, f"{dtype.name}. {hint}")
 
     def _to_sparse_keys(self, tensor):
         sparse = fc._to_sparse_input_and_drop_ignore_values(tensor)
@@ -172,10 +170,8 @@ def sparse_column_with_embedding(
     of, required = f"column '{column_name}'", "None: use sok.assign or sok.Saver to load rows"
     require(init_data_source is None, "init_data_source", required, init_data_source, of)
     if evconfig is not None and ev_option is not None:
-        raise ValueError(
-            "`ev_option` must be given once, under this name or as `evconfig`. "
-            f"Received: ev_option={ev_option!r}, evconfig={evconfig!r} ({of})"
-        )
+        rule = "be given once, under this name or as `evconfig`"
+        raise unmet("`ev_option`", rule, f"ev_option={ev_option!r}, evconfig={evconfig!r}", of)
     option = ev_option if evconfig is None else evconfig
     column = categorical_column_with_embedding(column_name, dtype, partition_num, option)
     return column._replace(ev_option=with_steps_to_live(option, steps_to_live, of))
@@ -226,10 +222,8 @@ def check_features(columns: Sequence[Any], features: Mapping[str, Any], layer: s
     """Checks that a graph's features are given, with dtypes that their columns support."""
     for column, key in _features_of(columns):
         if key not in features:
-            raise ValueError(
-                f"The input must hold feature '{key}' of column '{column.name}'. "
-                f"Received: {list(features)} (layer '{layer}')"
-            )
+            required = f"hold feature '{key}' of column '{column.name}'"
+            raise unmet("The input", required, list(features), f"layer '{layer}'")
         feature = features[key]
         dtype = tf.as_dtype((feature if hasattr(feature, "dtype") else tf.constant(feature)).dtype)
         if isinstance(column, EmbeddingCategoricalColumn):

@@ -25,7 +25,7 @@ from tensorflow.python.feature_column import feature_column_v2 as fc
 from sok_like.feature_column.categorical import EmbeddingCategoricalColumn, table_column
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 from sok_like.group_embedding.variables import get_embedding_variable
-from sok_like.runtime.checks import as_integer, require
+from sok_like.runtime.checks import as_integer, require, unmet
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.table.variable import EmbeddingVariable
 
@@ -76,10 +76,8 @@ def graph_weights(column: Any, weight_collections: list | None, trainable: bool)
         else:
             fits = shared[0].shape == shape
         if not fits:
-            raise ValueError(
-                f"The table of column '{column.name}' must have rows of {column.dimension} floats "
-                f"for the columns that share it. Received: {shared[0]!r}"
-            )
+            required = f"have rows of {column.dimension} floats for the columns that share it"
+            raise unmet(f"The table of column '{column.name}'", required, f"{shared[0]!r}")
         return shared[0]
     options: dict[str, Any] = {"trainable": column.trainable and trainable}
     if not is_hashed:
@@ -285,17 +283,14 @@ def _make(categorical_columns, shared_name, dimension, combiner, initializer, *r
     is_combiner = combiner in ("mean", "sum", "sqrtn")
     require(is_combiner, "combiner", "'mean', 'sum' or 'sqrtn'", combiner, of)
     if (ckpt_to_load_from is None) != (tensor_name_in_ckpt is None):
-        raise ValueError(
-            "`ckpt_to_load_from` and `tensor_name_in_ckpt` must be given together. Received: "
-            f"{ckpt_to_load_from!r} and {tensor_name_in_ckpt!r} ({of})"
-        )
+        required = "be given together"
+        received = f"{ckpt_to_load_from!r} and {tensor_name_in_ckpt!r}"
+        raise unmet("`ckpt_to_load_from` and `tensor_name_in_ckpt`", required, received, of)
     is_initializer = initializer is None or callable(initializer)
     require(is_initializer, "initializer", "callable", initializer, of)
     if initializer is not None and of_option is not None:
-        raise ValueError(
-            "`initializer` must be given once, to the column or to its InitializerOption. "
-            f"Received: {initializer!r} and {of_option!r} ({of})"
-        )
+        required = "be given once, to the column or to its InitializerOption"
+        raise unmet("`initializer`", required, f"{initializer!r} and {of_option!r}", of)
     if initializer is None:
         initializer = of_option
     if initializer is None:

@@ -21,6 +21,7 @@ from tensorflow.python.feature_column import feature_column_v2 as fc
 from sok_like.feature_column.categorical import table_column
 from sok_like.feature_column.columns import GroupEmbeddingColumn, is_fused
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
+from sok_like.runtime.checks import unmet
 from sok_like.runtime.framework.graphs import checked
 from sok_like.table.keys import check_kind
 
@@ -168,10 +169,8 @@ def ids_and_weights(outer: Any, inputs: Any) -> tuple[Any, Any]:
         ids = ragged.with_values(keys.to_keys(ragged.values))
         weights = None if weight_key is None else inputs.ragged(weight_key)
         if weight_key is not None and weights is None:
-            raise ValueError(
-                f"Feature '{weight_key}' must be a RaggedTensor, like '{keys.key}'. "
-                f"Received: another kind (column '{outer.name}')"
-            )
+            required, received = f"be a RaggedTensor, like '{keys.key}'", "another kind"
+            raise unmet(f"Feature '{weight_key}'", required, received, f"column '{outer.name}'")
         return ids, weights
     if isinstance(outer, fc.SequenceCategoricalColumn):
         outer = outer.categorical_column  # the sequence column itself would give [batch, T, 1]

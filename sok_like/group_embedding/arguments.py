@@ -15,7 +15,7 @@ from tensorflow.python.ops.variables import PartitionedVariable
 from sok_like.lookup import exporting
 from sok_like.lookup.dense_lookup import as_tf_table, check_weights
 from sok_like.lookup.ids import in_order, row_splits, samples_by_table, samples_of
-from sok_like.runtime.checks import COMBINERS, require, wrong_argument
+from sok_like.runtime.checks import COMBINERS, require, unmet, wrong_argument
 from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.ranks.lookup_options import check_gradient_scale, check_row_dtype
 from sok_like.table.keys import dtype_hint
@@ -48,20 +48,17 @@ def tables(params: Any) -> list:
 def _table(param):
     if isinstance(param, PartitionedVariable):
         if len(list(param)) > 1:
-            raise TypeError(
-                "`params` must not hold a PartitionedVariable of several parts. "
-                f"Received: '{param.name}' in {len(list(param))} parts"
-            )
+            required = "not hold a PartitionedVariable of several parts"
+            received = f"'{param.name}' in {len(list(param))} parts"
+            raise unmet("`params`", required, received, error=TypeError)
         (param,) = param
     param = unwrap(param)
     if isinstance(param, EmbeddingVariable):
         return param
     table = as_tf_table(param)
     if not isinstance(table, (tf.Variable, tf.Tensor)) or table.shape.rank != 2:
-        raise TypeError(
-            "`params` must hold sok.EmbeddingVariables or tf.Variables of shape "
-            f"[input_dim, output_dim]. Received: {param!r}"
-        )
+        required = "hold sok.EmbeddingVariables or tf.Variables of shape [input_dim, output_dim]"
+        raise unmet("`params`", required, f"{param!r}", error=TypeError)
     return table
 
 
@@ -70,10 +67,8 @@ def one_each(name: str, values: Any, num_tables: int) -> list:
     form = {"sp_ids": ", or one RaggedTensor [num_tables, batch, None]"}.get(name, "")
     require(isinstance(values, (list, tuple)), name, f"a list or a tuple{form}", values)
     if len(values) != num_tables:
-        raise ValueError(
-            f"`{name}` must have an item for each of the {num_tables} tables of `params`. "
-            f"Received: {len(values)} items"
-        )
+        required = f"have an item for each of the {num_tables} tables of `params`"
+        raise unmet(f"`{name}`", required, f"{len(values)} items")
     return list(values)
 
 
@@ -132,15 +127,11 @@ def _ragged(keys, row_splits, weights, sparse=None):
 def ids_of(sp_ids: Any, sp_weights: Any, name: str, together: bool = False) -> Ids:
     """Ids of one table and their weights in one form; unsorted if one op sorts all `together`."""
     if not isinstance(sp_ids, (tf.SparseTensor, tf.RaggedTensor)):
-        raise TypeError(
-            "`sp_ids` must be SparseTensors or RaggedTensors; sok.group_embedding_lookup takes "
-            f"dense ids. Received: {sp_ids!r} (table '{name}')"
-        )
+        required = "be SparseTensors or RaggedTensors; sok.group_embedding_lookup takes dense ids"
+        raise unmet("`sp_ids`", required, f"{sp_ids!r}", f"table '{name}'", TypeError)
     is_ragged = isinstance(sp_ids, tf.RaggedTensor)
     if sp_ids.shape.rank not in (2, None) or (is_ragged and sp_ids.ragged_rank != 1):
-        raise ValueError(
-            f"`sp_ids` must be 2-D, [batch, None]. Received: shape {sp_ids.shape} (table '{name}')"
-        )
+        raise unmet("`sp_ids`", "be 2-D, [batch, None]", f"shape {sp_ids.shape}", f"table '{name}'")
     check_integers("sp_ids", sp_ids, name)
     if sp_weights is not None:
         check_weights(sp_ids, sp_weights, "sp_", f" (table '{name}')")
@@ -204,10 +195,8 @@ def _packed(sp_ids, sp_weights, tables):
 def check_integers(argument: str, ids: Any, name: str) -> None:
     """Raises TypeError unless ids are integers."""
     if not ids.dtype.is_integer:
-        raise TypeError(
-            f"`{argument}` must be integers. Received: {ids.dtype.name} (table '{name}'). "
-            f"{dtype_hint(ids.dtype)}"
-        )
+        received = f"{ids.dtype.name} (table '{name}'). {dtype_hint(ids.dtype)}"
+        raise unmet(f"`{argument}`", "be integers", received, error=TypeError)
 
 
 def _at_same_places(weights, places, places_of_weights, name):

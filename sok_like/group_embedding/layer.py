@@ -27,7 +27,7 @@ from sok_like.lookup.ids import (
     with_flat_values,
 )
 from sok_like.lookup.table_layer import TablesLayer, in_config
-from sok_like.runtime.checks import OPTIONAL_COMBINERS, as_integer, check_combiner, require
+from sok_like.runtime.checks import OPTIONAL_COMBINERS, as_integer, check_combiner, require, unmet
 from sok_like.runtime.ranks.lookup_options import check_gradient_scale, check_row_dtype
 from sok_like.table.keys import check_kind, may_be_keys
 from sok_like.table.options import option_config, option_from_config
@@ -140,10 +140,8 @@ class GroupEmbedding(TablesLayer):
         names = sorted({feature.table for feature in self._features.values()})
         unknown = sorted(set(self._table_options) - set(names))
         if unknown:
-            raise ValueError(
-                f"`table_options` must name tables of the features, {names}. Received: {unknown} "
-                f"(layer '{self.name}')"
-            )
+            required = f"name tables of the features, {names}"
+            raise unmet("`table_options`", required, unknown, f"layer '{self.name}'")
         tables: dict[str, EmbeddingVariable] = {}
         for name, feature in self._features.items():
             if feature.table not in tables:
@@ -182,17 +180,13 @@ class GroupEmbedding(TablesLayer):
             self._is_dict or isinstance(inputs, (list, tuple))
         ):
             kind = "a dictionary" if self._is_dict else "a list"
-            raise ValueError(
-                f"The input must be {kind} of features, as `embedding_dims` is. "
-                f"Received: {inputs!r} (layer '{self.name}')"
-            )
+            required = f"be {kind} of features, as `embedding_dims` is"
+            raise unmet("The input", required, f"{inputs!r}", f"layer '{self.name}'")
         given = dict(inputs) if self._is_dict else dict(enumerate(inputs))
         missing = [name for name in self._features if name not in given]
         if missing or (not self._is_dict and len(given) != len(self._features)):
-            raise ValueError(
-                f"The input must hold the features {list(self._features)}. "
-                f"Received: {list(given)} (layer '{self.name}')"
-            )
+            required = f"hold the features {list(self._features)}"
+            raise unmet("The input", required, list(given), f"layer '{self.name}'")
         return {name: given[name] for name in self._features}
 
     def _flat_ids(self, given):
@@ -228,15 +222,11 @@ class GroupEmbedding(TablesLayer):
         dtype, rank = tf.as_dtype(values.dtype), tf.TensorShape(values.shape).rank
         dense = not _is_composite(values)
         if dense and rank not in (1, 2):
-            raise ValueError(
-                "A dense feature must be of shape [batch] or [batch, hotness]. "
-                f"Received: shape {values.shape} {where}"
-            )
+            required = "be of shape [batch] or [batch, hotness]"
+            raise unmet("A dense feature", required, f"shape {values.shape} {where}")
         if not dense and rank not in (2, None):
-            raise ValueError(
-                "A ragged or sparse feature must have two axes, [batch, None]. "
-                f"Received: shape {values.shape} {where}"
-            )
+            required = "have two axes, [batch, None]"
+            raise unmet("A ragged or sparse feature", required, f"shape {values.shape} {where}")
         if dtype != tf.string and not may_be_keys(dtype):
             raise TypeError(
                 "A feature must hold integers or strings. Give `tf.keras.Input` the dtype 'int64' "

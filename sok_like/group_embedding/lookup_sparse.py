@@ -23,7 +23,7 @@ from sok_like.group_embedding.arguments import Ids, table_name
 from sok_like.lookup.dense_lookup import lookup_rows
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.keras_call import by_training, training_of_call
-from sok_like.runtime.checks import check_integer, wrong_argument
+from sok_like.runtime.checks import check_integer, unmet, wrong_argument
 from sok_like.table.keys import as_keys
 from sok_like.table.variable import EmbeddingVariable
 
@@ -137,10 +137,8 @@ def group_embedding_lookup(
     arguments.check_mode(training, gradient_scale, wire_dtype, name)
     for i, table in zip(ids, tables, strict=True):
         if isinstance(i, (tf.SparseTensor, tf.RaggedTensor)):
-            raise TypeError(
-                "`ids` must be dense; sok.group_embedding_lookup_sparse takes others. "
-                f"Received: {i!r} (table '{table_name(table)}')"
-            )
+            required = "be dense; sok.group_embedding_lookup_sparse takes others"
+            raise unmet("`ids`", required, f"{i!r}", f"table '{table_name(table)}'", TypeError)
     with tf.name_scope(name):
         ids = [tf.convert_to_tensor(i) for i in ids]
         for i, table in zip(ids, tables, strict=True):

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.lookup.by_key import OnTypeError
-from sok_like.runtime.checks import as_integer, require, wrong_argument
+from sok_like.runtime.checks import as_integer, require, unmet, wrong_argument
 from sok_like.runtime.ranks import comm, horovod
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.runtime.ranks.lookup_options import check_row_dtype
@@ -125,10 +125,8 @@ def get_embedding_variable(
         table = tables.get(full_name)
         if table is None:
             if scope.reuse is True:
-                raise ValueError(
-                    f"In a scope with reuse=True, table '{full_name}' must exist. "
-                    f"Received: {sorted(tables) or 'no table'}"
-                )
+                rule, received = "exist", sorted(tables) or "no table"
+                raise unmet(f"In a scope with reuse=True, table '{full_name}'", rule, received)
             table = tables[full_name] = EmbeddingVariable(**options)
             if not tf.executing_eagerly():
                 for collection in collections or ():

@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup.ids import FlatIds, flat_values, in_order
-from sok_like.runtime.checks import check_combiner
+from sok_like.runtime.checks import check_combiner, unmet
 from sok_like.runtime.framework.graphs import checked
 
 DENSE_COMBINERS = (None, "sum", "mean")
@@ -146,10 +146,9 @@ def check_weights(ids, weights, prefix: str = "", of: str = "") -> None:
     kinds = (tf.RaggedTensor, tf.SparseTensor)
     same_kind = all(isinstance(ids, kind) == isinstance(weights, kind) for kind in kinds)
     if not same_kind or not ids.shape.is_compatible_with(weights.shape):
-        raise ValueError(
-            f"`{prefix}weights` must have the same kind and shape as `{prefix}ids`. "
-            f"Received: {prefix}ids={ids!r}, {prefix}weights={weights!r}{of}"
-        )
+        required = f"have the same kind and shape as `{prefix}ids`"
+        received = f"{prefix}ids={ids!r}, {prefix}weights={weights!r}{of}"
+        raise unmet(f"`{prefix}weights`", required, received)
     if not weights.dtype.is_floating:
         raise TypeError(f"`{prefix}weights` must be floats. Received: {weights.dtype.name}{of}")
 

@@ -25,6 +25,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
+from sok_like.runtime.checks import unmet
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _TWO_OPTIMIZERS = (
@@ -118,9 +119,7 @@ def key_of(tables: Mapping[str, Any], name: str) -> str | None:
     """The key for a table: its whole name, or the part of it after a slash; None without one."""
     keys = [key for key in tables if name == key or name.endswith(f"/{key}")]
     if len(keys) > 1:
-        raise ValueError(
-            f"A table must have one optimizer. Received: {sorted(keys)} for table '{name}'"
-        )
+        raise unmet("A table", "have one optimizer", f"{sorted(keys)} for table '{name}'")
     return keys[0] if keys else None
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime import ops
-from sok_like.runtime.checks import require
+from sok_like.runtime.checks import require, unmet
 from sok_like.runtime.native import libraries
 from sok_like.table.keys import as_keys, as_rows
 from sok_like.table.variable import EmbeddingVariable
@@ -180,10 +180,8 @@ def _legacy_number(optimizer, hyper):
         if tf.executing_eagerly():
             return float(value.numpy())
     if hyper not in as_given:
-        raise ValueError(
-            "A legacy optimizer of Keras must be wrapped, or used with embedding variables, "
-            f"before its first step in a graph. Received: {optimizer._name} after it"
-        )
+        required = "be wrapped, or used with embedding variables, before its first step in a graph"
+        raise unmet("A legacy optimizer of Keras", required, f"{optimizer._name} after it")
     return as_given[hyper]
 
 

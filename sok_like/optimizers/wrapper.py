@@ -13,7 +13,7 @@ import tensorflow as tf
 from sok_like.optimizers.embedding_aware import embedding_aware, knows_tables
 from sok_like.optimizers.loss_scale import LossScaling
 from sok_like.optimizers.rules import rule_of
-from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.checks import unmet, wrong_argument
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.running_keras import is_keras_3, keras_optimizers, optimizer_family
 from sok_like.runtime.framework.scoped_attributes import view
@@ -121,10 +121,8 @@ def _per_table(optimizers, is_dictionary, default, options):
         )
     default = named(default)
     if vars(default).get("_sok_tables"):
-        raise ValueError(
-            "`default` must not have optimizers for tables already. "
-            f"Received: {type(default).__name__} with {sorted(default._sok_tables)}"
-        )
+        received = f"{type(default).__name__} with {sorted(default._sok_tables)}"
+        raise unmet("`default`", "not have optimizers for tables already", received)
     # A table may be called "default".
     stock = {**{key: named(own) for key, own in optimizers.items()}, None: default}
     wrong = {

@@ -36,7 +36,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sok_like.planner.tables import TableConfig, whole_axes
-from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.runtime.checks import as_integer, unmet, wrong_argument
 
 STRATEGIES = ("basic", "memory_balanced", "memory_optimized")
 # Settings in which joined tables may differ.
@@ -132,10 +132,8 @@ def check_strategy(strategy: object) -> str:
     """`strategy` itself; ValueError unless it is one of `STRATEGIES`."""
     if isinstance(strategy, str) and strategy in STRATEGIES:
         return strategy
-    raise ValueError(
-        f"Unsupported shard strategy: `strategy` must be one of {STRATEGIES}. "
-        f"Received: strategy={strategy!r}"
-    )
+    required = f"be one of {STRATEGIES}"
+    raise unmet("Unsupported shard strategy: `strategy`", required, f"strategy={strategy!r}")
 
 
 def place(

@@ -25,7 +25,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.runtime.checks import as_integer, unmet, wrong_argument
 
 # How a table may be sharded, in the order of the groups.
 DATA_PARALLEL, COLUMN_WISE, ROW_WISE, HASHED = range(4)
@@ -179,17 +179,14 @@ def read_tables(embeddings: Sequence[Any]) -> list[TableConfig]:
                 if reader is not None and stock_name(reader) is None:
                     config[argument] = reader
         else:
-            raise TypeError(
-                "`embeddings` must hold layers with get_config(), or dictionaries. "
-                f"Received: embeddings[{table_id}]={embedding!r}"
-            )
+            required = "hold layers with get_config(), or dictionaries"
+            received = f"embeddings[{table_id}]={embedding!r}"
+            raise unmet("`embeddings`", required, received, error=TypeError)
         for argument in ("output_dim",) if is_hashed(config) else ("input_dim", "output_dim"):
             value = as_integer(config.get(argument))
             if value is None or value < 1:
-                raise ValueError(
-                    f"`{argument}` of embeddings[{table_id}] must be a positive integer. "
-                    f"Received: {argument}={config.get(argument)!r}"
-                )
+                required, received = "be a positive integer", f"{argument}={config.get(argument)!r}"
+                raise unmet(f"`{argument}` of embeddings[{table_id}]", required, received)
             config[argument] = value
         num_rows = 0 if is_hashed(config) else config["input_dim"]
         tables.append(TableConfig(table_id, num_rows, config["output_dim"], config))

@@ -36,12 +36,19 @@ def check_combiner(combiner: Any, legal: Sequence[str | None] = COMBINERS) -> An
     raise wrong_argument("combiner", f"one of {tuple(legal)}", combiner)
 
 
+def unmet(
+    subject: str, required: str, received: Any, of: str = "", error: type[Exception] = ValueError
+) -> Exception:
+    """The error for what a subject must do or be: what was received, `of` which table."""
+    where = f" ({of})" if of else ""
+    return error(f"{subject} must {required}. Received: {received}{where}")
+
+
 def wrong_argument(
     argument: str, required: str, received: Any, of: str = "", error: type[Exception] = ValueError
 ) -> Exception:
-    """The error for an argument: what was required, what was received, `of` which table."""
-    where = f" ({of})" if of else ""
-    return error(f"`{argument}` must be {required}. Received: {argument}={received!r}{where}")
+    """The error for an argument."""
+    return unmet(f"`{argument}`", f"be {required}", f"{argument}={received!r}", of, error)
 
 
 def require(fits: bool, argument: str, required: str, received: Any, of: str = "") -> None:

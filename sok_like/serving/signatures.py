@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from sok_like.runtime.checks import unmet
 from sok_like.runtime.framework.graphs import checked
 
 DEFAULT = "serving_default"
@@ -100,16 +101,12 @@ def flat_function(signature: Signature) -> tuple[Callable, list[tf.TensorSpec]]:
 
 def _of_function(name, function):
     if not isinstance(function, _FUNCTIONS[0]) or function.input_signature is None:
-        raise ValueError(
-            f"Signature '{name}' must be a tf.function with an `input_signature`. "
-            f"Received: {function!r}"
-        )
+        required = "be a tf.function with an `input_signature`"
+        raise unmet(f"Signature '{name}'", required, f"{function!r}")
     arguments = list(function.input_signature)
     if isinstance(function.input_signature, Mapping):
-        raise ValueError(
-            f"The `input_signature` of signature '{name}' must be a list. "
-            f"Received: {function.input_signature!r}"
-        )
+        required, received = "be a list", f"{function.input_signature!r}"
+        raise unmet(f"The `input_signature` of signature '{name}'", required, received)
     names = list(function.function_spec.arg_names)[: len(arguments)]
     if all(isinstance(item, _SPECS) for item in arguments) and len(names) == len(arguments):
         named = zip(arguments, names, strict=True)

@@ -22,7 +22,7 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from sok_like.lookup.exchange import BY_KEY
 from sok_like.lookup.local_variables import mark_local, marked_part
 from sok_like.planner import tables
-from sok_like.runtime.checks import require, wrong_argument
+from sok_like.runtime.checks import require, unmet, wrong_argument
 from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import check_replicas
@@ -102,10 +102,8 @@ class ShardedVariable(ResourceVariable):
         if [shape is not None, initializer is not None] != [value is None] * 2:
             required = "both be given if there is no initial value"
             required = required if value is None else "be None if an initial value is given"
-            raise ValueError(
-                f"`shape` and `initializer` must {required}. Received: shape={shape}, "
-                f"initializer={initializer!r} ({self._of})"
-            )
+            rule, received = required, f"shape={shape}, initializer={initializer!r}"
+            raise unmet("`shape` and `initializer`", rule, received, self._of)
         if value is not None:
             value = self._as_table(value)
             self._global_shape = tuple(value.shape.as_list())

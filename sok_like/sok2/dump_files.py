@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from sok_like.runtime.checks import unmet
 from sok_like.saving.format import durable
 
 KEY, WEIGHT, SLOT = 0, 1, 2
@@ -46,9 +47,7 @@ def head(table: str, kind: int, slot: str, dtype: Any) -> bytes:
     texts = [(table, _NAME), (slot, _SLOT_NAME)]
     for text, most in texts:
         if len(text.encode()) > most:
-            raise ValueError(
-                f"A name must have {most} bytes at most. Received: {text!r} (table '{table}')"
-            )
+            raise unmet("A name", f"have {most} bytes at most", f"{text!r}", f"table '{table}'")
     name, slot_name = (text.encode().rjust(most) for text, most in texts)
     number = _DTYPES.index(np.dtype(dtype).type)
     return name + kind.to_bytes(4, "big") + slot_name + number.to_bytes(4, "big")
@@ -65,9 +64,7 @@ def read(path: str, kind: int, dim: int | None = None) -> Any:
     dtype = np.dtype(_DTYPES[number]).newbyteorder("<")
     width = dtype.itemsize * (dim or 1)
     if (size - HEAD) % width:
-        raise ValueError(
-            f"{path} must hold whole rows of {width} bytes. Received: {size - HEAD} bytes"
-        )
+        raise unmet(path, f"hold whole rows of {width} bytes", f"{size - HEAD} bytes")
     if dim is None:
         return np.frombuffer(durable.read(path, HEAD, size - HEAD), dtype)
     return RowFile(path, dtype, ((size - HEAD) // width, dim))

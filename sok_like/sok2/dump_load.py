@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.optimizers.rules import legacy_name
-from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.checks import unmet, wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import Steps
 from sok_like.saving import transaction
@@ -259,10 +259,8 @@ class _Static(Dumped):
     def _positions(self, keys):
         rows, numbers = self._variable.global_shape[0], keys.astype(np.int64)
         if not np.array_equal(np.sort(numbers), np.arange(rows)):
-            raise ValueError(
-                f"A dump of variable '{self.stem}' must hold its rows 0 to {rows - 1}. "
-                f"Received: {len(keys)} keys"
-            )
+            required = f"hold its rows 0 to {rows - 1}"
+            raise unmet(f"A dump of variable '{self.stem}'", required, f"{len(keys)} keys")
         return np.flatnonzero(np.isin(numbers, self._variable._rows_here()))
 
     def take(self, content: Sok2Content) -> None:

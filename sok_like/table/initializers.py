@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.checks import as_integer, wrong_argument
+from sok_like.runtime.checks import as_integer, unmet, wrong_argument
 from sok_like.runtime.ranks.comm import run_now
 from sok_like.table.policies import DEFAULT_VALUE_DIM
 
@@ -80,10 +80,8 @@ def row_initializer(
 
 def _check_finite(instance, numbers):
     if not np.isfinite(np.asarray(numbers, np.float32)).all():
-        raise ValueError(
-            "`initializer` must give finite numbers that float32 can hold. "
-            f"Received: NaN or infinite ones from {instance!r}"
-        )
+        required = "give finite numbers that float32 can hold"
+        raise unmet("`initializer`", required, f"NaN or infinite ones from {instance!r}")
 
 
 def _variance_scaling(config, dim, num_rows):
@@ -154,13 +152,9 @@ def _default_rows(instance, config, num_rows, dim):
     shape = (num_rows, dim)
     (rows,) = run_now(lambda: [tf.convert_to_tensor(instance(shape, dtype="float32"))])
     if rows.shape != shape:
-        raise ValueError(
-            f"An initializer must return the shape it is asked for, {shape}. "
-            f"Received: {rows.shape} from {instance!r}"
-        )
+        required = f"return the shape it is asked for, {shape}"
+        raise unmet("An initializer", required, f"{rows.shape} from {instance!r}")
     if rows.dtype.kind not in "fiu" and rows.dtype != tf.bfloat16.as_numpy_dtype:
-        raise ValueError(
-            f"An initializer must return real numbers. Received: {rows.dtype} from {instance!r}"
-        )
+        raise unmet("An initializer", "return real numbers", f"{rows.dtype} from {instance!r}")
     _check_finite(instance, rows)
     return tuple(np.asarray(rows, np.float32).ravel().tolist())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.checks import unmet, wrong_argument
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.framework.running_keras import is_keras_3
@@ -70,9 +70,8 @@ def check_dtype(dtype: Any, argument: str = "keys") -> None:
     dtype = tf.as_dtype(dtype)
     if not may_be_keys(dtype):
         what = "Keys" if argument == "keys" else f"`{argument}`"
-        raise TypeError(
-            f"{what} must be of an integer dtype. Received: {dtype.name}. {dtype_hint(dtype)}"
-        )
+        required = "be of an integer dtype"
+        raise unmet(what, required, f"{dtype.name}. {dtype_hint(dtype)}", error=TypeError)
 
 
 def dtype_hint(dtype: tf.DType) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from sok_like.runtime.checks import as_integer, check_integer, require, wrong_argument
+from sok_like.runtime.checks import as_integer, check_integer, require, unmet, wrong_argument
 from sok_like.table.storage import StorageOption as StorageOption
 
 DEFAULT_VALUE_DIM = 4096
@@ -342,10 +342,9 @@ def with_steps_to_live(
     if others == [added]:
         return option
     if others:
-        raise ValueError(
-            "`steps_to_live` must be given once, as an argument or in GlobalStepEvict. "
-            f"Received: steps_to_live={steps_to_live} and {others[0]!r} ({where})"
-        )
+        required = "be given once, as an argument or in GlobalStepEvict"
+        received = f"steps_to_live={steps_to_live} and {others[0]!r}"
+        raise unmet("`steps_to_live`", required, received, where)
     evictions = (*option.evictions, added) if option.evictions else added
     return dataclasses.replace(option, evict_option=evictions)
 

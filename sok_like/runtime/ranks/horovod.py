@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.runtime.checks import unmet
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.ranks import comm, launchers
@@ -267,7 +268,5 @@ def check_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
         else:
             raise TypeError(f"{wrapper} got an unexpected argument. Received: {name}={value!r}")
         if not is_average:
-            raise ValueError(
-                f"{wrapper} averages over all ranks, so `{name}` must be left out. "
-                f"Received: {name}={value!r}"
-            )
+            required, received = "be left out", f"{name}={value!r}"
+            raise unmet(f"{wrapper} averages over all ranks, so `{name}`", required, received)

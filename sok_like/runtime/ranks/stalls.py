@@ -28,6 +28,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from sok_like.runtime.checks import unmet
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, stall_connections, stall_verdict
 from sok_like.runtime.ranks.comm import Communicator, run_now
@@ -59,10 +60,8 @@ def timeout() -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise ValueError(
-            "SOK_STALL_TIMEOUT must be seconds, or 0 to wait without end. "
-            f"Received: SOK_STALL_TIMEOUT={text!r}"
-        )
+        required = "be seconds, or 0 to wait without end"
+        raise unmet("SOK_STALL_TIMEOUT", required, f"SOK_STALL_TIMEOUT={text!r}")
     return seconds
 
 

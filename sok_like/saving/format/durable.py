@@ -23,6 +23,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from sok_like.runtime.checks import unmet as wrong
+
 ASIDE = ".tmp"  # the end of the names of files that are being written
 _CHUNK = 2**24  # bytes copied at a time
 _LARGE = 2**26  # bytes of a file whose removal takes milliseconds
@@ -258,11 +260,6 @@ def write_all(file: Any, data: Any) -> None:
     left = memoryview(data).cast("B") if len(data) else memoryview(b"")
     while left:
         left = left[file.write(left) :]
-
-
-def wrong(path: Path, required: str, received: Any) -> ValueError:
-    """The error for a file: what it must be or hold, and what it is."""
-    return ValueError(f"{os.fspath(path)} must {required}. Received: {received}")
 
 
 @contextlib.contextmanager

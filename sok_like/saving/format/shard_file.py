@@ -165,7 +165,7 @@ class ShardFile(ShardSource):
         except Exception as error:  # damaged bytes raise undocumented errors of zipfile and NumPy
             is_ours = isinstance(error, ValueError)
             what = str(error) if is_ours else f"{type(error).__name__}: {error}"
-            raise durable.wrong(path, "be a whole shard file", what) from error
+            raise durable.wrong(self.path, "be a whole shard file", what) from error
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
         """Rows `begin` to `end` of an array; by default all rows."""

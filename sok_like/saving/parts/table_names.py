@@ -27,7 +27,7 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.checks import unmet, wrong_argument
 from sok_like.runtime.framework.scoped_attributes import attributes
 
 # As `sok.EmbeddingVariable` and Keras number them.
@@ -149,10 +149,8 @@ def renamed(layer: str, received: Sequence[str]) -> list[str]:
                 _state.unused_names.discard(old)
     given = [name for name in names if name]
     if len(set(given)) < len(given):
-        raise ValueError(
-            f"Tables of layer '{layer}' must have names of their own after sok.renamed_tables. "
-            f"Received: {received}, which became {names}"
-        )
+        required = "have names of their own after sok.renamed_tables"
+        raise unmet(f"Tables of layer '{layer}'", required, f"{received}, which became {names}")
     return names
 
 
