@@ -185,9 +185,6 @@ def uninstall() -> None:
     policies.set_default_count("lookups")
 
 
-# ---- wrappers of TensorFlow's functions, for groups and tables ----
-
-
 def _embedding_column(own, categorical_column, *args, **kwargs):
     ours = current_group() is not None or table_column(categorical_column) is not None
     make = feature_column.embedding_column if ours else own

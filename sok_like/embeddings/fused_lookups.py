@@ -139,9 +139,6 @@ def _check_nothing_is_lost(model, fused, layers):
         )
 
 
-# ---- a functional model's graph, under either Keras ----
-
-
 def _structure(model, what):
     return getattr(model, f"_{what}s_struct" if is_keras_3() else f"_nested_{what}s")
 

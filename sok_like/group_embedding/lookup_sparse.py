@@ -156,9 +156,6 @@ def group_embedding_lookup(
         return outputs
 
 
-# ---- EmbeddingVariables ----
-
-
 def _feature(table, keys, *combined):
     """None for a tf.Variable."""
     if not isinstance(table, EmbeddingVariable):
@@ -178,9 +175,6 @@ def _lookup_group(features, training, gradient_scale, wire_dtype, name):
     return [None if feature is None else next(rows) for feature in features]
 
 
-# ---- tf.Variables ----
-
-
 def _dense_rows(table, ids: Ids, combiner):
     """`[batch, output_dim]`; without a combiner `[num_keys, output_dim]`."""
     name = table_name(table)
@@ -198,9 +192,6 @@ def _dense_rows(table, ids: Ids, combiner):
     is_zero = tf.equal(squares, 0)
     root = tf.sqrt(tf.where(is_zero, tf.ones_like(squares), squares))
     return tf.where(is_zero[:, tf.newaxis], tf.zeros_like(rows), rows / root[:, tf.newaxis])
-
-
-# ---- shapes ----
 
 
 def _as_sequence(rows, ids: Ids):

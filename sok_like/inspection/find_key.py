@@ -153,9 +153,6 @@ def _in_server(key, model):
     return places
 
 
-# ---- in files ----
-
-
 def _in_files(key, path):
     """The places of a key in a file or a folder, and in what belongs to it."""
     path = path.rstrip("/") or path

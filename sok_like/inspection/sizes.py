@@ -148,9 +148,6 @@ def as_text(tables: list[TableReport]) -> str:
     return "\n".join(aligned([head, *lines], left={0}))
 
 
-# ---- before a table is made ----
-
-
 class MemoryEstimate(NamedTuple):
     """Bytes of one rank's shard."""
 

@@ -141,8 +141,6 @@ class DynamicVariable(EmbeddingVariable):
             **_bounds(of, var_type, max_capacity, evict_strategy),
         )
 
-    # ---- what it is, under 2.x's names ----
-
     @property
     def size(self) -> tf.Tensor:
         """`[number of keys on this rank, dimension]`, int64 `[2]`."""
@@ -196,8 +194,6 @@ class DynamicVariable(EmbeddingVariable):
     def key_map(self, indices: Any) -> Any:
         """`indices`: keys are the same on every rank."""
         return indices
-
-    # ---- rows ----
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
         """Rows of keys, as `EmbeddingVariable.sparse_read`; every rank must call it."""
@@ -253,8 +249,6 @@ class DynamicVariable(EmbeddingVariable):
 
     def _write(self, keys, rows):
         return libraries.ops().sok_table_assign(handle=self.handle, keys=keys, rows=rows)
-
-    # ---- what a table cannot do ----
 
     def _serialize_to_tensors(self):
         self._check_spread("tf.train.Checkpoint")

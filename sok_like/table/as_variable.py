@@ -61,8 +61,6 @@ class AsVariable:
         """The name that initial rows depend on; `.name` is what TensorFlow made of it."""
         return self._options.name
 
-    # ---- rows by key ----
-
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
         """float32 rows of keys of all ranks, with a gradient; every rank must call it."""
         assert look_up is not None, "sok.Init and sok.EmbeddingVariable load it"
@@ -80,8 +78,6 @@ class AsVariable:
         if not number and (isinstance(key, bool) or not isinstance(key, (int, np.integer))):
             raise self._no_dense_value(f"variable[{key!r}]; one integer key is required")
         return self.sparse_read(key)
-
-    # ---- the keys of this rank, without a collective ----
 
     def __len__(self):
         """The number of keys on this rank, as `size()`; no truth value, an empty table has none."""
@@ -108,8 +104,6 @@ class AsVariable:
 
     # Python would read rows 0, 1, 2, ... backwards.
     __reversed__ = None
-
-    # ---- no dense value ----
 
     def _no_dense_value(self, what):
         return TypeError(
@@ -156,8 +150,6 @@ class AsVariable:
             "(model.export, tf.saved_model.save, save_format='tf')"
         )
 
-    # ---- optimizers and assignments ----
-
     def _by_position(self, method):
         return NotImplementedError(
             f"EmbeddingVariable '{self.table_name}' cannot be assigned by position: its rows are "
@@ -200,8 +192,6 @@ class AsVariable:
             yield
         finally:
             self._trained_by_sok = before
-
-    # ---- names of SOK 1.x ----
 
     @property
     def m_var_name(self) -> str:

@@ -213,8 +213,6 @@ class EmbeddingVariable(
                 handle=handle, handle_device=handle.device
             )
 
-    # ---- what it is ----
-
     @property
     def dim(self) -> int:
         """Floats per row."""
@@ -283,8 +281,6 @@ class EmbeddingVariable(
 
         return as_weight(self)
 
-    # ---- what it holds ----
-
     def size(self) -> tf.Tensor:
         """Number of keys on this rank, int64 scalar."""
         return libraries.ops().sok_table_size(handle=self.handle)
@@ -328,8 +324,6 @@ class EmbeddingVariable(
         """Removes every key of this rank's shard; in a graph, returns the op that does so."""
         self.__dict__.pop("_kind_of_features", None)
         return libraries.ops().sok_table_clear(handle=self.handle)
-
-    # ---- what TensorFlow asks of a variable ----
 
     def record_access(self) -> None:
         """Tells tapes and graphs that the variable is about to be read."""

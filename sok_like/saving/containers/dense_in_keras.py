@@ -65,9 +65,6 @@ def save(holder: Holder, store: Any) -> None:
     checksums.write_arrays(store, wholes, _PREFIX)
 
 
-# ---- reading ----
-
-
 def load(holder: Holder, store: Any) -> Any:
     """Reads what `save` wrote, at the end of `loading`; returns what the file has besides."""
     with optimizer_variables.of_root(()):

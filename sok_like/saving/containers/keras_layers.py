@@ -143,9 +143,6 @@ def _without_tables(layer: Any, tables: list[Any]) -> Iterator[None]:
         vars(layer).update(lists)
 
 
-# ---- writing ----
-
-
 def save_reference(store: Any, prefix: str, thing: Any, what: str) -> bool:
     """Writes the name of the folder beside the file that has a thing; on several ranks it must."""
     reference, ranks = transaction.reference_of(thing), comm.current().world_size
@@ -172,9 +169,6 @@ def _save_table(table, store, prefix):
     names = b"\n".join(arrays["slot_names"].tolist())
     arrays["slot_names"] = np.frombuffer(names, np.uint8)
     checksums.write_arrays(store, arrays.items(), prefix)
-
-
-# ---- reading ----
 
 
 def _sorted(store):

@@ -185,9 +185,6 @@ def restore(own: Callable, self: Any, sess: Any, save_path: Any) -> Any:
     return transaction.load(_RESTORE, path, read, compared=f"{path}.index")
 
 
-# ---- saving by time ----
-
-
 class SharedTimer:
     """Decides at which steps all ranks save, as a `CheckpointSaverHook` or another caller."""
 

@@ -161,9 +161,6 @@ def written(
             array_file._finish(name)
 
 
-# ---- a folder of them ----
-
-
 def _name_of(rank, world_size):
     return f"{rank}-of-{world_size}.npz"
 

@@ -114,9 +114,6 @@ def _of_blocks(crcs: Iterable[int]) -> str:
     return hashlib.sha256(np.fromiter(crcs, "<u4").tobytes()).hexdigest()
 
 
-# ---- arrays in a file of Keras ----
-
-
 def write_arrays(store: Any, arrays: Iterable[tuple[str, np.ndarray]], prefix: str = "") -> None:
     """Writes arrays and their checksum into a store of Keras; names get the prefix."""
     digests = {}

@@ -291,9 +291,6 @@ def _by_path(keys, different):
             yield alike[begin : begin + _ROWS_AT_ONCE]
 
 
-# ---- keys of several sources, range by range ----
-
-
 def _key_ranges(sources: Sequence[ShardSource]) -> Iterator[tuple[np.uint64, list[Any]]]:
     """Ranges of keys in ascending order, by uint64 value; the keys of each source ascend.
 

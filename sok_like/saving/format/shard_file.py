@@ -211,8 +211,6 @@ class ShardFile(ShardSource):
             setattr(shard, name, array if array.shape else array.item())
         return shard
 
-    # ---- reading and checking the file ----
-
     def _elements(self, at, shape, dtype):
         elements = np.empty(shape, dtype)
         if dtype.itemsize:  # not strings of length 0

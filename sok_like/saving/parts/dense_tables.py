@@ -137,9 +137,6 @@ def _read(held, place, dtype):
     return tf.cast(held.read(place), dtype).numpy()
 
 
-# ---- reading ----
-
-
 def match(holder: Holder, tables: Sequence[str], file: str) -> tuple[dict[str, str], str]:
     """The holder's key of each table, by that in a file; and what one side lacks, or ""."""
     of_holder, of_file = list(holder.shapes()), sorted(tables, key=table_names.order)

@@ -35,9 +35,6 @@ def unreached(objects: Sequence[Any], variables: Sequence[Any]) -> list[str]:
     return [holder.name for holder in lost if ids & set(map(id, holder.own_variables()))]
 
 
-# ---- an optimizer as TensorFlow and Keras see it ----
-
-
 def children(own: Callable, self: Any, save_type: str = "checkpoint", **kwargs: Any) -> Any:
     """`_trackable_children` of Keras' optimizers."""
     children = own(self, save_type, **kwargs)
@@ -104,9 +101,6 @@ class _Others(tf.__internal__.tracking.Trackable):
 
     def _lookup_dependency(self, name, cached_dependencies=None):
         return self._items.get(name)
-
-
-# ---- the optimizers of one save or load ----
 
 
 def of_root(objects: Iterable[Any]) -> contextlib.AbstractContextManager[None]:

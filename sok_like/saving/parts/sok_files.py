@@ -139,9 +139,6 @@ def stem(table: str) -> str:
     return table if plain else file_stem(table)
 
 
-# ---- writing ----
-
-
 class JoinedFile(NamedTuple):
     """A file, and what this rank writes of it."""
 

@@ -94,9 +94,6 @@ def matched(
     return sorted(pairs), problem
 
 
-# ---- what a program reads otherwise ----
-
-
 @contextlib.contextmanager
 def _chosen(kind: str, choices: Mapping[str, str], required: str, received: str) -> Iterator[None]:
     """A scope of choices by name, which raises at its end unless each was used."""
