@@ -253,11 +253,7 @@ class CollectiveStrategy:
 
     @contextlib.contextmanager
     def embedding_scope(self, **kwargs: Any) -> Iterator[CollectiveStrategy]:
-        """In DeepRec, tables must be made in it. Here tables are spread over ranks everywhere.
-
-        Args:
-            **kwargs: DeepRec's; ignored.
-        """
+        """In DeepRec, tables must be made in it. Here it has no effect; `kwargs` are ignored."""
         yield self
 
     def world_size(self) -> int:

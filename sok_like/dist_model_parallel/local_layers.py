@@ -103,11 +103,7 @@ def check_descriptions(embeddings: Sequence[Any], can_mask: bool) -> None:
 
 
 def build_layer(config: dict[str, Any], sizes: Sequence[int] = (), vary: int = 0) -> Any:
-    """Makes a layer of this configuration, with its variable.
-
-    `sizes` are the numbers of rows of joined tables. `vary` changes the seeds of the initializers,
-    so that not all shards of a table start with the same rows.
-    """
+    """Makes a layer and its variable; `sizes`: rows of joined tables, `vary`: of its seeds."""
     config = dict(config)
     layer_type = config.pop("layer_type", None)
     if len(sizes) > 1 and not any(config["embeddings_initializer"]):

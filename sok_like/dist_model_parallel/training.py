@@ -70,11 +70,8 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):
 
 
 def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str) -> list:
-    """Averages over ranks the gradients of variables that are not local; None stays None.
-
-    All sparse gradients are returned with each index once. So a variable that is looked up
-    several times in a step is trained as with a dense gradient.
-    """
+    """Averages over ranks the gradients of variables that are not local; None stays None."""
+    # Sparse ones have each index once then, so parts of several lookups act as a dense gradient.
     communicator = comm.current()
     gradients = list(map(comm.distinct, gradients))
     if communicator.world_size == 1:

@@ -38,11 +38,8 @@ from sok_like.runtime.ranks.exchange_order import collective_in_turn as _in_turn
 def gather(
     tensor: tf.Tensor, dim: int, line: Communicator, name: str, gradient: str | float = 1.0
 ) -> tf.Tensor:
-    """Concatenates the shards of the ranks of a line along `dim`, to a length not known statically.
-
-    The gradient is the own shard of that of the whole, by a factor; or the own shard of the "mean"
-    or "sum" of the ranks' gradients.
-    """
+    """Concatenates the shards of a line's ranks along `dim`, to a length not known statically."""
+    # The gradient: the own shard of the whole one times a factor, or of the ranks' "mean" or "sum".
     if line.world_size == 1:
         return tensor
 

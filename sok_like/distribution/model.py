@@ -93,11 +93,8 @@ def bind(model: Any, distribution: Any) -> None:
 
 
 def binding(distribution: Any) -> contextlib.ExitStack:
-    """A scope in which models are bound when they are compiled or first called.
-
-    L1 and L2 penalties are each rank's part of the sum, summed over ranks. Other penalties need
-    whole values, and gather them.
-    """
+    """A scope in which models are bound when they are compiled or first called."""
+    # L1 and L2 penalties are summed over ranks part by part. Others gather whole values.
 
     def compile(own, self, *args, **kwargs):
         bind(self, distribution)

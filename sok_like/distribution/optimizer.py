@@ -113,11 +113,7 @@ class _OnShards(_WorksOnShards):
 
 
 class _ScalingOnShards(_WorksOnShards):
-    """Mixed into a LossScaleOptimizer of either Keras, around an optimizer on shards.
-
-    All ranks skip a step or none does: by `LossScaling` in Keras 3, and in tf_keras by the inner
-    optimizer's `aggregate_gradients`.
-    """
+    """Mixed into a LossScaleOptimizer of either Keras: all ranks skip a step or none does."""
 
     def apply(self, grads, trainable_variables=None):  # Keras 3
         variables = (

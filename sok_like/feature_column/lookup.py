@@ -154,11 +154,8 @@ def _ids_and_weights(column, inputs):
 
 
 def ids_and_weights(outer: Any, inputs: Any) -> tuple[Any, Any]:
-    """All ids of a categorical column and their weights (or None), ragged or sparse.
-
-    Dense weights `[num_ids, 1]` beside SparseTensors of ids `[batch, hotness]` belong to the ids in
-    their order, as in DeepRec's scripts; there must be one weight per id.
-    """
+    """All ids of a categorical column and their weights (or None), ragged or sparse."""
+    # As in DeepRec's scripts, weights `[num_ids, 1]` belong to ids `[batch, hotness]` in order.
     categorical, weight_key = outer, None
     while isinstance(categorical, (fc.WeightedCategoricalColumn, fc.SequenceCategoricalColumn)):
         weight_key = getattr(categorical, "weight_feature_key", weight_key)

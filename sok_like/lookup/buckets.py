@@ -112,11 +112,8 @@ def layout_for(room: int, attempt: int = 0) -> Layout:
 
 
 def choices(keys: np.ndarray, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
-    """The two buckets of each key, int64 `[num_keys]` each; they always differ.
-
-    `stock_table.py` computes the same with TensorFlow's ops, where a shift takes as long as three
-    steps of `scaled`.
-    """
+    """The two buckets of each key, int64 `[num_keys]` each; they always differ."""
+    # `stock_table.py` computes the same in TensorFlow, where a shift takes three steps of `scaled`.
     words: Any = (keys.view(np.uint64) ^ np.uint64(layout.salt % 2**64)) * np.uint64(FACTORS[0])
     words = (words ^ scaled(words, 2.0**-32).astype(np.uint64)) * np.uint64(FACTORS[1])
     first_scale, second_scale = layout.scales

@@ -30,11 +30,8 @@ from sok_like.table.variable import is_embedding_variable, unwrap
 
 
 def rows_by_key(variable: EmbeddingVariable, keys: Any, name: str | None = None) -> Any:
-    """Rows of keys of all ranks, float32: the shape of the keys plus a last axis `embedding_dim`.
-
-    Missing keys are inserted, except in a Keras call with `training=False`, where their initial
-    rows are read. Keys are integers of any shape, or a RaggedTensor of them.
-    """
+    """Rows of keys of all ranks, float32 `[..., embedding_dim]`; keys may be a RaggedTensor."""
+    # Missing keys are inserted, except in a Keras call with `training=False`.
     keys = keys if tf.is_tensor(keys) else tf.convert_to_tensor(keys)
     flat = FlatIds(keys, None, hashed=True)
     name = name or re.sub(r"[^A-Za-z0-9_.]", "_", f"rows_of_{variable.table_name}")
@@ -92,11 +89,8 @@ class _Table(metaclass=_IsTable):
 
 
 def _dispatch(function, table, ids, kinds, by_key):
-    """Makes TensorFlow call `by_key(table, arguments)` before `function`, which takes sparse ids.
-
-    It returns arguments that contain no table. `table` and `ids` are names of arguments, `kinds`
-    the types of ids: for ragged ids of v1 functions TensorFlow has a dispatch target already.
-    """
+    """Makes TensorFlow call `by_key(table, arguments)` before `function` of sparse ids."""
+    # It returns arguments without a table. For ragged ids of v1 functions a target exists already.
     signature = inspect.signature(function)
     # TensorFlow supports only this form; on Python 3.10 it takes `list[...]` for a class.
     tables = typing.Union[_Table, typing.List[_Table]]  # noqa: UP006, UP007

@@ -50,13 +50,7 @@ class Spread(NamedTuple):
 
 
 class Exporting:
-    """The tables of a model while it is traced.
-
-    Args:
-        stock: The tables.
-        tables: That of each EmbeddingVariable, by its `id`.
-        whole: The replacement of what else is spread over ranks, by the `id` of its holder.
-    """
+    """The tables of a model while it is traced; `tables` and `whole` are by `id`."""
 
     def __init__(
         self, stock: StockTables, tables: Mapping[int, StockTable], whole: Mapping[int, Any]

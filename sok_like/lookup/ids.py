@@ -162,11 +162,8 @@ def samples_of(
 def samples_by_table(
     samples: tf.RaggedTensor, weights: tf.Tensor | None, table_splits: tf.Tensor, num_tables: int
 ) -> list[KeySamples]:
-    """Keys of hash tables by table and sample, with one op for all tables.
-
-    Samples `[num_samples, None]` of the first table come first; `table_splits`
-    `[num_tables + 1]` has the first sample of each table, and the end.
-    """
+    """Keys of hash tables by table and sample, with one op for all tables."""
+    # `table_splits` `[num_tables + 1]` has the first sample of each table, and the end.
     floats = None if weights is None else tf.cast(weights, tf.float32)
     with tf.device("CPU:0"):
         by_table = libraries.ops().sok_group_samples(
@@ -183,12 +180,9 @@ def samples_by_table(
 
 
 def in_order(sparse: tf.SparseTensor) -> tf.SparseTensor:
-    """The SparseTensor in canonical order: by sample, then by column.
-
-    Otherwise values would be assigned to other samples. TensorFlow's own lookups raise then, but
-    raising here would leave the other ranks waiting. If the order is right already, the op passes
-    its inputs on.
-    """
+    """The SparseTensor in canonical order: by sample, then by column."""
+    # Otherwise values would go to other samples. TensorFlow's own lookups raise then, but raising
+    # here would leave the other ranks waiting.
     return tf.sparse.reorder(sparse)
 
 
@@ -230,11 +224,7 @@ def valid(keys: tf.Tensor, pad_key: int | str) -> tf.Tensor:
 
 
 def mask_of(ids: Any, pad_key: int | str | None, shape: Any = None) -> Any:
-    """The mask of rows that are looked up without a combiner: True where ids are not padding.
-
-    Without a `pad_key` there is none. Ids are of any kind, also a symbol of Keras 3; `shape` is
-    that of the mask if it differs from theirs.
-    """
+    """The mask of rows of ids that are looked up without a combiner; None without a `pad_key`."""
     if pad_key is None:
         return None
     if is_keras_3() and isinstance(ids, tf.keras.KerasTensor):

@@ -71,15 +71,8 @@ def by_training(training: Any, function: Callable[[bool], Any]) -> Any:
 
 
 def check_listed(variable: Any, keys: Any) -> None:
-    """Raises unless a layer of the Keras call in progress lists a trainable table.
-
-    Raises also within a step that XLA is to compile.
-
-    The table is an EmbeddingVariable, or a tf.Variable with a `table_name`.
-
-    If keys are symbolic tensors of tf_keras, each op becomes a layer of its own, which lists
-    nothing.
-    """
+    """Raises unless a layer of the Keras call lists a trainable table; also in a step for XLA."""
+    # Each op on symbolic tensors of tf_keras becomes a layer of its own, which lists nothing.
     if running_keras.compiled:
         raise RuntimeError(_COMPILED.format(name=variable.table_name))
     if not variable.trainable:

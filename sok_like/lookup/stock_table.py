@@ -64,16 +64,10 @@ class Asked(NamedTuple):
 
 
 class StockTables:
-    """Keys and rows of whole tables, in host memory.
+    """Keys and rows of whole tables, in host memory; ranks write large ones into the SavedModel."""
 
-    The large variables have shapes and no values: the ranks write these into the SavedModel.
-
-    Args:
-        tables: The tables.
-        row_dtype: One of `ROW_DTYPES`. Each int8 row has a bfloat16 scale.
-        refreshable: Whether there are a row number per slot, and `decays`, one per table, which
-            change with the steps of training.
-    """
+    # Each int8 row has a bfloat16 scale. If `refreshable`, there are a row number per slot, and
+    # `decays`, one per table, which change with the steps of training.
 
     def __init__(self, tables: Sequence[StockTable], row_dtype: str, refreshable: bool = False):
         self.tables, dtype = list(tables), tf.as_dtype(row_dtype)
@@ -119,12 +113,7 @@ class StockTables:
         return [variable for variable in each if variable is not None]
 
     def __call__(self, asked: Sequence[Asked]) -> list[tuple[list[int], tf.Tensor]]:
-        """Looks up keys of many tables together.
-
-        Returns:
-            For each dim, or twice if only some tables have an index: the positions in `asked` whose
-            rows these are, and the rows float32 `[num_keys, dim]`, one after the other.
-        """
+        """For each dim, with and without an index: positions in `asked`, and the rows of these."""
         groups = grouped([(a.table.layout is not None, a.table.dim) for a in asked])
         in_groups = [[asked[i] for i in group] for group in groups]
         rows = [self._direct(group) for group in in_groups if group[0].table.layout is None]
@@ -165,11 +154,9 @@ class StockTables:
         return tf.nest.flatten(tf.cond(tf.reduce_any(is_absent), filled, present))
 
     def _find(self, tables, keys, sizes):
-        """The row of each key in the rows of its dim, any number for absent ones.
-
-        Most keys are in their first bucket. Returns also where in `keys` the others are, `[n, 1]`,
-        and whether these are absent `[n]`.
-        """
+        """The row of each key in the rows of its dim, any number for absent ones."""
+        # Returns also where in `keys` those are that are not in their first bucket, `[n, 1]`, and
+        # whether these are absent, `[n]`.
         words, first = _first_buckets(tables, keys, sizes)
         slot, is_elsewhere = self._slots(first, keys)
         numbers = self._numbers_at(first, slot)
@@ -260,10 +247,8 @@ def split(tensor: tf.Tensor, sizes: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def _first_buckets(tables, keys, sizes):
-    """Random words, uint64 `[num_keys]`, and the first bucket of each key: see `buckets.choices`.
-
-    In most batches all features have as many keys, and then no key needs the number of its table.
-    """
+    """Random words, uint64 `[num_keys]`, and the first bucket of each key, as `buckets.choices`."""
+    # In most batches all features have as many keys: then no key needs the number of its table.
     salts = [table.layout.salt % 2**64 for table in tables]
     scales = [table.layout.scales[0] for table in tables]
     begins = [table.first_bucket for table in tables]

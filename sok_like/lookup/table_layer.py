@@ -85,11 +85,7 @@ class TableLayer(TablesLayer):
 
     @property
     def embedding_variable(self) -> Any:
-        """The layer's EmbeddingVariable, as it is in its `trainable_variables`.
-
-        Raises:
-            RuntimeError: the layer is not built.
-        """
+        """The EmbeddingVariable, as it is in `trainable_variables`; RuntimeError before `build`."""
         if "_weight" not in vars(self):
             raise RuntimeError(
                 f"A {type(self).__name__} has its table once it is built: call the layer, or its "

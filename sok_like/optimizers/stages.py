@@ -185,10 +185,7 @@ def _compared_rates(optimizer, variables, step):
 
 
 def _statement(rate, step, variables, communicator):
-    """Zeros with this rank's statement in its own row; the sum over ranks has all statements.
-
-    float32 `[world_size, 2 + 2 * len(variables)]`. `variables` are ordinary ones before the update.
-    """
+    """Zeros `[world_size, 2 + 2 * len(variables)]`, with this rank's statement in its own row."""
     step = tf.cast(step, tf.int64)
     # At the second step: programs often broadcast variables after the first one.
     sums = _if(
@@ -245,11 +242,8 @@ def builds_v1_graph() -> bool:
 
 
 def as_op(step: Callable[[], Any], name: str) -> tf.Operation:
-    """A Keras optimizer's step as one op of a `tf.compat.v1` graph. Variables must exist already.
-
-    Keras' optimizers update their variables one by one. Eager execution and `tf.function` run every
-    update; a session runs only what the fetched op depends on, and would drop them.
-    """
+    """A Keras optimizer's step as one op of a `tf.compat.v1` graph, whose variables exist."""
+    # A session runs only what the fetched op depends on, and would drop updates one by one.
 
     def take_step():
         step()

@@ -160,12 +160,7 @@ def place(
 def join_tables(
     configs: Sequence[Mapping[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[list[int]], list[list[int]]]:
-    """Joins a rank's tables where their settings agree.
-
-    Returns:
-        Configurations of the layers, in the order of their first tables; the positions of each
-        layer's tables; their first rows in the layer, then the layer's number of rows.
-    """
+    """Joins a rank's tables whose settings agree: configurations, tables and first rows of each."""
     groups: list[list[int]] = []
     group_settings: list[dict[str, Any] | None] = []
     for i, config in enumerate(configs):

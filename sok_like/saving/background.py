@@ -175,10 +175,7 @@ class BackgroundDump:
 
     @property
     def done(self) -> bool:
-        """Whether all ranks have written their files; one may also have failed.
-
-        All ranks ask, at the same step, as it is an exchange. So all leave a loop together.
-        """
+        """Whether all ranks have written their files, or failed; all ask at the same step."""
         if not self._done and self in _running:
             self._done = all(agreement.agreed(lambda: self.ended, comm.current(), _DONE))
         return self._done or self not in _running

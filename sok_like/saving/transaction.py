@@ -249,11 +249,8 @@ def folder_read(reference: str) -> str:
 
 
 def _agree_on_file(path, communicator, call):
-    """Raises on all ranks unless all of them see the same bytes at `path`.
-
-    A relative path, or one on a host's own disk, may mean another file on each rank. Ranks that
-    read different files would differ silently from then on.
-    """
+    """Raises on all ranks unless all of them see the same bytes at `path`."""
+    # A relative path, or one on a host's own disk, may mean another file on each rank.
     if path is None or communicator.world_size == 1:
         return
     required = "All ranks must read the same file, on a file system that they share"

@@ -38,11 +38,7 @@ _DECAYS = "decays"  # in a delta
 
 
 class Followed:
-    """The last refreshable export of a model, as `export_delta` must know it.
-
-    `placements` say where the served tables have the keys that this rank placed; None without an
-    index.
-    """
+    """The last refreshable export of a model; `placements` are of keys that this rank placed."""
 
     def __init__(
         self,

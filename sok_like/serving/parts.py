@@ -229,11 +229,9 @@ def _slices(heads, words):
 
 
 class SpreadVariables:
-    """Variables of a model, beside hash tables, of which ranks hold slices: each writes its own.
+    """Variables, beside hash tables, of which ranks hold slices: each rank writes its own."""
 
-    Every rank must make it, and call its methods. While the model is traced, on rank 0, a variable
-    with a shape and no value stands for each of them.
-    """
+    # While the model is traced, on rank 0, a variable without a value stands for each of them.
 
     def __init__(self, model: Any, variables: Iterable[Any]):
         self._holders = [

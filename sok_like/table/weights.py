@@ -108,11 +108,8 @@ def set_weights(variable: Any, weights: TableWeights) -> None:
 
 
 def replace_rows(variable: Any, keys: np.ndarray, rows: Any, chunk: int = 2**24) -> None:
-    """Makes this rank's shard hold those of the int64 keys that it owns, and no others.
-
-    Slot rows of keys that stay are kept. The rows may be memory-mapped: at most `chunk` of their
-    elements are read at a time.
-    """
+    """Makes this rank's shard hold its own of the int64 keys, and no others."""
+    # Slot rows of keys that stay are kept. Rows may be memory-mapped, and are read by chunks.
     mine = owned(keys)
     present = variable.snapshot(with_slots=False).keys.numpy()
     gone = np.setdiff1d(present, keys[mine])

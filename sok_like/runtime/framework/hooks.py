@@ -56,11 +56,8 @@ _initialized = False
 
 
 def at_init(install: Callable[[], None]) -> Callable[[], None]:
-    """Decorator of a function that wraps others; stands at the end of its module.
-
-    The first `sok.Init` calls the functions of the modules that are loaded, in order of imports.
-    Later ones are called here, while their module is being loaded.
-    """
+    """Decorator of a function that wraps others; the first `sok.Init` calls it."""
+    # Those of modules that are loaded later are called here, while their module is being loaded.
     return behind(EVERY)(install)
 
 

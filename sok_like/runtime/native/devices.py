@@ -77,11 +77,8 @@ def kernel_devices(op: str) -> set[str]:
 
 
 def device_scope(device: str) -> Any:
-    """The device scope of ops that read or write tensors of a table on `device`.
-
-    Without it TensorFlow would place them, and copy their tensors, to the GPU. Collectives stay
-    outside, because an engine may have no GPU kernel.
-    """
+    """The device scope of ops on a table's tensors: else TensorFlow would copy them to the GPU."""
+    # Collectives stay outside, because an engine may have no GPU kernel.
     # Graphs name devices only if TensorFlow has a choice, also of a GPU that tables cannot use.
     usable = device and _tensorflow_may_use_gpu()
     return tf.device(device) if usable else contextlib.nullcontext()

@@ -75,11 +75,7 @@ def horovod_transports() -> list[str]:
 
 
 def mpi_library() -> str | None:
-    """The file of the MPI library to use; None if there is none.
-
-    In this order: `SOK_MPI_LIBRARY`, one that the process has loaded, that of the launcher, that of
-    this Python's environment or PATH, that of the system.
-    """
+    """The file of the MPI library to use; None if there is none."""
     if library := os.environ.get("SOK_MPI_LIBRARY") or _loaded_mpi():
         return library
     # The names say the binary interface: that of MPICH, or of Open MPI.

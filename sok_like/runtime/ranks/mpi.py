@@ -38,11 +38,9 @@ _SUMMED = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 @ctypes.CFUNCTYPE(ctypes.c_int)
 def _ctrl_c_ends_the_program():
-    """Whether SIGINT raises KeyboardInterrupt: then what the main thread waits for must end.
-
-    Python hears of the signal later: while TensorFlow turns an op's error into an exception, a
-    KeyboardInterrupt would become a RuntimeError of pybind11.
-    """
+    """Whether SIGINT raises KeyboardInterrupt: then what the main thread waits for must end."""
+    # Python hears of the signal later. While TensorFlow turns an op's error into an exception, a
+    # KeyboardInterrupt would become a RuntimeError of pybind11.
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return 0
     frame = sys._current_frames().get(threading.main_thread().ident)

@@ -267,11 +267,7 @@ def host_names() -> list[str]:
 
 
 def host_address(hosts: Sequence[Sequence[str]]) -> str:
-    """This host's address in the network of `hosts`, whose names are given.
-
-    It is that of the interface named to the launcher, if any, or else of the one from which packets
-    reach another host. The loopback if there is none.
-    """
+    """This host's address in the network of `hosts`, or of the launcher's interface."""
     return next((a for a in _candidates(hosts) if not _is_loopback(a)), LOOPBACK)
 
 

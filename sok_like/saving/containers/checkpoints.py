@@ -256,11 +256,8 @@ class _Begun:
 def begin(
     checkpoint: tf.train.Checkpoint, path: str, write: Callable[[], Any]
 ) -> background.BackgroundDump:
-    """Begins a checkpoint of this instant, whose tables are written while training goes on.
-
-    All ranks call it. Other values are copied now. `finish` of the result calls `write` on all
-    ranks, which writes the checkpoint to `path`, as the next save of its counter.
-    """
+    """Begins a checkpoint of this instant, whose tables are written while training goes on."""
+    # Other values are copied now. `finish` of the result calls `write` on all ranks.
     hooks.open_door(hooks.CHECKPOINTS)
     tables = RankLocalVariables(util.list_objects(checkpoint._saver._graph_view)).tables
     for table in tables:
@@ -347,11 +344,7 @@ def restore(read: Callable, self: Any, file_prefix: Any, options: Any = None) ->
 
 
 def _read(read, saver, file_prefix, options):
-    """Reads a checkpoint's own data, which TensorFlow verifies, without assigning it.
-
-    Returns of each object: itself, TensorFlow's function that assigns its tensors, these by name,
-    and their keys in the checkpoint.
-    """
+    """A checkpoint's objects: each, the function that assigns, its tensors by name, their keys."""
     objects: dict[Any, Any] = {}
     of_objects: list[tuple[Any, Callable[[Any], Any], dict[str, Any], list[str]]] = []
     for tensor in _tensors_of(saver):

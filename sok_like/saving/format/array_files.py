@@ -194,11 +194,9 @@ def _checksum(listed):
 
 
 class Folder:
-    """The files that `world_size` ranks have written; `identity` is the list's SHA-256.
+    """The files that `world_size` ranks have written; `identity` is the SHA-256 of their list."""
 
-    Version 0.1 wrote some that are not `listed`. Raises OSError if a file is missing, ValueError if
-    the list is damaged.
-    """
+    # Version 0.1 wrote some that are not `listed`.
 
     def __init__(self, folder: str, world_size: int, listed: bool):
         self._folder, self.world_size, self.identity = folder, world_size, ""

@@ -292,11 +292,7 @@ def _by_path(keys, different):
 
 
 def _key_ranges(sources: Sequence[ShardSource]) -> Iterator[tuple[np.uint64, list[Any]]]:
-    """Ranges of keys in ascending order, by uint64 value; the keys of each source ascend.
-
-    Yields the last key that belongs to a range, and of each source that has keys in it: its number,
-    the position of the first key, and the keys.
-    """
+    """Ranges of ascending keys: the last key, and of each source its number, begin and keys."""
     total = sum(source.num_keys * source.key_bytes for source in sources)
     # A range has about two chunks with what belongs to its keys; a merge holds several copies.
     # In proportion to their sizes, so that all sources end at about the same time.

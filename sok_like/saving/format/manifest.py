@@ -108,11 +108,8 @@ def write_manifest(
     step: int = -1,
     deltas: Sequence[dict[str, Any]] | None = None,
 ) -> None:
-    """Makes a complete set of shards the table's dump, and removes the previous dump.
-
-    `deltas` are those after the base, as `_DELTA_FIELDS`; None if no delta can follow. After an
-    OSError the previous dump is still there, unless the manifest was in its place already.
-    """
+    """Makes a complete set of shards the table's dump, and removes the previous dump."""
+    # After an OSError that is still there, unless the manifest was in its place already.
     manifest = {"format": FORMAT, "version": VERSION, **head._asdict(), "shards": list(entries)}
     manifest |= {"step": step, "deltas": None if deltas is None else list(deltas)}
     manifest["sha256"] = _checksum(manifest)

@@ -13,11 +13,9 @@ _WIDTH = 24
 
 
 class Progress:
-    """Shows on stderr how far a call has come once it lasts over 5 s, on rank 0 only.
+    """Shows on stderr how far a call has come once it lasts over 5 s, on rank 0 only."""
 
-    A terminal has a bar, anything else a line every 5 s; both have one more line at the end.
-    Without a call, `what`, nothing is shown. `total` is in bytes, if it is known.
-    """
+    # A terminal has a bar, anything else a line every 5 s. Without `what`, nothing is shown.
 
     def __init__(self, what: str | None, total: int | None = None):
         self._what, self._total, self._done = what, total, 0

@@ -110,11 +110,7 @@ class _Shard(ShardSource):
 
 
 def find_dump(filepath: str, table: str, key_dtype: Any) -> Sok1Dump | None:
-    """The dump of a table; None if there are no files of SOK 1.x.
-
-    `filepath` is a file of keys or a folder: then the file with the table's name is used, or the
-    only file if SOK chose its name.
-    """
+    """The dump of a table in a folder or a file of keys; None if there are no files of SOK 1.x."""
     path, key_dtype = os.fspath(filepath), np.dtype(key_dtype)
     if path.endswith(KEYS) and durable.exists(path) and not durable.is_folder(path):
         return Sok1Dump(path, table, key_dtype)
