@@ -178,8 +178,7 @@ class Signals:
 
 def _parse(argv):
     parser = argparse.ArgumentParser(
-        prog="python -m sok_like.run",
-        description="Starts a Python program on several ranks.",
+        prog="python -m sok_like.run", description="Starts a Python program on several ranks."
     )
     parser.add_argument("-np", dest="num_ranks", type=int, required=True, help="number of ranks")
     parser.add_argument("--launcher", choices=LAUNCHERS, help="default: the first that works")

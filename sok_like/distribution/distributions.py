@@ -27,13 +27,7 @@ import tensorflow as tf
 from keras.src.distribution.distribution_lib import Distribution as _KerasDistribution
 from tensorflow.python.eager import context
 
-from sok_like.distribution.mesh import (
-    DeviceMesh,
-    RankMesh,
-    TensorLayout,
-    list_devices,
-    rank_mesh,
-)
+from sok_like.distribution.mesh import DeviceMesh, RankMesh, TensorLayout, list_devices, rank_mesh
 from sok_like.distribution.model import bind, binding
 from sok_like.distribution.optimizer import distributed_optimizer
 from sok_like.distribution.rules import install, rule_of
