@@ -3,33 +3,16 @@
     python -m sok_like.run -np 2 train.py --epochs 3
     python -m sok_like.run -np 2 -m package.program
 
-The launcher is `mpirun`, beside this Python or on PATH, if there is a library of MPI or Horovod
-was built with it; else `horovodrun --gloo`. Ranks run this Python and inherit the environment. The
-pool of TensorFlow has as many threads in each as its share of the cores, unless
-`TF_NUM_INTRAOP_THREADS` is set: with a thread per core in every rank, ranks take the cores from
-each other. There may be more ranks than cores, and the user may be root.
-The exit status is that of the first rank that failed, 75 if Horovod waited in vain for a frozen
-rank; under `horovodrun` it is 1.
-
-SIGTERM, SIGHUP and Ctrl-C go on to the ranks of this host. They have 30 seconds, or `--grace`, to
-save and to end: `sok.callbacks.BackupAndRestore` does so after a SIGTERM (which ranks get for a
-SIGHUP, too). Then, or at a second signal, they are killed. The status is 143 after a SIGTERM, 130
-after Ctrl-C, or 0 if all ranks ended well. If this process is killed, ranks are killed, too.
-
-    python -m sok_like.run -np 4 --restarts 3 train.py
-
-When a rank has died, has been preempted or has failed, the launcher ends the others, and all are
-started again, up to 3 times. With `--min-np 2` each restart has one rank fewer, but at least 2. The
-program goes on by `sok.callbacks.BackupAndRestore`, or by what it reads itself. After a signal
-there is no restart. A program that fails within 10 seconds of its first start is not started again,
-because it has made no progress; later failures use up the restarts. The exit status is that of the
-last start.
-
+    python -m sok_like.run -np 4 --restarts 3 --min-np 2 train.py
     python -m sok_like.run -np 8 -H host1:4,host2:4 train.py
 
-starts four ranks on each host. The launcher reaches them by ssh without a password, and finds the
-same files at the same paths. Variables whose names begin with SOK_, TF_, KERAS_, HOROVOD_, NCCL_ or
-PYTHON go with it, as do PATH, LD_LIBRARY_PATH and VIRTUAL_ENV.
+The launcher is `mpirun`, beside this Python or on PATH, if there is a library of MPI or Horovod
+was built with it; else `horovodrun --gloo`. docs/install.md tells what ranks inherit,
+docs/online_learning.md what signals and restarts do, docs/guides/several_ranks.md how other hosts
+are reached. With a thread per core in every rank, ranks would take the cores from each other, so
+each has its share. The exit status is that of the first rank that failed in the last start, 75 if
+Horovod waited in vain for a frozen rank; under `horovodrun` it is 1. After a signal it is 143
+(SIGTERM) or 130 (Ctrl-C), or 0 if all ranks ended well; there is no restart then.
 
     sok_like.run    gets a signal, and hands it to the ranks
       mpirun        in a session of its own: it would kill the ranks as soon as it got the signal

@@ -72,7 +72,6 @@ class DenseTables(tf.__internal__.tracking.Trackable):
         return parts
 
     def tables(self) -> dict[str, Any]:
-        """The dense tables of the plan, by key."""
         layer: Any = self._layer()
         plan = layer.strategy.plan
         dense = [table for table in plan.tables if plan.kinds[table.table_id] != HASHED]
@@ -81,7 +80,6 @@ class DenseTables(tf.__internal__.tracking.Trackable):
         return {table_names.key_of(name, table.table_id): table for name, table in named}
 
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """The shapes of the dense tables, by key."""
         return {key: (table.input_dim, table.output_dim) for key, table in self.tables().items()}
 
     def own_variables(self) -> list[Any]:

@@ -7,7 +7,6 @@ dmp.ConcatOneHotEmbedding    several features, one id each, in one `sok.Embeddin
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,14 +47,12 @@ class _ByCombiner:
         return (*(shape if self.combiner is None else shape[:-1]), self.output_dim)
 
     def compute_output_spec(self, inputs, *args, **kwargs):
-        import keras
-
         layer: Any = self
         ids = tf.TensorSpec(inputs.shape, tf.as_dtype(inputs.dtype))
         check_ids(ids, self.combiner, layer.name)
         ragged = getattr(inputs, "ragged", False) and self.combiner is None
         shape = self.compute_output_shape(inputs.shape)
-        return keras.KerasTensor(shape, dtype=layer.compute_dtype, ragged=ragged)
+        return tf.keras.KerasTensor(shape, dtype=layer.compute_dtype, ragged=ragged)
 
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")
@@ -193,14 +190,9 @@ class HashEmbedding(_ByCombiner, TableLayer):
     Args:
         output_dim: Length of a row.
         combiner: "sum", "mean", "sqrtn", or None: how the rows of the last axis are reduced.
-        embeddings_initializer: Keras initializer or its name; a row is a function of (seed, name,
-            key, column), see docs/semantics/keys_and_rows.md.
-        capacity: Maximum number of keys per rank; None: no limit.
-        initial_capacity: Number of keys for which each rank allocates memory at first.
-        key_dtype: int64, int32, uint64 or uint32: dtype of the keys in weights.
-        pad_key: Keys of this value are padding: they are neither inserted nor trained, and not in
-            the sum or mean. Without a combiner their rows are zeros, and the output has a Keras
-            mask, False for padding. None: no padding and no mask.
+        embeddings_initializer: The `initializer` of `sok.EmbeddingVariable`.
+        capacity, initial_capacity, key_dtype: As in `sok.EmbeddingVariable`.
+        pad_key: As in `sok.GroupEmbedding`, an integer.
         **kwargs: Keras' own: `name`, also the table's, which must be the same on all ranks,
             `dtype`, `trainable`.
 
@@ -328,19 +320,16 @@ class ConcatOneHotEmbedding(ConfiguredLayer):
 
     def call(self, inputs):
         inputs = inputs if tf.is_tensor(inputs) else tf.convert_to_tensor(inputs)
-        shape = inputs.shape
-        fits = shape.rank == 2 and shape[1] in (None, len(self.feature_sizes))
-        required = f"[batch, {len(self.feature_sizes)}], one id of each feature"
+        shape, sizes = inputs.shape, self.feature_sizes
+        fits = shape.rank == 2 and shape[1] in (None, len(sizes))
+        required = f"[batch, {len(sizes)}], one id of each feature"
         require(fits, "inputs", required, f"shape {shape}", f"layer '{self.name}'")
-        starts = [0, *itertools.accumulate(self.feature_sizes[:-1])]
         ids = tf.cast(as_row_numbers(inputs), tf.int64)
-        columns = tf.unstack(ids, num=len(starts), axis=1)
-        rows = [
-            require_in_range(column, size, f"{self.name}, feature {number}") + start
-            for number, (column, size, start) in enumerate(
-                zip(columns, self.feature_sizes, starts, strict=True)
-            )
-        ]
+        rows, start = [], 0
+        for number, column in enumerate(tf.unstack(ids, num=len(sizes), axis=1)):
+            of = f"{self.name}, feature {number}"
+            rows.append(require_in_range(column, sizes[number], of) + start)
+            start += sizes[number]
         return tf.cast(self._table(tf.stack(rows, axis=1)), self.compute_dtype)
 
     def compute_output_shape(self, input_shape):

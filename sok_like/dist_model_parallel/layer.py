@@ -53,17 +53,14 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
             `build` is called, never `call`. `sok_like.HashEmbedding`s may be among them: key k is
             on rank `k % world_size`, whatever the strategy and thresholds.
         strategy: "basic", "memory_balanced" or "memory_optimized": which rank gets which table.
-        column_slice_threshold: Tables with more elements are sliced by columns; None slices only
-            if there are fewer tables than ranks.
-        row_slice_threshold: Tables with at least as many elements are row-wise over all ranks.
+        column_slice_threshold, row_slice_threshold, data_parallel_threshold, input_table_map: As in
+            `DistEmbeddingStrategy`.
         dp_input: True: each rank passes all inputs, for its own samples. False: each rank passes
             the inputs `layer.strategy.input_ids_list[rank]`, for the samples of all ranks; each
             rank has the same number of samples. Then `row_slice_threshold` and
             `data_parallel_threshold` are ignored, and each input of a hash table also belongs to
             one rank. On several ranks inputs without a combiner must be dense, `[global_batch]` or
             `[global_batch, hotness]`, and all of one kind within a `tf.function`.
-        input_table_map: The table of each input; None: input i belongs to table i.
-        data_parallel_threshold: Tables with at most as many elements are replicated on every rank.
         wire_dtype: As in `sok.GroupEmbedding`. Rows of replicated tables do not travel.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
 
@@ -377,20 +374,18 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
 
     def compute_output_spec(self, inputs, training=None):
         """Keras 3: the output of `call` for symbolic inputs."""
-        import keras
-
         inputs = _as_list(inputs)
         self._check_count(len(inputs))
         if not self.dp_input and self.world_size > 1:
             shapes = mp_input.output_shapes(self, inputs)
-            return [keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes]
+            return [tf.keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes]
         inputs, specs = self._in_input_order(inputs), []
         shapes = self.compute_output_shape([x.shape for x in inputs])
         for table, x, shape in zip(self._tables_of_inputs, inputs, shapes, strict=True):
             ids = tf.TensorSpec(x.shape, tf.as_dtype(x.dtype))
             check_ids(ids, table.combiner, table.name)
             ragged = bool(getattr(x, "ragged", False)) and table.combiner is None
-            specs.append(keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged))
+            specs.append(tf.keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged))
         return specs
 
     def get_config(self):

@@ -31,7 +31,6 @@ class LookupTable(NamedTuple):
 
     @property
     def is_hashed(self) -> bool:
-        """Whether it is a hash table."""
         return self.kind == HASHED
 
     def shard_of(self, rank: int) -> LookupShard:

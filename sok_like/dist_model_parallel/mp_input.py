@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from sok_like.lookup import exchange, replicas
 from sok_like.lookup.dense_lookup import legal_ids
-from sok_like.lookup.ids import FlatIds
+from sok_like.lookup.ids import FlatIds, num_samples
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.native import libraries
@@ -141,8 +141,7 @@ def _prepare(layer, i, ids):
             f"Received: {ids!r} (input {i})"
         )
     flat = layer.flatten(i, ids)
-    batch = ids.nrows() if isinstance(ids, tf.RaggedTensor) else tf.shape(ids, tf.int64)[0]
-    batch = tf.cast(batch, tf.int64)
+    batch = num_samples(ids)
     hotness = tf.ones([], tf.int64)
     if table.combiner is None:
         hotness = -hotness if ids.shape.rank == 1 else tf.shape(ids, tf.int64)[1]

@@ -29,6 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.distribution.mesh import shard_bounds
+from sok_like.lookup.ids import num_samples
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks.comm import Communicator
@@ -129,18 +130,14 @@ def samples_split() -> AbstractContextManager[None]:
 
 
 def samples_are_split() -> bool:
-    """Whether `samples_split` is active."""
     return getattr(_state, "split", False)
 
 
 def split_batch(tensor: Any, num_shards: int, index: int) -> Any:
     """The samples of shard number `index` of a dense, ragged or sparse tensor."""
-    if isinstance(tensor, tf.SparseTensor):
-        start, stop = shard_bounds(tensor.dense_shape[0], num_shards, index)
-        start_all = tf.concat([[start], tf.zeros_like(tensor.dense_shape[1:])], 0)
-        size = tf.concat([[stop - start], tensor.dense_shape[1:]], 0)
-        return tf.sparse.slice(tensor, start_all, size)
-    is_ragged = isinstance(tensor, tf.RaggedTensor)
-    batch = tensor.nrows(tf.int64) if is_ragged else tf.shape(tensor, tf.int64)[0]
-    start, stop = shard_bounds(batch, num_shards, index)
-    return tensor[start:stop]
+    start, stop = shard_bounds(num_samples(tensor), num_shards, index)
+    if not isinstance(tensor, tf.SparseTensor):
+        return tensor[start:stop]
+    others = tensor.dense_shape[1:]
+    starts = tf.concat([[start], tf.zeros_like(others)], 0)
+    return tf.sparse.slice(tensor, starts, tf.concat([[stop - start], others], 0))

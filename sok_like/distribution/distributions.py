@@ -66,22 +66,17 @@ class Distribution(_KerasDistribution):
         self._batch_dim_name = batch_dim_name
         self._auto_shard_dataset = auto_shard_dataset
         self._num_processes, self._process_id, self._is_multi_process = 1, 0, False
-        self._mesh = rank_mesh(device_mesh)
+        self.mesh: RankMesh = rank_mesh(device_mesh)
         self._matched: set[str] = set()
         self._told: set[str] = set()
 
     @property
-    def mesh(self) -> RankMesh:
-        """The mesh of ranks."""
-        return self._mesh
-
-    @property
     def num_model_replicas(self):
-        return self._mesh.shape[self.batch_dim_name]
+        return self.mesh.shape[self.batch_dim_name]
 
     @property
     def data_shard_id(self):
-        return self._mesh.index[self.batch_dim_name]
+        return self.mesh.index[self.batch_dim_name]
 
     def axes_of(self, path: str) -> tuple | None:
         """One mesh axis or None per dimension of the variable; None if no key matches `path`."""

@@ -42,6 +42,7 @@ from sok_like.distribution.sharded_variable import (
     shard_of,
 )
 from sok_like.lookup import exporting
+from sok_like.lookup.ids import num_samples
 from sok_like.planner.tables import ADDITIVE
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.graphs import checked
@@ -194,12 +195,8 @@ def _put_under(model, distribution):
 def _batch_of(args, kwargs):
     """The number of samples in inputs of any kind, a scalar tensor."""
     for value in tf.nest.flatten((args, kwargs)):
-        if isinstance(value, tf.SparseTensor):
-            return value.dense_shape[0]
-        if isinstance(value, tf.RaggedTensor):
-            return value.nrows(tf.int64)
         if tf.is_tensor(value) and value.shape.rank != 0:
-            return tf.shape(value, tf.int64)[0]
+            return num_samples(value)
     raise ValueError("A model under a distribution must be called with a tensor of samples.")
 
 

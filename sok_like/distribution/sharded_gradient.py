@@ -36,7 +36,6 @@ _numbers = itertools.count()
 
 
 def _swapped(function):
-    """A reflected operator."""
     return lambda self, other: function(other, self)
 
 
@@ -73,7 +72,6 @@ class ShardedGradient(tf.experimental.ExtensionType):
         return tf.IndexedSlices(self.values, self.rows, shape)
 
     def with_values(self, values: tf.Tensor) -> ShardedGradient:
-        """The same part with other values."""
         return ShardedGradient(values, self.rows, self.sparse, self.key)
 
     def numpy(self):

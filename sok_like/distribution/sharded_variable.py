@@ -41,13 +41,10 @@ def on_shards() -> contextlib.AbstractContextManager[None]:
 
 
 def works_on_shards() -> bool:
-    """Whether `on_shards` is active."""
     return getattr(_mode, "on_shards", False)
 
 
 class Shard(Placement):
-    """The placement of a sharded variable, and its ranks."""
-
     key: str | None = None  # by which its gradients refer to it, from the first one on
 
     def __init__(self, path: str, global_shape: Any, layout: Any, mesh: RankMesh, batch_axis: str):

@@ -22,9 +22,7 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         nnz_per_slot: Keys per field.
         dynamic_input: True takes a flat list of keys instead, such as the output of `tf.unique`;
             its length may differ between ranks.
-        pad_key: Keys of this value are padding: their rows are zeros, and they are neither inserted
-            nor trained. The rows have a Keras mask `[batch, slot_num, nnz_per_slot]`, False for
-            padding. None (default): no padding and no mask, so -1 is a key like any other.
+        pad_key: As in `sok.GroupEmbedding`; the mask is `[batch, slot_num, nnz_per_slot]`.
         **kwargs: `gradient_scale`, `row_dtype`, `wire_dtype` and Keras' own, as there.
 
     Input shape:

@@ -52,9 +52,8 @@ class EmbeddingLayer(TableLayer):
         self.embedding_vec_size = check_integer("embedding_vec_size", embedding_vec_size)
         self.max_vocabulary_size_per_gpu = max_vocabulary_size_per_gpu
         if max_vocabulary_size_per_gpu is not None:
-            self.max_vocabulary_size_per_gpu = check_integer(
-                "max_vocabulary_size_per_gpu", max_vocabulary_size_per_gpu
-            )
+            name = "max_vocabulary_size_per_gpu"
+            self.max_vocabulary_size_per_gpu = check_integer(name, max_vocabulary_size_per_gpu)
         self.use_hashtable = bool(use_hashtable)
         self.key_dtype = as_key_dtype(tf.int64 if key_dtype is None else key_dtype, self.name)
         self.embedding_initializer = tf.keras.initializers.get(
@@ -94,14 +93,13 @@ class EmbeddingLayer(TableLayer):
         return self.as_output(rows if shape is None else tf.reshape(rows, shape))
 
     def compute_output_spec(self, inputs, training=None):
-        import keras
-
         # Runs while a model is built, not in its first step; `call` is not traced then.
-        if not isinstance(inputs, keras.KerasTensor):
+        if not isinstance(inputs, tf.keras.KerasTensor):
             raise self._bad_input(inputs)
         check_dtype(inputs.dtype)
         self._check_symbol(inputs)
-        return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.compute_dtype)
+        shape = self.compute_output_shape(inputs.shape)
+        return tf.keras.KerasTensor(shape, dtype=self.compute_dtype)
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")
@@ -120,11 +118,8 @@ class DistributedEmbedding(EmbeddingLayer):
         use_hashtable: False: keys are row numbers in `[0, max_vocabulary_size_per_gpu * ranks)`.
         key_dtype: int64, int32, uint64 or uint32; None: int64.
         embedding_initializer: Keras initializer or its name; uniform in [-0.05, 0.05] by default.
-        pad_key: Keys of this value are padding: they are not in the sum or mean, not inserted and
-            not trained. None (default): no padding, so -1 is a key like any other.
-        gradient_scale, wire_dtype: As in `sok.GroupEmbedding`.
-        row_dtype: "bfloat16" or "float16" halves the memory of rows, see `dtype` of
-            `sok.EmbeddingVariable`. None or "float32": no change.
+        pad_key, gradient_scale, wire_dtype: As in `sok.GroupEmbedding`; padding is an integer.
+        row_dtype: The `dtype` of `sok.EmbeddingVariable`.
         **kwargs: Keras' own: `name`, `dtype`, `trainable`.
 
     Input shape: integers, one of
@@ -188,15 +183,9 @@ class DistributedEmbedding(EmbeddingLayer):
         if not fits:
             raise self._bad_input(inputs)
         flat = FlatIds(inputs, combiner, hashed=True, pad_key=self.pad_key)
-        feature = HashFeature(
-            self.table,
-            flat.ids,
-            flat.combiner,
-            flat.row_splits,
-            max_hotness=self.max_nnz,
-            batch_multiple=self.slot_num,
-            declared=self.combiner,
-        )
+        of_keys = flat.ids, flat.combiner, flat.row_splits
+        limits = {"max_hotness": self.max_nnz, "batch_multiple": self.slot_num}
+        feature = HashFeature(self.table, *of_keys, **limits, declared=self.combiner)
         return feature, [-1, self.slot_num, self.embedding_vec_size]
 
     def _dense_hotness(self, inputs):

@@ -65,7 +65,6 @@ class EmbeddingCategoricalColumn(
 
     @property
     def key_dtype(self) -> tf.DType:
-        """Key dtype of the table."""
         return tf.int64 if self.dtype == tf.string else self.dtype
 
     def to_keys(self, values: tf.Tensor) -> tf.Tensor:

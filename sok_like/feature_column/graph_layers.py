@@ -21,6 +21,7 @@ from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 from sok_like.group_embedding.variables import get_embedding_variable
 
 v1 = tf.compat.v1
+_stock = v1.feature_column.linear_model
 
 
 def input_layer(
@@ -129,10 +130,6 @@ def _require_graph(function, layer):
             f"tf.functions make a layer once, sok.feature_column.{layer}(columns), and call it. "
             "Received: a call outside of a graph"
         )
-
-
-v1 = tf.compat.v1
-_stock = v1.feature_column.linear_model
 
 
 def linear_model(

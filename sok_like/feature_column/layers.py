@@ -130,13 +130,12 @@ class _ColumnsLayer(TablesLayer):
         return ((batch, None, width), (batch,)) if self._sequence else (batch, width)
 
     def compute_output_spec(self, features, training=None):
-        import keras
-
         self._check(features, in_graph=True)  # Keras 3 does not run columns on symbols
         shape = self.compute_output_shape({key: value.shape for key, value in features.items()})
-        rows = shape[0] if self._sequence else shape
-        rows = keras.KerasTensor(rows, dtype=self.compute_dtype)
-        return (rows, keras.KerasTensor(shape[1], dtype="int64")) if self._sequence else rows
+        symbol, dtype = tf.keras.KerasTensor, self.compute_dtype
+        if not self._sequence:
+            return symbol(shape, dtype=dtype)
+        return symbol(shape[0], dtype=dtype), symbol(shape[1], dtype="int64")
 
     def get_config(self):
         columns = serialization.serialize_feature_columns(self._columns.all)

@@ -23,8 +23,6 @@ from sok_like.table.variable import EmbeddingVariable, unwrap
 
 
 class Ids(NamedTuple):
-    """Ids of one table."""
-
     ragged: Any  # tf.RaggedTensor [batch, None] of integers; None if `sparse` is not sorted yet
     weights: tf.Tensor | None  # floats [num_keys]; None for ones
     sparse: tf.SparseTensor | None  # of which `ragged` was made; None if the input was ragged
@@ -193,7 +191,6 @@ def _packed(sp_ids, sp_weights, tables):
 
 
 def check_integers(argument: str, ids: Any, name: str) -> None:
-    """Raises TypeError unless ids are integers."""
     if not ids.dtype.is_integer:
         received = f"{ids.dtype.name} (table '{name}'). {dtype_hint(ids.dtype)}"
         raise unmet(f"`{argument}`", "be integers", received, error=TypeError)

@@ -56,9 +56,9 @@ class GroupEmbedding(TablesLayer):
         table_options: Dictionary from a table's name to keyword arguments of its
             sok.EmbeddingVariable: `initializer`, `capacity`, `ev_option`, ...
         pad_key: A value that is padding and not a key: an integer, or a string for features of
-            strings; also in ragged and sparse features. Without a combiner its rows are zeros, and
-            the output has a Keras mask, False for padding. None: every value is a key, and there
-            are no masks.
+            strings; also in ragged and sparse features. It is neither inserted nor trained, nor in
+            a sum or mean. Without a combiner its rows are zeros, and the output has a Keras mask,
+            False for padding. None: every value is a key, also -1, and there are no masks.
         gradient_scale: "auto", "sum" or "mean" over ranks of a row's gradients, see
             docs/semantics/ranks.md.
         wire_dtype: "bfloat16" or "float16" rounds rows and gradients on their way between ranks,
@@ -270,14 +270,12 @@ class GroupEmbedding(TablesLayer):
         return (*tuple(shape)[: None if feature.combiner is None else 1], feature.dim)
 
     def compute_output_spec(self, inputs, training=None):
-        import keras
-
         specs = []
         for name, value in self._given(inputs).items():
             self._check(name, value)
             shape = self._shape(name, value.shape)
             ragged = self._features[name].combiner is None and _is_composite(value)
-            specs.append(keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged))
+            specs.append(tf.keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged))
         return self._structure(specs)
 
     def get_config(self):

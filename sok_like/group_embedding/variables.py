@@ -59,16 +59,12 @@ def get_embedding_variable(
     returns existing tables only.
 
     Args:
-        name: Name of the table, the same on all ranks.
-        embedding_dim: Length of a row, at least 1.
-        key_dtype: int64, int32, uint64 or uint32.
-        value_dtype: Dtype of rows in memory: None or float32, bfloat16 or float16, see `dtype` of
-            `sok.EmbeddingVariable`. Lookups are float32 in any case.
+        name, embedding_dim, key_dtype, trainable, capacity: As in `sok.EmbeddingVariable`.
+        value_dtype: Its `dtype`: None or float32, bfloat16 or float16.
         initializer: Keras initializer or its name. That of `ev_option.init_option` replaces it, as
             in DeepRec. None: the variable scope's, or else "random_uniform" (-0.05 to 0.05).
         regularizer, constraint, custom_getter, init_data_source: Must be None, also in the variable
             scope: a hash table has no dense value for them.
-        trainable: Whether tapes watch the variable automatically.
         collections: In a graph, further collections for the table; must include GLOBAL_VARIABLES,
             to which it always belongs.
         caching_device, partitioner, validate_shape: Ignored: a table is spread over all ranks, read
@@ -76,7 +72,6 @@ def get_embedding_variable(
             yields it as the only part.
         ev_option: sok.EmbeddingVariableOption.
         steps_to_live: DeepRec's older form of `GlobalStepEvict(steps_to_live)`; None or 0: none.
-        capacity: Maximum number of keys per rank; None: no limit.
 
     Raises:
         ValueError: an argument is out of range or would be ignored, or a table of this name has

@@ -133,7 +133,6 @@ def _of_ranks(table, ranks):
 
 
 def as_text(tables: list[TableReport]) -> str:
-    """The reports as a table of text."""
     head = ["table", "keys", "MiB", "load", "refused", "evicted", "most keys of a rank / mean"]
     of_batch = any(t.unique_ratio is not None for t in tables)
     head += ["unique", "hottest 1 %"] if of_batch else []

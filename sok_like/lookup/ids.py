@@ -42,6 +42,13 @@ def with_flat_values(values: Any, flat: tf.Tensor) -> Any:
     return tf.ensure_shape(tf.reshape(flat, tf.shape(values)), values.shape)
 
 
+def num_samples(values: Any) -> tf.Tensor:
+    """The number of samples of a tensor of any kind, int64."""
+    if isinstance(values, tf.RaggedTensor):
+        return values.nrows(tf.int64)
+    return tf.shape(values, tf.int64)[0]
+
+
 def as_row_numbers(ids):
     """Integers as int32 or int64; uint64 ids that do not fit become negative: outside of tables."""
     if ids.dtype in (tf.int32, tf.int64):

@@ -71,7 +71,6 @@ def even_part(length: int, index: int, number: int) -> tuple[int, int]:
 
 
 def slice_widths(output_dim: int, slices: int) -> list[int]:
-    """Number of columns of each slice."""
     bounds = (even_part(output_dim, index, slices) for index in range(slices))
     return [stop - start for start, stop in bounds]
 

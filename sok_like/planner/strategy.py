@@ -46,9 +46,8 @@ class DistEmbeddingStrategy:
         strategy: "basic", "memory_balanced" or "memory_optimized"; see `placement`.
         input_table_map: The table of each input; None: input i belongs to table i. A table may
             have several inputs, or none.
-        column_slice_threshold: Column-wise tables with more elements are sliced by columns; see
-            `placement`. None slices only if there are fewer column-wise tables than ranks,
-            and only as much as needed.
+        column_slice_threshold: Column-wise tables with more elements are sliced by columns. None
+            slices only if there are fewer column-wise tables than ranks, and only as needed.
         row_slice_threshold: Tables with at least as many elements are row-wise over all ranks.
         data_parallel_threshold: Tables with at most as many elements are replicated, even those
             large enough for `row_slice_threshold`; 0 replicates no table.

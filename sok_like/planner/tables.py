@@ -71,8 +71,6 @@ def check_cut(readers: Mapping[str, Any], axis: int, table_name: str, instead: s
 
 @dataclasses.dataclass(frozen=True)
 class TableConfig:
-    """The properties of an embedding that the planner needs."""
-
     table_id: int  # its position in the user's list
     input_dim: int  # number of rows; 0 for a hash table, whose rows are created with its keys
     output_dim: int
@@ -87,7 +85,6 @@ class TableConfig:
 
     @property
     def hashed(self) -> bool:
-        """Whether it is a hash table."""
         return is_hashed(self.config)
 
     @property
@@ -201,5 +198,4 @@ def list_embeddings(embeddings: Any) -> list[Any]:
 
 
 def is_hashed(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration describes a hash table."""
     return bool(config.get("hash_table", False))

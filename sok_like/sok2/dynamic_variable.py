@@ -146,15 +146,7 @@ class DynamicVariable(EmbeddingVariable):
         """`[number of keys on this rank, dimension]`, int64 `[2]`."""
         return self.total_count()
 
-    @property
-    def dimension(self) -> int:
-        """Floats per row."""
-        return self.dim
-
-    @property
-    def key_type(self) -> tf.DType:
-        """Dtype of exported keys."""
-        return self.key_dtype
+    dimension, key_type = EmbeddingVariable.dim, EmbeddingVariable.key_dtype
 
     @property
     def handle_dtype(self) -> tf.DType:

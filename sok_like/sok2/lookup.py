@@ -23,6 +23,7 @@ from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.keras_call import by_training, check_listed, training_of_call
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime.checks import require, wrong_argument
+from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
 from sok_like.sok2.distributed_variable import is_static, own_variable
@@ -224,11 +225,8 @@ def sparse_read_and_evict(
             rows = all2all_dense_embedding(table, indices)
         with tf.control_dependencies([rows]):
             popped, after = table.pop_evicted(), _dropped(table)
-        check = tf.debugging.Assert(
-            tf.equal(before, after),
-            ["Rows evicted from table", table.table_name, "were lost: pass fewer keys at a time"],
-        )
-        with tf.control_dependencies([] if check is None else [check]):
+        rule = f"Rows evicted from table {table.table_name} were lost: pass fewer keys at a time"
+        with tf.control_dependencies([checked(after, tf.equal(before, after), rule)]):
             return tf.identity(rows), tf.identity(popped.keys), tf.identity(popped.rows)
 
 
