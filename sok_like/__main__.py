@@ -6,8 +6,6 @@
 The exit status is 1 if something that one process needs is missing or broken.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import pkgutil

@@ -10,8 +10,6 @@ The build tools are installed in a temporary folder, because Horovod cannot be b
 setuptools and CMake that an environment may have. Standard library only.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

@@ -22,8 +22,6 @@ Horovod waited in vain for a frozen rank; under `horovodrun` it is 1. After a si
 Standard library only, so it starts fast.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

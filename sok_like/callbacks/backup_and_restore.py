@@ -1,7 +1,5 @@
 """`sok.callbacks.BackupAndRestore`: continues interrupted training, on any number of ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

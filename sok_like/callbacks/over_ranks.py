@@ -11,8 +11,6 @@ Keras reads the results of metrics in one function, at the end of an epoch and o
 sums are in the place of the rank's own states while it does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import numbers

@@ -7,8 +7,6 @@ Keras restores weights, not the place in the data. So the loop over batches is w
 one after a restore reads what was trained and begins behind it, with the batch's own number.
 """
 
-from __future__ import annotations
-
 import importlib
 import threading
 import warnings

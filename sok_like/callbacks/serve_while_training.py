@@ -1,7 +1,5 @@
 """`sok.callbacks.ServeWhileTraining`: servers that follow a `fit`."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import os

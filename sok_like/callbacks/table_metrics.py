@@ -1,7 +1,5 @@
 """`sok.callbacks.TableMetrics`: measures tables during `fit`, for TensorBoard."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -4,8 +4,6 @@ checkpoints, Keras' files    `DenseTables`: this rank's slices, with the optimiz
 SavedModels                  `spread_tables`: whole tables, looked up by TensorFlow's own ops
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

@@ -5,8 +5,6 @@ sok.HashEmbedding            the same without a vocabulary
 dmp.ConcatOneHotEmbedding    several features, one id each, in one `sok.Embedding`
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a plan says to a layer: where lookups find tables, and which layers hold its variables."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple

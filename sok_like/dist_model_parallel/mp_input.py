@@ -15,8 +15,6 @@ known before. So in a graph all inputs without a combiner must have the same num
 each rank takes from its own inputs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

@@ -4,8 +4,6 @@ The variable of each gradient says whether it is local. Nothing is registered be
 Horovod's own wrappers and state stay unchanged.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from typing import Any

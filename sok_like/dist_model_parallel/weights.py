@@ -9,8 +9,6 @@ Files are memory-mapped, so a rank reads only its own shards. A hash table is a 
 rows, sorted by key, so it does not depend on the number of ranks.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ A slot variable has the shape of its variable. So it is sharded like the table, 
 written like weights. A hash table stores its slot rows beside its rows, under the core's names.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

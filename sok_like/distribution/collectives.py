@@ -18,8 +18,6 @@ axis. The gradient of splitting *inputs* is divided by that factor.
 Each of these is the gradient of another one, so gradients of gradients are right, too.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 from contextlib import AbstractContextManager

@@ -10,8 +10,6 @@ While a distribution is set, a variable creator shards the variables that the ma
 the distribution is unset, these hooks are removed. Variables and models that they met stay.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random

@@ -11,8 +11,6 @@ its length, the first ranks hold one more. If it is shorter than the axis, the l
 The classes are those of Keras 3, under tf_keras too: they hold names and numbers, no tensors.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -18,8 +18,6 @@ on outputs and labels that do not belong together, or let the ranks' replicated 
 and nothing else would detect it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

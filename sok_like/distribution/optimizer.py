@@ -1,7 +1,5 @@
 """Stock optimizers on shards: gradients of whole batches, norms of whole gradients, local slots."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -28,8 +28,6 @@ gradient, without a collective. The gradient of Keras' Embedding has one value p
 id, as in one process, because Keras 3's optimizers square them one by one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -11,8 +11,6 @@ for it, only this rank's shard is created. The initial value is computed whole, 
 model, then sharded and freed, one variable at a time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading

@@ -1,7 +1,5 @@
 """`sok.All2AllDenseEmbedding`: one row per key."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

@@ -3,8 +3,6 @@
 `EmbeddingLayer` is what it shares with `sok.All2AllDenseEmbedding`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """`sok.get_embedding`: layers by name; this is its path in SOK."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any

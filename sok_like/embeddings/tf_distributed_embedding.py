@@ -1,7 +1,5 @@
 """`TFDistributedEmbedding`: SOK 1.x's layer over an ordinary variable, for one replica."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

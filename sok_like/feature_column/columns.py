@@ -9,8 +9,6 @@ columns do; there it is looked up by itself. A group is only a name that its col
 no list of members. A layer looks up those of its columns together that have the same name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

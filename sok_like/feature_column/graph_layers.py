@@ -5,8 +5,6 @@ ordinary variables can be restored. Outside of a graph nothing would own the tab
 use the layer `DenseFeatures` there.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

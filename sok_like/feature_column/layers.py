@@ -4,8 +4,6 @@ They are for eager programs, tf.functions and Keras models, and replace Keras' o
 no longer has. Make a layer once and call it many times; its weights include the columns' tables.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -7,8 +7,6 @@ columns   a: user   b: ads   c: user   d: -            groups by name
 lookups     [a, c]    [b]               [d]            group_embedding_lookup_sparse, one each
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping

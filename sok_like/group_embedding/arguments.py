@@ -3,8 +3,6 @@
 Arguments are never changed; lists are copied.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple

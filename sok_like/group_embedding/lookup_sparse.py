@@ -11,8 +11,6 @@
 The number of tables only affects the lengths of the messages.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -12,8 +12,6 @@ There both divisions use the same number. No two ids share both rows if the seco
 least as many rows as the first.)
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

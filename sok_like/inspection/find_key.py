@@ -10,8 +10,6 @@ Every kind of file of this package is looked at, by the names of the files:
 A file is searched, not trusted: what a dump has replaced, or a killed process has left, counts.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -9,8 +9,6 @@ The sizes are those of `cpp/core/cpu/index.h` and `arena.h`:
     change  4 bytes per key and 8 per key touched since the last dump, in a table with deltas
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -16,8 +16,6 @@ Parts are placed one by one, so each rank places some of them, and needs little 
 index. Everything depends on the keys alone, so equal tables have equal indices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

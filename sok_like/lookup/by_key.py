@@ -8,8 +8,6 @@ This module looks rows up, and TensorFlow's own function combines them. So every
 `max_norm`, `default_id`, ...) means the same as for a dense variable.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import typing

@@ -12,8 +12,6 @@ Arithmetic uses the table's dtype. Ids outside the table raise on every device; 
 gather would return zeros for them on a GPU.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

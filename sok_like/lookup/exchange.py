@@ -12,8 +12,6 @@ If a rank fails before an exchange, its message carries the error as text. Every
 after the exchange.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -7,8 +7,6 @@ are those of `training=False` on any number of ranks, with the same bits for flo
 of a sample are added one by one in the order of its keys, as the op adds them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import threading

@@ -4,8 +4,6 @@ rank 0: [a, b]    rank 1: [c]    =gather=>    both: [a, b, c]
 gradients of [a, b, c] on rank 0 and rank 1   =sum=>   [a, b] to rank 0, [c] to rank 1
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

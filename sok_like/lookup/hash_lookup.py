@@ -9,8 +9,6 @@ The whole group needs two collectives forward and one back, whatever the number 
 tables of a group on one device are looked up together; groups are independent of each other.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -8,8 +8,6 @@
 The mask of a model of Keras 3 is a node of its graph, as that of `Embedding(mask_zero=True)` is.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -9,8 +9,6 @@
   an `Input` of integers that leads to a layer with a table raise: 0.7, NaN, 2.0**53 + 1.
 """
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections.abc import Callable

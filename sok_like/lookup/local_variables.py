@@ -18,8 +18,6 @@ Only in a program with such variables, or on several ranks, are `tf.GradientTape
 optimizers wrapped for that.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 from typing import Any

@@ -8,8 +8,6 @@ another key to that key's other bucket. Rows never move: only the slot with the 
 Each rank keeps the buckets that it placed (`Layout.range_of`), with rows of their own.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -15,8 +15,6 @@ In a step of `fit` they also compare what the model's layers have learned from d
 vocabulary, means, boundaries. Few of these are variables, and a rank may have seen other data.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import threading

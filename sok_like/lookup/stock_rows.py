@@ -5,8 +5,6 @@ Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) on words 
 word is in the low half of an int64; products wrap around, and masking leaves the word.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

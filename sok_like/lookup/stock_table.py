@@ -13,8 +13,6 @@ instead (`placement.py`). Every 64-bit key is legal. A table without an index ha
 key k is its row k.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Sequence

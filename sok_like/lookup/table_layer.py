@@ -1,7 +1,5 @@
 """What layers of the front doors share: their configuration, table and compute dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`sok.optimizers.Adam`, for embedding variables only."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from sok_like.optimizers import lazy_adam

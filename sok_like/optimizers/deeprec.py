@@ -11,8 +11,6 @@ Source of the formulas: DeepRec's `tensorflow/python/training` and
 formulas in TensorFlow's ops.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import tensorflow as tf

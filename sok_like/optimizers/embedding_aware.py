@@ -4,8 +4,6 @@
 of the class's family.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Mapping

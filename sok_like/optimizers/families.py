@@ -12,8 +12,6 @@ of the whole batch; tf_keras' loss scaling asks for it alone, by `aggregate_grad
     distribution.optimizer     take_parts, report_missing, train_tables, note_updated
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Adam for embedding and ordinary variables, and LazyAdam, which changes only rows of the batch."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from sok_like.optimizers.embedding_aware import embedding_aware

@@ -9,8 +9,6 @@ Keras 3's own `LossScaleOptimizer` cannot handle a gradient whose indices are ke
 mixin `LossScaling` checks the values.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any

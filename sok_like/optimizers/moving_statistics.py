@@ -10,8 +10,6 @@ A step is known by the variables that it trains, because a `tf.function` within 
 again. A layer that has none, without scale and center, belongs to the step that follows its call.
 """
 
-from __future__ import annotations
-
 import inspect
 import threading
 import weakref

@@ -16,8 +16,6 @@ All of them count the default's steps, so schedules go on together after a load.
 optimizer of a table has a learning rate only; everything else lies beside the rows.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

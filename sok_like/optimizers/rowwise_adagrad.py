@@ -1,7 +1,5 @@
 """`sok.optimizers.RowWiseAdagrad`: one number of state per row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

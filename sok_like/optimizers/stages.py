@@ -16,8 +16,6 @@ first step with another learning rate. If it changes on one rank only, the other
 another call, and all ranks raise.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Separates the variables that this package trains from other variables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

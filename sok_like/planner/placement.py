@@ -29,8 +29,6 @@ serves several. A table with a constraint, or a regularizer that is no sum over 
     table b [5, 8]   rows 3..7                          row offset 3     key of b + 3
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -11,8 +11,6 @@ table, `input_groups[1][k]` the k-th input of such a table. Some of these lists 
 DMP's users read, as they follow from the others; this package reads `Plan` instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -19,8 +19,6 @@ Along which axes a table may be cut depends on what its regularizer and its cons
     all others, also functions       everything                 neither
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks of arguments that more than one package makes. Standard library only."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ The gradient of a table handle is `tf.IndexedSlices(gradients, keys)`: its indic
 positions, and may be any 64-bit integer.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

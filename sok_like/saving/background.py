@@ -9,8 +9,6 @@ has the rows of the instant. The manifest is written last, so a process that is 
 files without a manifest, which the next dump removes. The threads make no collective calls.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """What there is to go back to: dumps with their deltas, backups, exports with their deltas."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import re

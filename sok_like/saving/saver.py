@@ -19,8 +19,6 @@ for `dump_to_file` and `restore`, in a graph:
 A failure on one rank raises on all of them, before anything was replaced.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any

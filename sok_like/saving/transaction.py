@@ -15,8 +15,6 @@ So a process that is killed at any instant leaves the last finished save intact,
 everything on all ranks, or nothing on any.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """What a model holds, and how the ranks exchange it: its variables, and what changed in a table."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

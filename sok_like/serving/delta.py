@@ -7,8 +7,6 @@ What the exporter knows of the servers changes last, when all ranks have agreed 
 written. So after an error the next call writes what this one should have written.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import secrets

@@ -9,8 +9,6 @@ work as in the layers. The traced graph is then searched for ops that stock Tens
 have.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import types

@@ -8,8 +8,6 @@ A part is a checkpoint of slices. The merged one has every tensor whole, and the
 parts; TensorFlow reads it as any other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import secrets

@@ -13,8 +13,6 @@ A copy that is cut off (a cancelled call) leaves the sequence odd. Lookups then 
 delta is copied again.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

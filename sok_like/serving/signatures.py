@@ -10,8 +10,6 @@ A value that is ragged in more than one dimension has `x_row_splits`, `x_row_spl
 from the outermost dimension to the innermost.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

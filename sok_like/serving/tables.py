@@ -9,8 +9,6 @@ of one table, and about 30 bytes for each key in it while it places them. Rows t
 `contents.CHUNK_BYTES` in transit.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple

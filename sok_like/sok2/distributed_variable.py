@@ -9,8 +9,6 @@ trains it, and reading it reads this rank's rows. `lookup_sparse` and `all2all_d
 rows of all ranks.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from typing import Any

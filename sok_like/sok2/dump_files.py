@@ -12,8 +12,6 @@ Each begins with a head of 296 bytes; texts are padded with spaces on the left, 
 The numbers after it are little-endian. In names "_" replaces punctuation.
 """
 
-from __future__ import annotations
-
 import string
 from typing import Any
 

@@ -6,8 +6,6 @@ error on one rank raises on all ranks. A load then leaves all variables unchange
 table has its earlier files or its new ones.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any, NamedTuple
 

@@ -7,8 +7,6 @@
 Both are EmbeddingVariables, in the memory of the device that TensorFlow gives its variables.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import warnings

@@ -8,8 +8,6 @@
 All tables of a kind travel together.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

@@ -8,8 +8,6 @@ table, slot tables --rows of the gradient's keys--> variables [num_keys, dim]
 table, slot tables <------------------------------- variables
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ TypeError because TensorFlow's dispatch, on a TypeError, asks `sok_like.lookup.b
 same by key.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """What a table holds at one instant: one type for memory, checkpoints and dump files."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -7,8 +7,6 @@ exactly. Any other initializer is called once for a matrix of 4096 rows (or
 `InitializerOption.default_value_dim`), and key k starts from row k mod 4096.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Callable

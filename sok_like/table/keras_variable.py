@@ -4,8 +4,6 @@ tf_keras tracks a `tf.Variable` as it is. Keras 3 tracks only its own variables,
 them wraps the EmbeddingVariable, and passes on the handle that tapes and graphs look at.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from typing import Any

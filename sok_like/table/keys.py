@@ -1,7 +1,5 @@
 """Keys and rows: their legal dtypes in TensorFlow, and which rank owns a key."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The arguments of a table, checked together; options as JSON values, for configurations."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

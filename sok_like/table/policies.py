@@ -4,8 +4,6 @@ Options check their arguments when they are created, so an error points to the u
 only describe policies; the core implements them (`cpp/core/policy.h`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -7,8 +7,6 @@ occurs several times, in several features or on several ranks. With
 `EmbeddingVariableOption(count="occurrences")` every occurrence counts.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any, NamedTuple
 

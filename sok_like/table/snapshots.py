@@ -5,8 +5,6 @@ rank 0 of 1, step 17, decay 0.9`, or with the name of the dump beside the checkp
 could not read earlier checkpoints if these were separate tensors.)
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

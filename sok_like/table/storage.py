@@ -1,7 +1,5 @@
 """Where a table keeps its rows: in memory, or on disk with the rows in use in memory."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

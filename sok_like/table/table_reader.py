@@ -9,8 +9,6 @@ lookups that insert nothing go on. With `beside` all calls go on (`TableReader` 
 cpp/core/table.h).
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import ctypes

@@ -6,8 +6,6 @@ it, graphs capture it, `tf.train.Checkpoint` tracks it, and its gradient is
 key, through the layers, `sok.export` and `sok.assign`.
 """
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Keras gets and sets weights as arrays, by position. Rows without their keys woul
 value of a table is a `TableWeights`: it holds both and refuses to become an array.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -14,8 +14,6 @@
   would serve no rows, and an imported graph could not restore its tables.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ Keras is not imported yet, an import hook waits for the registry's module. The h
 names only, and removes itself when it is done.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import importlib

@@ -6,8 +6,6 @@ and `sok.Init` checks that they exist. Other private names raise AttributeError 
 `hooks.py` has the names that are wrapped.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import types

@@ -1,7 +1,5 @@
 """Attributes that have other values in a scope, or that two objects share."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ library was built with CUDA, or where a `tf.device` scope says. All ops that tak
 follow. This module places the ops of a lookup that do not take a handle.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import warnings

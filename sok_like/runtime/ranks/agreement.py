@@ -7,8 +7,6 @@ does so for one piece, `Steps` for the steps of one call of the user.
 `raise_on_all` and `GraphSteps` work in graphs, all else outside of graphs only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Which engine carries the exchanges of a job: MPI, called by ops of the package, or Horovod."""
 
-from __future__ import annotations
-
 import os
 
 from sok_like.runtime.native import devices

@@ -16,8 +16,6 @@ cpp/tf/session_order.cc sorts those of one run, and exchanges meet by name. Turn
 branch or a function of such a graph have no number. They meet by name, too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -3,8 +3,6 @@
 Horovod matches collectives by name. Its waits cannot be ended: `stalls` ends the process instead.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Callable

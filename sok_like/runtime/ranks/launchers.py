@@ -3,8 +3,6 @@
 Standard library only. Files are inspected but never loaded: loading takes seconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes.util
 import importlib.util

@@ -9,8 +9,6 @@ whether `fit` takes it.
 Rows have a dtype in a table, and another one between ranks, with their gradients (`wire_dtype`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from typing import Any

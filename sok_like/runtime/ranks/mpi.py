@@ -4,8 +4,6 @@ A thread of the library speaks MPI, and sleeps while there is nothing to do. Exc
 The waits can be ended, so a rank that waits in vain raises and goes on.
 """
 
-from __future__ import annotations
-
 import _thread
 import atexit
 import ctypes

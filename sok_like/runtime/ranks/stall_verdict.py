@@ -5,8 +5,6 @@ rank may notice its end seconds late, while another waits for the next one or ha
 rank numbers its waits; otherwise these ranks would seem to wait for different things.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from typing import Any

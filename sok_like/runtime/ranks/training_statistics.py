@@ -3,8 +3,6 @@
 The C++ library counts. It keeps batches only while they are observed. Two of its warnings are here.
 """
 
-from __future__ import annotations
-
 import ctypes
 import warnings
 from typing import NamedTuple

@@ -10,8 +10,6 @@ only finds these parts; `transaction.py` keeps the promises.
 `save_weights` write and read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

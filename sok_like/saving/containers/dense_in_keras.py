@@ -9,8 +9,6 @@ slot variables are stored with their tables, and both are read once Keras has vi
 model. The optimizer's other variables are where Keras puts them (`dense_tables.py`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

@@ -4,8 +4,6 @@ TensorFlow and Keras have no hooks by which ranks could agree on a save. Without
 the wrapped functions work as before.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -12,8 +12,6 @@ The older HDF5 files (`model.save("m.h5")`) hold what each layer has on one rank
 refused. So is a question to the user (`overwrite=False`) on ranks without a terminal.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -14,8 +14,6 @@ Number 0 is not written: `keys`, `1.keys`. So earlier versions stored all tables
 features had a layer for each: `feat/_table_1/vars/keys`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re

@@ -9,8 +9,6 @@ TensorFlow its tables under their names within the layer (`table_names.py`), als
 and dictionaries. Tables without a name are where TensorFlow finds them.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence

@@ -17,8 +17,6 @@ rank 0 at each step would cost an exchange each. So its answer says at which ste
 about a hundredth of the interval.
 """
 
-from __future__ import annotations
-
 import functools
 import numbers
 import os

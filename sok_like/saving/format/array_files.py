@@ -16,8 +16,6 @@ Lists of version 0.1 have the SHA-256 of each file, and its first folders have n
 CRC-32 of each array is all that is checked.
 """
 
-from __future__ import annotations
-
 import collections
 import concurrent.futures
 import contextlib

@@ -13,8 +13,6 @@ in such a file have one checksum, of their names, dtypes, shapes and bytes:
     vars/keys  vars/rows  ...  vars/sha256
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import hashlib
 import os

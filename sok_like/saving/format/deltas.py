@@ -15,8 +15,6 @@ no later delta holds has moved as well. The deltas log the steps, and the row go
 here, as a row in memory does when it is next read: with the same bits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

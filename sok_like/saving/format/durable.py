@@ -10,8 +10,6 @@ promise beyond those of that file system: an object store has no flush, and a re
 A scheme that TensorFlow has no file system for raises ValueError before anything is created.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

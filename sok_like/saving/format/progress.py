@@ -1,7 +1,5 @@
 """What long dumps, restores and exports show of how far they have come."""
 
-from __future__ import annotations
-
 import sys
 import time
 

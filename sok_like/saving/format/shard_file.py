@@ -20,8 +20,6 @@ written rightly. So what no table can have is refused, too: a key twice, a key o
 negative counts and steps.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

@@ -9,8 +9,6 @@ use, and returns a `StagedContent`, or raises an error that names the file. Neit
 or talks to another rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ model.keras.tables/user.3f2a9c0b/user.3f2a9c0b.0-of-2.npz     the shard of rank 
 model.keras.tables/user.3f2a9c0b/user.json                    the manifest
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ between ranks. So the lists that they see do not contain the holders' variables:
 them with its tables (`dense_tables.py`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import warnings

@@ -18,8 +18,6 @@ its own, and rank 0 joins them. When all parts are there, rank 0 gives the files
 names, those of the rows before those of the keys: if both are there, they belong together.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -4,8 +4,6 @@ A dump has owners: the tables of this program that wrote or read it. Another tab
 does not replace it, nor does another job that is alive.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

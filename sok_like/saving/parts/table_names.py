@@ -14,8 +14,6 @@ Two scopes let a program read what has changed since: `sok.renamed_tables` gives
 other names, `sok.resized_tables` says what becomes of rows of another width.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import re

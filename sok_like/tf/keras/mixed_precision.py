@@ -1,7 +1,5 @@
 """`sok.tf.keras.mixed_precision.LossScaleOptimizer`: tf_keras' scaling, SOK 1.x's arguments."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 
