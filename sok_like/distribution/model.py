@@ -247,12 +247,9 @@ def _comparing(own_step, distribution):
 
 @contextlib.contextmanager
 def _compared(inputs, distribution) -> Iterator[None]:
-    """A scope whose ops run only if all ranks have the same `inputs` and data of the step.
-
-    Without `auto_shard_dataset`, data may differ between indices along the batch axis. Integers,
-    texts and similar data are compared exactly, by a hash. Floats may come from another model,
-    computed on another processor. They are compared by a sum and a norm, within a tolerance.
-    """
+    """A scope whose ops run only if all ranks have the same `inputs` and data of the step."""
+    # Without `auto_shard_dataset`, data may differ along the batch axis. Integers and texts are
+    # compared by a hash. Floats may come from another processor: by sum and norm, with a tolerance.
     if comm.current().world_size == 1:
         yield
         return

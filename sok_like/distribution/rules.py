@@ -123,11 +123,8 @@ def _kernel(layer):
 
 
 def _product(layer, dims, compute, as_addend=tf.convert_to_tensor):
-    """The rule of a layer with one sharded kernel dimension, which inputs or outputs have, or both.
-
-    `dims` is its number in each of them, or None. `compute` makes outputs without the bias, from
-    inputs and this rank's kernel. `as_addend` shapes a bias so that it can be added to them.
-    """
+    """The rule of a layer with one sharded kernel dimension; `dims`: in inputs and in outputs."""
+    # `compute` makes outputs without the bias; `as_addend` shapes a bias to be added to them.
     kernel, bias, (input_dim, output_dim) = _kernel(layer), layer.bias, dims
     shard, cut = shard_of(kernel), _only_cut(kernel)
     line, name = shard.mesh.along(cut.axis), shard.path

@@ -308,11 +308,9 @@ def completed(
     *,
     are_parts: bool = False,
 ) -> list:
-    """Gradients of the whole batch: averages along the batch axis those that are not yet averaged.
-
-    Only gradients of variables are averaged. `distribution` is that of variables that belong to no
-    model. `are_parts` are gradients as from a tape: those of sharded variables are this rank's.
-    """
+    """Gradients of the whole batch: averages along the batch axis those not yet averaged."""
+    # Only those of variables are; `distribution` is for variables of no model. If they `are_parts`,
+    # as from a tape, those of sharded variables are this rank's.
     result = list(gradients)
     by_line: dict[Any, list[int]] = {}
     for i, (gradient, source) in enumerate(zip(gradients, sources, strict=True)):

@@ -301,11 +301,8 @@ def _read_about(text):
 
 
 def _in_buckets(key, keys, about, at=None, what=_ROW):
-    """`what`, if a slot of buckets `[num_buckets, SLOTS]` has the key; else nothing.
-
-    `at` are the numbers of the buckets; None: they are all. Without a layout, as of exports of
-    version 0.1, a small number may be that of a free slot.
-    """
+    """`what`, if a slot of the buckets with the numbers `at` (None: of all) has the key."""
+    # Without a layout, as of exports of version 0.1, a small number may be that of a free slot.
     same, layout = (keys == key).any(axis=1), about.layout
     if layout is not None:
         numbers = np.arange(len(keys)) if at is None else at

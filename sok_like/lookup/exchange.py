@@ -85,13 +85,9 @@ class Exchange:
 def exchange_lookup(
     features: Sequence[ShardFeature], how: Exchange, problems: Sequence[tf.Tensor] = ()
 ) -> list[tf.Tensor]:
-    """Looks features up wherever their rows are; every rank raises what goes wrong on one.
-
-    Features are the same on all ranks, except for keys and variables. `problems` are scalar
-    strings, empty unless something already went wrong on this rank. Returns one float32 tensor per
-    feature: `[batch, dim]`, or `[num_keys, dim]` if the combiner is "none". The gradient of a row
-    is the sum over the ranks that used it, times `how.gradient_scale`.
-    """
+    """Looks features up wherever their rows are; every rank raises what goes wrong on one."""
+    # `problems` are texts, empty unless something went wrong on this rank. Features are the same on
+    # all ranks, except for keys and variables. A row's gradient is the sum over ranks, scaled.
     communicator = comm.current()
     world_size = communicator.world_size
     # What ranks must agree on: otherwise rows of another table or place would be misread.
@@ -168,12 +164,9 @@ def in_range(features: Sequence[ShardFeature]) -> tuple[list[ShardFeature], list
 
 
 def _gather(features, local_rows, training=False, world_size=1):
-    """Per feature: distinct rows of its variable, and the positions of its rows in them; or None.
-
-    One gather per variable reads distinct rows, so no index repeats in the variable's gradient:
-    Keras 3 squares the values of sparse gradients as they come. Also one text per hash table, empty
-    unless it could not insert its keys.
-    """
+    """Per feature distinct rows of its variable and the positions of its rows in them, or None."""
+    # No index repeats in a variable's gradient: Keras 3 squares the values of sparse ones as they
+    # come. Also one text per hash table, empty unless it could not insert its keys.
     sharing: dict[int, list[int]] = {}
     places: list[Any] = [None] * len(features)
     problems = []

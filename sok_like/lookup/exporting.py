@@ -30,21 +30,13 @@ _state = threading.local()
 
 
 class Spread(NamedTuple):
-    """A variable of which ranks hold slices; a SavedModel has it whole.
+    """A variable of which ranks hold slices; a SavedModel has it whole."""
 
-    Attributes:
-        shape: Of the whole variable.
-        dtype: None on a rank that holds no slice.
-        begin: The first index of this rank's slice along each axis.
-        num_rows: Of the slice; 0 if there is none, or another rank holds the same and writes it.
-        read: Returns the rows of the slice from the first number up to the second one.
-    """
-
-    shape: Sequence[int]
-    dtype: tf.DType | None = None
-    begin: Sequence[int] = ()
-    num_rows: int = 0
-    read: Callable[[int, int], tf.Tensor] | None = None
+    shape: Sequence[int]  # of the whole variable
+    dtype: tf.DType | None = None  # None on a rank that holds no slice
+    begin: Sequence[int] = ()  # the first index of this rank's slice along each axis
+    num_rows: int = 0  # of the slice; also 0 if another rank holds the same and writes it
+    read: Callable[[int, int], tf.Tensor] | None = None  # the rows from one number up to another
 
 
 class Exporting:

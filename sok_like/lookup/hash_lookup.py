@@ -60,25 +60,10 @@ def lookup(
 ) -> list[tf.Tensor]:
     """Looks up a group of features together; a table may appear more than once.
 
-    Args:
-        training: True inserts missing keys with their initial rows. False reads the initial rows
-            and inserts nothing.
-        gradient_scale: The gradient of a row is the sum over the ranks that used it ("sum": for a
-            loss divided by the global batch), or that sum divided by the number of ranks ("mean":
-            for a loss that is a mean over the rank's own batch). "auto" is "mean" within Keras'
-            `fit`; elsewhere it is "sum", with a warning on several ranks.
-        wire_dtype: Rows and gradients are rounded to "bfloat16" or "float16" on their way between
-            ranks; None: no rounding. The same on all ranks. Rows of a rank's own keys are rounded,
-            too, so that results do not depend on the owner of a key. On one rank nothing is.
-        name: Of the group's collectives; the same on all ranks. If tables are on several devices,
-            one device after the other is looked up, each with its own collectives.
-
-    Returns:
-        One float32 tensor per feature, in order: `[batch, embedding_dim]`, or
-        `[num_keys, embedding_dim]` if the combiner is "none". An empty sample gives zeros.
-
-    Errors of one rank (a sample longer than `max_hotness`, a full table, a key out of range, a
-    number that `wire_dtype` cannot hold) are raised on every rank and name the rank at fault.
+    Returns one float32 tensor per feature: `[batch, embedding_dim]`, or `[num_keys, embedding_dim]`
+    if the combiner is "none". An empty sample gives zeros. `training` inserts missing keys.
+    `lookup_options` explains `gradient_scale` and `wire_dtype`. Errors of one rank are raised on
+    every rank and name the rank at fault.
     """
     if not features:
         return []

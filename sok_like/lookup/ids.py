@@ -62,18 +62,10 @@ def keys_of_ids(values: Any) -> tf.Tensor:
 
 
 class FlatIds:
-    """An input of any kind as flat ids. It also gives looked-up rows the shape of the output.
+    """An input of any kind as flat ids, without padding, and the shape of its output."""
 
-    Args:
-        hashed: Whether the ids are keys of a hash table; otherwise they are row numbers.
-        pad_key: What is padding, or None.
-        dtype: Of the ids; None leaves int32 row numbers as they are.
-
-    Attributes:
-        ids: `[num_keys]`, without padding.
-        row_splits: int64 `[batch + 1]`; `[0]` if each id has a row.
-        combiner: Of the lookup: "none" if each id has a row.
-    """
+    # `row_splits` are int64 `[batch + 1]`. If each id has a row, they are `[0]`, and `combiner` is
+    # "none". Without a `dtype`, int32 row numbers stay as they are.
 
     def __init__(
         self,

@@ -23,14 +23,9 @@ class NoRoom(ValueError):
 
 
 class Placement:
-    """The keys of a served table that a rank places.
+    """The keys of a served table that a rank places: at first `placed`, whose arrays change."""
 
-    Args:
-        placed: The keys at first, in the rows from `first_row` on; the arrays are changed.
-        first_row: The first of the rows for these buckets.
-        capacity: Number of these rows; at most `buckets.LOAD` of the slots.
-        dtype: Of the numbers of rows.
-    """
+    # Their rows are the first of `capacity` from `first_row` on, at most `LOAD` of the slots.
 
     def __init__(self, placed: Buckets, first_row: int, capacity: int, dtype: Any = np.int32):
         self.layout, self._begin = placed.layout, placed.begin

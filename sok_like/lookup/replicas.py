@@ -100,12 +100,9 @@ def check_same_shapes(variables: Sequence[Any], name: str) -> None:
 
 
 def compare(communicator: comm.Communicator) -> list[tf.Tensor]:
-    """Compares the ordinary variables of the tape that is taking a gradient, if it is time.
-
-    Call it where the gradient of a lookup is built. Without a tape around it (`tf.gradients`, a
-    function within the tape) and in a v1 graph it compares nothing. Returns tensors that later ops
-    must wait for. Errors are raised on all ranks.
-    """
+    """Compares the ordinary variables of the tape that is taking a gradient, if it is time."""
+    # Called where the gradient of a lookup is built. Without a tape around it (`tf.gradients`) and
+    # in a v1 graph it compares nothing. Returns tensors that later ops must wait for.
     variables, layers = _compared()
     number = len(variables) + len(layers)
     if not number:

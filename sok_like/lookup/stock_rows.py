@@ -57,13 +57,8 @@ class MissingRows:
 def initial_rows(
     missing: Sequence[MissingRows], keys: tf.Tensor, which: Any, decay: Any = None
 ) -> tf.Tensor:
-    """Rows of int64 keys `[num_keys]`, float32 `[num_keys, dim]`.
-
-    Args:
-        missing: Those of some tables, which are alike.
-        which: The position among these of each key's table, `[num_keys]`; None if there is one.
-        decay: The present factor of each of these, a tensor, or None if it stays as it is.
-    """
+    """Rows of int64 keys `[num_keys]` of tables that are alike, float32 `[num_keys, dim]`."""
+    # `which`: the position of each key's table in `missing`, `decay`: the present factor of each.
     draws = _Draws(missing, keys, which)
     rows = draws.rows()
     if decay is not None:

@@ -31,14 +31,9 @@ _BYTES = sum(1 << 8 * byte for byte in range(SLOTS - 1))
 
 
 class StockTable:
-    """Where a table is in the variables of `StockTables`, which sets `first_row` and the like.
+    """Where a table is in the variables of `StockTables`, which sets `first_row` and the like."""
 
-    Args:
-        variable: The EmbeddingVariable that it stands for.
-        num_rows: Number of rows.
-        missing: The rows of missing keys.
-        layout: The buckets; None without an index. Until the first lookup the salt may change.
-    """
+    # Without a `layout` it has no index. Until the first lookup the layout's salt may change.
 
     def __init__(
         self, variable: Any, num_rows: int, missing: MissingRows, layout: Layout | None = None

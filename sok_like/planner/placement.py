@@ -74,13 +74,10 @@ def slice_widths(output_dim: int, slices: int) -> list[int]:
 
 
 def automatic_threshold(tables: Sequence[TableConfig], world_size: int) -> int | None:
-    """The threshold that gives every rank a slice, as far as the tables' columns allow, or None.
-
-    With at least as many tables as ranks no table is sliced. Otherwise the largest slice is halved
-    until there are as many slices as ranks; the threshold is one less than the last slice that was
-    halved. That ignores the number of columns. So while ranks have no slice, the table with the
-    largest slice that can still be halved is halved again. If no table can be, ranks stay idle.
-    """
+    """The threshold that gives every rank a slice, as far as the tables' columns allow, or None."""
+    # With at least as many tables as ranks no table is sliced. Otherwise the largest slice is
+    # halved until there are as many as ranks; the threshold is one less than the last one halved.
+    # That ignores the number of columns, so while ranks have no slice, halving goes on if it can.
     if not tables or len(tables) >= world_size:
         return None
     threshold: int | None = None

@@ -150,12 +150,7 @@ class DistEmbeddingStrategy:
     def init_input_and_map_groups(
         self, table_groups: Sequence[Sequence[int]], input_table_map: Sequence[int]
     ) -> tuple[list[list[int]], list[list[int]], list[int]]:
-        """Groups the inputs by the group of their table.
-
-        Returns:
-            The inputs of each group, in order; for each of them its table's position in the group;
-            and the position of each input in the concatenated groups, which undoes the grouping.
-        """
+        """Groups inputs by kind of table: the inputs, their tables' positions, the order back."""
         place = {
             table: (group, i)
             for group, tables in enumerate(table_groups)
@@ -304,12 +299,9 @@ class DistEmbeddingStrategy:
             )
 
     def deal_hash_inputs(self) -> None:
-        """Assigns each input of a hash table to a rank, for model-parallel inputs.
-
-        `input_ids_list` then holds numbers of inputs; on each rank those of hash tables come last.
-        The parallel lists (`local_maps`, ...) have items for the other inputs only. An input goes
-        to the rank with the fewest inputs so far.
-        """
+        """Gives each input of a hash table to one rank, for model-parallel inputs."""
+        # That is the one with the fewest inputs. `input_ids_list` then has numbers of inputs, those
+        # of hash tables last; the parallel lists (`local_maps`, ...) have the others only.
         if not self.hash_configs:
             return
         numbers = self.input_groups[COLUMN_WISE]

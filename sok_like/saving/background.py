@@ -122,11 +122,9 @@ class BackgroundTableDump(BackgroundPart, GrowingDump):
 
 
 class BackgroundDump:
-    """A dump that is written while training goes on: what `sok.Saver().begin_dump` returns.
+    """A dump that is written while training goes on: what `sok.Saver().begin_dump` returns."""
 
-    `parts` are tables in the same order on all ranks. When all files are written, `finish` calls
-    `publish` on all ranks, which makes them the dump, and returns its result.
-    """
+    # `parts` are in the same order on all ranks. `publish` makes their files the dump.
 
     def __init__(self, parts: Sequence[BackgroundPart], publish: Callable[[], Any]):
         self._parts, self._publish = list(parts), publish

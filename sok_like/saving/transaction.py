@@ -52,10 +52,7 @@ class Saving:
         self._steps.take(self._begin, verify=self._check)
 
     def write(self, inputs: Sequence[Any] = ()) -> None:
-        """All ranks write, then see what the others have written; then rank 0 publishes it.
-
-        `inputs` are the numbers that the parts' tables were registered by; without one a part asks.
-        """
+        """All ranks write, then see what the others have written; then rank 0 publishes it."""
 
         def write(*arguments):  # after what the ranks told each other, if these steps asked it
             return self._write(arguments[len(arguments) - len(inputs) :])

@@ -86,11 +86,9 @@ def _read(variable, since):
 def to_ranks(
     block: np.ndarray, ranks: np.ndarray, name: str
 ) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
-    """Sends each item of `block` `[n, ...]` to its rank, of int64 `ranks` `[n]`.
-
-    Returns the items that came here, in rank order; and a function that sends back an answer to
-    each of them, and returns the answers to `block`. Every rank must call it as well, or none.
-    """
+    """Sends each item of `block` `[n, ...]` to its rank; returns those that came, by rank."""
+    # Also returns a function that sends an answer to each of them back, and returns the answers to
+    # `block`. Every rank must call it, or none.
     communicator = comm.current()
     if communicator.world_size == 1:
         return block, lambda answers: answers

@@ -49,11 +49,10 @@ def unread(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 @dataclasses.dataclass
 class TableShard(TableContent):
-    """One rank's part of a table, or of what changed in it, whole or to be read in parts.
+    """One rank's part of a table, or of what changed in it, whole or to be read in parts."""
 
-    If `read` is set, the arrays `BY_KEY` only show shapes and dtypes (`unread`), and `read` yields
-    their rows: called with a number of rows, it yields arrays by name with about so many rows.
-    """
+    # If `read` is set, the arrays `BY_KEY` only show shapes and dtypes (`unread`). Called with a
+    # number of rows, it yields arrays by name with about so many rows.
 
     erased: np.ndarray | None = None  # int64 [num_erased]; this and the next three: of deltas only
     whole: bool = False

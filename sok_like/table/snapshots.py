@@ -111,11 +111,8 @@ def reference_in(tensors: dict[str, Any]) -> str | None:
 
 
 def from_checkpoint(tensors: dict[str, Any], table: str) -> dict[str, Any]:
-    """The inverse of `checkpointed`: keyword arguments of `load_snapshot`.
-
-    What one rank wrote can be read on any number of ranks; each takes the keys it owns. The part of
-    another rank, or of another number of ranks, raises.
-    """
+    """The inverse of `checkpointed`: keyword arguments of `load_snapshot`."""
+    # Any number of ranks can read what one wrote. The part of several must be this rank's.
     communicator = comm.current()
     own = communicator.rank, communicator.world_size
 

@@ -79,13 +79,10 @@ def see_problem(problem: bytes | None) -> None:
 
 
 class TableReader:
-    """The content of a table at this instant, or what changed until then.
+    """The content of a table at this instant, or what changed until then."""
 
-    `number` is the result of `register_for_read`. With `since` it is what changed since that
-    instant (0: everything, and the table records changes from now on); `instant` is the number of
-    this one then. With `beside` calls that change the table go on; `since` must be 0, and the table
-    must have no other such stream.
-    """
+    # With `since`, it is what changed since that instant (0: everything, and changes are recorded
+    # from now on). With `beside`, calls that change the table go on; there is no other such stream.
 
     def __init__(self, number: int, since: int | None = None, beside: bool = False):
         self._closing, self._library, self._since = threading.Lock(), _library(), since

@@ -174,12 +174,9 @@ class Hook:
 
 
 def wrap(owner: Any, name: str, wrapper: Callable, why: str, *, copies: bool = True) -> Hook:
-    """Replaces a function of TensorFlow or Keras by `wrapper`; returns the hook, to undo it.
-
-    `owner` is a class, a module or its dotted name. `wrapper` is called with the function itself,
-    then the call's arguments. With `copies`, the function of a module is also replaced where other
-    loaded modules have it, as by `from owner import name`. This package's modules keep theirs.
-    """
+    """Replaces a function of TensorFlow or Keras by `wrapper`; returns the hook, to undo it."""
+    # `owner` is a class, a module or its dotted name. `wrapper` gets the function itself first.
+    # With `copies` it is also replaced in modules that did `from owner import name`, except ours.
     owner = _owner(owner)
     where = f"{_name_of(owner)}.{name}"
     static = _current(owner, name, None)

@@ -52,11 +52,9 @@ def agreed(
     call: str = "",
     raises: type[Exception] = RuntimeError,
 ) -> list:
-    """Calls `function`, unless it is None, on every rank; returns its results (JSON) by rank.
-
-    If it fails on one rank, all ranks raise `raises`, "rank r: problem"; a single rank raises the
-    exception itself. Ranks in different calls (of the user) raise RuntimeError.
-    """
+    """Calls `function`, unless None, on every rank; returns its results (JSON) by rank."""
+    # If one rank fails, all raise `raises`, "rank r: problem"; a single rank the exception itself.
+    # Ranks in different calls (of the user) raise RuntimeError.
     if communicator.world_size == 1:
         return [None if function is None else function()]
     error = None

@@ -47,11 +47,8 @@ class Communicator(Protocol):
         """Number of processes of this host."""
 
     def subset(self, groups: Sequence[Sequence[int]]) -> Communicator:
-        """The communicator of this rank's group, which counts ranks within the group.
-
-        The groups are disjoint, and the same on all ranks, which must all call this. RuntimeError
-        if the transport cannot make groups any more.
-        """
+        """The communicator of this rank's group: groups are disjoint, and the same on all ranks."""
+        # RuntimeError if the transport cannot make groups any more.
 
     def all_to_all(
         self, tensor: tf.Tensor, splits: tf.Tensor, name: str

@@ -82,11 +82,9 @@ def _ends_numbered_turn(results):
 
 
 def exchange_in_turn(collective: Callable[[], Any], name: str, communicator: Communicator) -> Any:
-    """Runs a collective of `communicator` in a turn, and returns its tensors.
-
-    In a graph the transport matches collectives by `name`. Eagerly it takes them as they come, so
-    the ranks first tell each other which one they are in, and raise if it is not one.
-    """
+    """Runs a collective of `communicator` in a turn, and returns its tensors."""
+    # In a graph the transport matches collectives by `name`. Eagerly it takes them as they come, so
+    # the ranks first tell each other which one they are in, and raise if it is not one.
     if tf.executing_eagerly() and communicator.world_size > 1:
         exchange_notes(tf.zeros([0], tf.int64), [], communicator, name)
 
@@ -136,11 +134,8 @@ def exchange_notes(
     name: str,
     said: str = "",
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Every rank sends a note to all ranks, in a turn of its own: int64 `values`, of any number.
-
-    All ranks raise if one has `problems`, scalar strings, or if they differ in `said`, the call in
-    errors. Returns the values in rank order, and how many each rank sent, int32 `[world_size]`.
-    """
+    """Every rank sends a note to all: int64 `values`. Returns all by rank, and their numbers."""
+    # All ranks raise if one has `problems`, or if they differ in `said`, the call in errors.
     ops, world_size = libraries.ops(), communicator.world_size
     message, splits = ops.sok_pack_note(
         values=values, problems=list(problems), world_size=world_size

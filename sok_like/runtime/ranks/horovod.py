@@ -89,11 +89,10 @@ def _as_summed(tensor):
 
 
 class HorovodCommunicator:
-    """Horovod's collectives, over MPI, Gloo or NCCL as Horovod was built and launched.
+    """Horovod's collectives, over MPI, Gloo or NCCL as Horovod was built and launched."""
 
-    `groups_later` initialises Horovod so that `subset` can make groups later. Its ranks then agree
-    on groups in each cycle. No effect if the program has initialised Horovod.
-    """
+    # `groups_later` lets `subset` make groups later, on which ranks then agree in each cycle. No
+    # effect if the program has initialised Horovod.
 
     def __init__(self, groups_later: bool = False):
         try:

@@ -177,11 +177,9 @@ class _Stranger:
 
 
 class Door:
-    """Rank 0's port. It lets each of the other ranks in once, and is closed when all are in.
+    """Rank 0's port. It lets each of the other ranks in once, and is closed when all are in."""
 
-    The selector watches the port, at the address `host`, and the lines. The data of their keys goes
-    to `answer`; a `Line` is for the caller.
-    """
+    # The data of the selector's keys goes to `answer`, if it is no `Line`, which is the caller's.
 
     def __init__(self, host: str, secret: str, world_size: int, selector: selectors.BaseSelector):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -103,11 +103,9 @@ def save_together(
     kinds: RankLocalVariables | None = None,
     collective: bool = True,
 ) -> None:
-    """Writes a file on rank 0, and tables beside it; all ranks call it with the same path.
-
-    `write` writes a file to the path that it is given. If that is `collective`, the other ranks
-    write, too, to a file that is discarded. `kinds` has the tables and holders in the file, if any.
-    """
+    """Writes a file on rank 0, and tables beside it; all ranks call it with the same path."""
+    # If `write` is `collective`, the other ranks write a file, too, which is discarded. `kinds` are
+    # tables and holders in the file, if any.
     communicator, path = comm.current(), _path(filepath)
     if communicator.world_size == 1:
         if path is None:

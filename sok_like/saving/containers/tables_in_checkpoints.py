@@ -109,12 +109,9 @@ def deferred(own: Callable, self: Any, name: str, trackable: Any) -> None:
 
 
 def check(objects: Sequence[Any], status: Any, path: str, problems: list[str]) -> None:
-    """Warns of tables that a checkpoint lacks, or has beyond those of a layer.
-
-    TensorFlow asks a program whether that is right only after the restore: `assert_consumed` and
-    `assert_existing_objects_matched` of its result, `status`, then raise. `objects` are all that
-    could be restored, and `problems` those of dense tables.
-    """
+    """Warns of tables that a checkpoint lacks, or has beyond those of a layer."""
+    # Whether that is right, a program says after the restore only, by `assert_consumed` and the
+    # like of `status`, which then raise. `objects` are all that could be restored.
     checkpoint, file = status._checkpoint, f"Checkpoint {path!r}"
     stored: dict[int, list[str]] = {}  # by object: the names of its children in the checkpoint
     for number, thing in checkpoint.object_by_proto_id.items():

@@ -143,11 +143,8 @@ def rename(aside: Path, path: Path) -> None:
 
 
 def rename_all(pairs: Sequence[tuple[Path, Path]]) -> None:
-    """Gives files that belong together their names, each with its name aside.
-
-    An exception comes when all have their names, or none. The last one's old file goes first, and
-    so a process that is killed leaves no mixture in which it is there.
-    """
+    """Gives files that belong together their names: all, or after an exception all or none."""
+    # The last one's old file goes first: a process that is killed leaves no mixture with it.
     last = pairs[-1][1]
     try:
         remove(last)
@@ -207,12 +204,9 @@ def chunks(path: Path) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[Any]:
-    """A local binary file without a buffer, which replaces the one at `path` when the block ends.
-
-    Until then its name ends with `ASIDE`. It is flushed to the disk before it gets its name. If the
-    block or a later step raises, it is removed and the file before is untouched. For other file
-    systems it is temporary, and its bytes are copied when the block ends.
-    """
+    """A local binary file without a buffer; it replaces the one at `path` when the block ends."""
+    # Until then its name ends with `ASIDE`; if the block raises, it is removed. For other file
+    # systems it is temporary, and its bytes are copied when the block ends.
     there = os.fspath(path) + ASIDE
     place = local(there)
     try:

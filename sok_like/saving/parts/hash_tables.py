@@ -151,11 +151,8 @@ def stage_dump(
     rows_only: bool = False,
     until: str | int | None = None,
 ) -> StagedDump:
-    """Reads the dump in a folder, with its deltas, into content beside the present one.
-
-    `registered` is the result of its `register_for_read`, and `name` that of the table that was
-    dumped. `rows_only` leaves out slot rows and the optimizer's step.
-    """
+    """Reads the dump of table `name` in a folder, with its deltas, into staged content."""
+    # `rows_only` leaves out slot rows and the optimizer's step.
 
     def fitting(shard):
         _check_keys(shard.keys, variable)

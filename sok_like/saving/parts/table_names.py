@@ -64,12 +64,7 @@ def order(key: str) -> tuple[int, str]:
 def matched(
     layer: str, expected: Sequence[str], received: Sequence[str], file: str
 ) -> tuple[list[tuple[int, int]], str]:
-    """Matches the names of a layer's tables and of those in a file, within the scope of renames.
-
-    Returns:
-        The positions of each table that both have, in the layer and in the file; and what the one
-        has that the other lacks, "" for nothing.
-    """
+    """Positions of tables that layer and file both have, by name; and what one lacks, or ""."""
     names = renamed(layer, received)
     by_order = [i for i, name in enumerate(expected) if not name or not any(names)]
     unnamed = [i for i, name in enumerate(names) if not name]
