@@ -1,14 +1,11 @@
 """What ranks have in common in a `fit`: initial variables, and metrics.
 
-`BroadcastVariables` sends one rank's variables to all. `MetricAverage` averages the metrics of an
-epoch. `GlobalMetrics` adds the states of metrics:
-
     rank 0   states of metrics --.                                 .-- results, logs, callbacks
                                   >-- added in rank order, eagerly --
     rank 1   states of metrics --'                                 '-- the same bits
 
-Keras reads the results of metrics in one function, at the end of an epoch and of an evaluation. The
-sums are in the place of the rank's own states while it does.
+Keras reads the results of metrics in one function, at the end of an epoch and of an evaluation.
+`GlobalMetrics` has the sums in the place of the rank's own states while it does.
 """
 
 import contextlib

@@ -5,9 +5,8 @@
     layout_map[".*dense.*kernel"] = (None, "model")
     set_distribution(ModelParallel(mesh, layout_map))
 
-While a distribution is set, a variable creator shards the variables that the map names
-(`sharded_variable.py`), and models are bound when they are compiled or called (`model.py`). When
-the distribution is unset, these hooks are removed. Variables and models that they met stay.
+Hooks shard the variables that the map names (`sharded_variable.py`) and bind models (`model.py`)
+while a distribution is set. Variables and models that they met stay as they are.
 """
 
 import contextlib

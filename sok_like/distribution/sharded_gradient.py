@@ -2,11 +2,10 @@
 
     tape.gradient(loss, kernel)  ->  ShardedGradient: this rank's part, and which part it is
 
-A rank's own gradient covers its samples and its shard only. Programs that clip gradients or take
-their norm expect those of one process. So gradients of variables are averaged along the batch axis
-when they are taken, and gradients of shards know which part they are. Norms and clipping sum over
-the ranks that hold the parts. Elementwise functions compute on the parts. Everything else converts
-it to a tensor, which gathers the whole gradient: right, but slow. Optimizers use the part.
+Programs that clip gradients or take their norm expect those of one process. So gradients of
+variables are averaged along the batch axis when they are taken. Norms and clipping sum over the
+ranks that hold parts. Elementwise functions compute on the parts. Everything else converts a part
+to a tensor, which gathers the whole gradient: right, but slow. Optimizers use the part.
 """
 
 from __future__ import annotations

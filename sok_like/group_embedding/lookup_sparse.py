@@ -1,14 +1,12 @@
 """Group lookups: many tables in one call, and one exchange for all their EmbeddingVariables.
 
-    params  [EV a, variable b, EV c, EV a]
-                |        |       |     |
-                |   gather and   |     |          tf.Variable: each process by itself
-                |   combine      |     |
-                +--------|-------+-----+--> sok_like.lookup: two collectives forward and
-                |        |       |     |    one back, or one fused op if there is one process
-    outputs [ [B, D] , [B, D], [B, D], [B, D] ]
-
-The number of tables only affects the lengths of the messages.
+params  [EV a, variable b, EV c, EV a]
+            |        |       |     |
+            |   gather and   |     |          tf.Variable: each process by itself
+            |   combine      |     |
+            +--------|-------+-----+--> sok_like.lookup: two collectives forward and
+            |        |       |     |    one back, or one fused op if there is one process
+outputs [ [B, D] , [B, D], [B, D], [B, D] ]
 """
 
 import sys

@@ -1,18 +1,16 @@
 """Variables that every rank holds: broadcast from one rank, and compared while tables are trained.
 
-A table's gradient is a collective, so all ranks take part in it. The tape that asks for it names
-the ordinary variables that are trained beside the table. Optimizers of this package average their
-gradients over ranks; the program may do so, too. If nothing does, each rank trains
-different weights, and none would notice. So at a few steps the ranks compare two sums of each of
-these variables, whoever trains them.
+A table's gradient is a collective. The tape that asks for it names the ordinary variables that are
+trained beside the table. Optimizers of this package average their gradients over ranks; the program
+may do so, too. If nothing does, each rank trains different weights, and none would notice. So at a
+few steps the ranks compare two sums of each of these variables, whoever trains them.
 
     step       1   2   3   4   ..   8   ..   16   ..
     compared       x   x   x        x        x          before the step is taken
 
-Not at step 1: some programs broadcast variables after it.
-
-In a step of `fit` they also compare what the model's layers have learned from data by `adapt`: a
-vocabulary, means, boundaries. Few of these are variables, and a rank may have seen other data.
+Not at step 1: some programs broadcast variables after it. In a step of `fit` they also compare what
+the model's layers have learned from data by `adapt`: a vocabulary, means, boundaries. Few of these
+are variables, and a rank may have seen other data.
 """
 
 import functools

@@ -5,13 +5,11 @@
     train_tables     updates embedding variables by the core's fused rule
     sum_rows         sums the parts of a row's gradient, for Keras 3
 
-`dist_model_parallel` and `distribution` have others in place of `average`. An adapter of
-`sok_like.optimizers.families` runs the stages of its class. The stock class trains what is left.
+`dist_model_parallel` and `distribution` have others in place of `average`; `families` runs them.
 
-Ranks compare during training what an optimizer must have in common on all of them. Each states its
-learning rate, its step and, once, two sums of every ordinary variable. The statements travel with
-the averaged gradients, so they need no collective of their own. If no gradients are averaged, as in
-a model with tables only, learning rate and step have an exchange of their own, but only at a rank's
+Each rank states its learning rate, its step and, once, two sums of every ordinary variable, for
+ranks to compare. The statements travel with the averaged gradients. If there are none, as in a
+model with tables only, learning rate and step have an exchange of their own, but only at a rank's
 first step with another learning rate. If it changes on one rank only, the other ranks are in
 another call, and all ranks raise.
 """

@@ -1,17 +1,16 @@
 """Prints a plan: what each rank holds, and what a training step sends between ranks.
 
-Counted per rank and step (`B` samples per rank, hotness `h`, `N` ranks):
+Counted per rank and step (`B` samples per rank, hotness `h`, `N` ranks), as upper bounds:
 
     column-wise    a rank receives the keys of all other ranks, (N - 1) * B * h per input, and
                    sends back their rows: one per sample with a combiner, otherwise one per key
     row-wise       keys are assumed to be uniform over rows: the rank receives the shard's share of
-                   all keys of other ranks and sends one row for each
+                   all keys of other ranks and sends one row for each, fewer if keys repeat
     hash table     as row-wise; the shard's share of all keys is 1 / N
     data-parallel  no keys; the gradients of the rank's B * h rows, with their keys, to N - 1 ranks
 
-Gradients travel back like the rows. These are upper bounds: in row-wise tables a rank sends
-repeated keys only once. For a hash table the report shows its keys in place of its rows, and the
-bytes of a full table; without a capacity it shows "grows" and counts no bytes.
+Gradients travel back like the rows. For a hash table the report shows its keys in place of its
+rows, and the bytes of a full table; without a capacity it shows "grows" and counts no bytes.
 """
 
 from __future__ import annotations

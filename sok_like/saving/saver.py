@@ -8,15 +8,8 @@
     saver.compact(table, folder)                merges base and deltas into one base
 
 Each rank writes its shard. On the way back each rank reads all shards and keeps the keys it owns,
-so a dump of 4 ranks can be restored on 1, 3 or 64. `format/manifest.py` describes the files.
-
-All calls are collective, in steps that all ranks take together (`transaction.Saving`), at once or,
-for `dump_to_file` and `restore`, in a graph:
-
-    dump      agree on call and dump | write the shards | see all shards             | manifest
-    restore   agree on call          | read the shards  | stage the new content      | take it
-
-A failure on one rank raises on all of them, before anything was replaced.
+so a dump of 4 ranks can be restored on 1, 3 or 64. All calls are collective (`transaction.Saving`),
+at once or, for `dump_to_file` and `restore`, in a graph.
 """
 
 import os

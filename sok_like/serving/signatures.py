@@ -1,7 +1,6 @@
 """Which functions of a model are exported, by name, and their inputs.
 
-A SavedModel's signatures take and return tensors by name. So a ragged or sparse value becomes its
-parts, and an output without a name is named by its position in the model's structure:
+A ragged or sparse value becomes its parts, and an output without a name is named by its position:
 
     {"user": ragged, "item": dense}   ->   user_values, user_row_splits, item
     [rows, rows]                      ->   output_0, output_1

@@ -1,9 +1,7 @@
-"""`dump` and `load` of SOK 2.x, on any number of ranks.
+"""`dump` and `load` of SOK 2.x, on any number of ranks: each writes its part of every file.
 
-Each rank writes its part of every file; rank 0 publishes the files when all parts are there. On the
-way back each rank keeps the keys it holds, so a dump of 4 ranks can be loaded on 1, 3 or 64. An
-error on one rank raises on all ranks. A load then leaves all variables unchanged; after a dump each
-table has its earlier files or its new ones.
+An error on one rank raises on all ranks. A load then leaves all variables unchanged; after a dump
+each table has its earlier files or its new ones.
 """
 
 import os

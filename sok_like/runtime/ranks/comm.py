@@ -2,11 +2,9 @@
 
 A `Communicator` is all that the rest of the package knows of other processes: this process's rank,
 the number of ranks, and seven collectives. One process needs none of them and gets `SingleProcess`.
-Several get that of an engine (mpi.py, horovod.py); `engines.py` chooses.
-Tests pass their own.
-
-All ranks must call every collective, in graphs under the same name, by which they meet.
-`exchange_order` keeps them in one order, and `stalls` names a rank that stays away.
+Several get that of an engine (mpi.py, horovod.py); `engines.py` chooses. All ranks must call every
+collective, in graphs under the same name. `exchange_order` keeps them in one order, and `stalls`
+names a rank that stays away.
 """
 
 from __future__ import annotations

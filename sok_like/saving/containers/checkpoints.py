@@ -3,8 +3,7 @@
 On one rank the content of a table is inside the checkpoint. On several, rank 0 writes the
 checkpoint and every rank writes its part of the tables beside it. Both kinds can be read at any
 number of ranks. Dense tables of dist_model_parallel are stored by slice (`dense_tables.py`). Other
-variables of single ranks (`de_local`, such as sok2's) need the same number of ranks. This module
-only finds these parts; `transaction.py` keeps the promises.
+variables of single ranks (`de_local`, such as sok2's) need the same number of ranks.
 
 `install.py` wraps the one class through which `Checkpoint`, `CheckpointManager` and tf_keras'
 `save_weights` write and read.

@@ -1,12 +1,7 @@
 """Keras' files on any number of ranks: `.keras`, `.weights.h5`, and `BackupAndRestore`.
 
-On one rank a table's content is inside the file. On several, all ranks make the same call with the
-same path. Rank 0 writes the file, and every rank its part of the tables beside it. Both kinds can
-be read at any number of ranks. This module finds the parts in a model; `transaction.py` keeps the
-promises.
-
-A file is written under another name and renamed, so a killed process leaves the previous one
-intact.
+Tables are where a checkpoint has them (`checkpoints.py`): in the file, or beside it. A file is
+written under another name and renamed, so a killed process leaves the previous one intact.
 
 The older HDF5 files (`model.save("m.h5")`) hold what each layer has on one rank, so they are
 refused. So is a question to the user (`overwrite=False`) on ranks without a terminal.

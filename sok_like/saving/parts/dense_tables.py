@@ -5,9 +5,8 @@
     model.ckpt.tables/ranks.3f2a/1-of-2.npz   variables of rank 1, by their keys in the checkpoint
 
 A holder, such as a layer of `dist_model_parallel`, says which rows and columns of which whole
-tables lie on this rank, and the same for the optimizer's slot variables. On one rank the whole
-tables are inside the file. A reader takes its own slices out of the blocks of all files, on any
-number of ranks. Other variables are read by the number of ranks that wrote them.
+tables lie on this rank, and the same for slot variables. A reader takes its own slices out of the
+blocks of all files, on any number of ranks. Other variables need the number that wrote them.
 """
 
 from __future__ import annotations

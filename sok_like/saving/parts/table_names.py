@@ -6,9 +6,8 @@
     items    items          none              0        the only table of a layer, called as it is
     one      embedding_3    none              1        the second of a layer, without a name
 
-Keras numbers layers anew, so the layer's own name is no part of it. Tables without a name are
-matched by their order, and only if there are as many in the file. If the file has no names at all,
-as earlier versions wrote it, this goes for all tables.
+Keras numbers layers anew, so the layer's own name is no part of it. Tables without a name, and all
+of a file without names, of an earlier version, are matched by order if there are as many.
 
 Two scopes let a program read what has changed since: `sok.renamed_tables` gives the tables of files
 other names, `sok.resized_tables` says what becomes of rows of another width.
