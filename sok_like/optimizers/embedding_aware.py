@@ -137,6 +137,10 @@ class _Built(EmbeddingAware):
         if ordinary:  # Keras builds once; ordinary variables may come in a later call
             super().build(ordinary)
 
+    def finalize_variable_values(self, var_list):
+        # Keras sets variables to their moving averages, which it finds by position.
+        super().finalize_variable_values(self._sok_ordinary(var_list))
+
     def exclude_from_weight_decay(self, var_list=None, var_names=None):
         if self._sok_tables:  # whose own optimizers would decay them all the same
             raise ValueError(

@@ -216,6 +216,19 @@ def test_refused(sok):
             sok.OptimizerWrapper({"users": keras.Adam(**settings)}, default=sgd())
 
 
+def test_an_average_of_weights_leaves_tables_alone(sok):
+    """With momentum 0 the average is the value itself, so `fit` ends as it does without."""
+    ends = []
+    for ema in ({}, {"use_ema": True, "ema_momentum": 0.0, "ema_overwrite_frequency": 2}):
+        tables = {name: keras.SGD(0.1) for name in KEYS}
+        default = keras.Adam(0.1, **ema)
+        model = model_of(sok, sok.OptimizerWrapper(tables, default=default))
+        fit(model)
+        ends.append(list(values(model).values()))
+    for expected, found in zip(*ends, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def trained(sok):
     """Rows and weights after `fit`; each table has its own optimizer, ranks share each batch."""
     keras, keys = tf.keras.optimizers, np.array([[1, 5], [2, 6], [1, 5], [3, 7]])
