@@ -11,7 +11,7 @@
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -76,7 +76,7 @@ def check_listed(variable: Any, keys: Any) -> None:
     if not variable.trainable:
         return
     outermost = "an op of a functional model" if _is_symbolic(keys) else None
-    for layer in _layers_of_call():
+    for layer in layers_of_call():
         if _lists(layer, variable):
             return
         outermost = layer.name
@@ -84,7 +84,7 @@ def check_listed(variable: Any, keys: Any) -> None:
         raise RuntimeError(_NOT_LISTED.format(name=variable.table_name, layer=outermost))
 
 
-def _layers_of_call():
+def layers_of_call() -> Iterator[Any]:
     """The layers of the call in progress, from the innermost to the outermost."""
     if is_keras_3():
         call = _keras_3_call()

@@ -8,9 +8,10 @@ few steps the ranks compare two sums of each of these variables, whoever trains 
     step       1   2   3   4   ..   8   ..   16   ..
     compared       x   x   x        x        x          before the step is taken
 
-Not at step 1: some programs broadcast variables after it. In a step of `fit` they also compare what
-the model's layers have learned from data by `adapt`: a vocabulary, means, boundaries. Few of these
-are variables, and a rank may have seen other data.
+Not at step 1: some programs broadcast variables after it. They also compare what layers of the
+model assign and nothing averages, as moving means of their own. In a step of `fit` they compare what
+layers have learned from data by `adapt`, too: a vocabulary, means, boundaries. Few of these are
+variables, and a rank may have seen other data.
 """
 
 import functools
@@ -23,14 +24,22 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_like.lookup import keras_call
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.local_variables import is_local, unique_in_graph
 from sok_like.runtime.framework import hooks, running_keras
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, exchange_order
 
 # Relative, for these sums: hosts with different processors may differ in the last bits.
 TOLERANCE = 1e-5
+# Attribute of a layer whose statistics are averaged over ranks with the gradients.
+AVERAGED = "_sok_averaged"
+_UNTRAINED = (
+    "variable '{}' of layer '{}', which no gradient trains (average over ranks what the layer "
+    "assigns to it; if ranks may differ in it, set `de_local = True` on it),"
+)
 # Attributes in which Keras' layers keep what `adapt` has learned, beside `lookup_table`.
 _LEARNED = ("mean", "variance", "bin_boundaries", "idf_weights_const")
 
@@ -97,36 +106,47 @@ def check_same_shapes(variables: Sequence[Any], name: str) -> None:
     )
 
 
-def compare(communicator: comm.Communicator) -> list[tf.Tensor]:
-    """Compares the ordinary variables of the tape that is taking a gradient, if it is time."""
+def compare(model: Any, communicator: comm.Communicator) -> list[tf.Tensor]:
+    """Compares variables of the tape that takes a gradient, and of a model, if it is time."""
     # Called where the gradient of a lookup is built. Without a tape around it (`tf.gradients`) and
     # in a v1 graph it compares nothing. Returns tensors that later ops must wait for.
-    variables, layers = _compared()
-    number = len(variables) + len(layers)
-    if not number:
+    model = running_keras.model() or model
+    variables = _compared(model)
+    if variables is None:
         return []
-    step = tf.identity(_counter((variables + layers)[0]).assign_add(1, read_value=True))
+    step = tf.identity(_counter((variables or [model])[0]).assign_add(1, read_value=True))
     is_power = tf.equal(tf.bitwise.bitwise_and(step, step - 1), 0)
     due = (step > 1) & (is_power | tf.equal(step, 3))
 
-    def sums(*values):
-        return _sums(*values, *map(_learned, layers))
-
     def exchange():
-        # One op for all variables: TensorFlow's own ops would be ten per variable to trace.
-        values = tf.numpy_function(sums, [as_tf_table(v) for v in variables], tf.int64)
-        values = tf.ensure_shape(values, [2 * number])
-        name = f"comparison_of_{number}_ordinary_variables"
-        notes, _ = exchange_order.exchange_notes(values, [], communicator, name)
-        by_rank = tf.reshape(notes, [communicator.world_size, 2 * number])
-        by_rank = tf.bitcast(tf.cast(by_rank, tf.int32), tf.float32)
-        # Learning rates and steps, which come first, matter to optimizers only.
-        with tf.control_dependencies(check(tf.pad(by_rank, [[0, 0], [2, 0]]), variables, layers)):
-            return tf.constant(True)
+        return _exchange(variables, model, communicator)
 
     if tf.executing_eagerly():
         return [exchange()] if due else []
     return [tf.cond(due, exchange, lambda: tf.constant(True))]
+
+
+def _exchange(variables, model, communicator):
+    untrained, names_of_untrained = untrained_in(model)
+    learners = list(filter(_learns, _layers(running_keras.model())))
+    names = [*names_of(variables), *names_of_untrained]
+    names += [f"layer '{layer.name}', adapted to other data," for layer in learners]
+    if not names:
+        return tf.constant(True)
+
+    def sums(*values):
+        return _sums(*values, *map(_learned, learners))
+
+    # One op for all variables: TensorFlow's own ops would be ten per variable to trace.
+    values = list(map(as_tf_table, [*variables, *untrained]))
+    values = tf.ensure_shape(tf.numpy_function(sums, values, tf.int64), [2 * len(names)])
+    name = f"comparison_of_{len(names)}_ordinary_variables"
+    notes, _ = exchange_order.exchange_notes(values, [], communicator, name)
+    by_rank = tf.reshape(notes, [communicator.world_size, 2 * len(names)])
+    by_rank = tf.bitcast(tf.cast(by_rank, tf.int32), tf.float32)
+    # Learning rates and steps, which come first, matter to optimizers only.
+    with tf.control_dependencies(check(tf.pad(by_rank, [[0, 0], [2, 0]]), names)):
+        return tf.constant(True)
 
 
 def _sums(*values):
@@ -150,10 +170,12 @@ def _learned(layer):
     return np.concatenate([np.zeros(1), *numbers])
 
 
-def check(statements: Any, variables: Sequence[Any], layers: Sequence[Any] = ()) -> list:
+def names_of(variables: Iterable[Any]) -> list[str]:
+    return [f"variable '{getattr(variable, 'path', variable.name)}'" for variable in variables]
+
+
+def check(statements: Any, names: Sequence[str]) -> list:
     """Raises unless all ranks' statements `[world_size, ...]` agree; in a graph returns the op."""
-    names = [f"variable '{getattr(variable, 'path', variable.name)}'" for variable in variables]
-    names += [f"layer '{layer.name}', adapted to other data," for layer in layers]
     with tf.device("CPU:0"):  # the op's only device, even if gradients are averaged on another
         op = libraries.ops().sok_compare_statements(
             statements=statements,
@@ -171,27 +193,61 @@ def sums_of(variable: Any) -> tf.Tensor:
     return tf.cast(tf.stack(sums), tf.float32)
 
 
-def _compared():
-    """Variables, and layers that learn from data, of the tape that takes a gradient; once."""
+def _compared(model):
+    """Variables of the tape that takes a gradient; None without one, and from its second lookup."""
     if not _asked.calls or not tf.compat.v1.executing_eagerly_outside_functions():
-        return [], []
+        return None
     tape, target, sources = _asked.calls[-1]
     if getattr(tape, "_sok_compared", False):
-        return [], []
+        return None
     if not tf.executing_eagerly():
         # The gradient of a loop or branch can use only variables that its body uses.
         graph = tf.compat.v1.get_default_graph()
         targets = tf.nest.flatten(target, expand_composites=True)
         if any(getattr(target, "graph", None) is not graph for target in targets):
-            return [], []
+            return None
     variables = list(filter(_is_ordinary, tf.nest.flatten(sources)))
     # If the program asks for tables only: all that the tape watches.
     variables = variables or list(filter(_is_ordinary, tape.watched_variables()))
-    model = running_keras.model()
-    layers = [] if model is None else model._flatten_layers()
-    learners = [layer for layer in layers if {"adapt", "finalize_state"} <= {*dir(layer)}]
-    tape._sok_compared = bool(variables or learners)
-    return variables, learners
+    tape._sok_compared = bool(variables) or model is not None
+    return variables if tape._sok_compared else None
+
+
+def untrained_in(model: Any) -> tuple[list[Any], list[str]]:
+    """Variables of numbers that layers have made not to train, with their names in errors."""
+    untrained = {}
+    for layer in _layers(model):
+        for variable in [] if _is_apart(layer) else _made_untrained(layer):
+            if tf.as_dtype(variable.dtype).is_floating and _is_ordinary(variable):
+                untrained[id(variable)] = variable, layer.name
+    path_of = {key: getattr(v, "path", v.name) for key, (v, _) in untrained.items()}
+    names = [_UNTRAINED.format(path_of[key], name) for key, (_, name) in untrained.items()]
+    return [variable for variable, _ in untrained.values()], names
+
+
+def _made_untrained(layer):
+    own = layer._non_trainable_variables if is_keras_3() else layer._non_trainable_weights
+    plain = [v for v in vars(layer).values() if isinstance(v, tf.Variable) and not v.trainable]
+    return [*own, *plain]
+
+
+def _is_apart(layer):
+    """Whether a layer may hold what differs over ranks, or others keep its variables alike."""
+    if isinstance(layer, tf.keras.Model):  # perhaps sums of gradients
+        stock = tf.keras.Model.train_step
+        return running_keras.model() is None or type(layer).train_step is not stock
+    # States of samples, a metric's of batches, and those of layers of this package.
+    holds_states = getattr(layer, "stateful", False) or isinstance(layer, tf.keras.metrics.Metric)
+    is_ours = type(layer).__module__.startswith("sok_like.")
+    return holds_states or is_ours or _learns(layer) or hasattr(layer, AVERAGED)
+
+
+def _layers(model):
+    return [] if model is None else model._flatten_layers()
+
+
+def _learns(layer):
+    return {"adapt", "finalize_state"} <= {*dir(layer)}
 
 
 def _is_ordinary(source):
@@ -214,7 +270,8 @@ def _counter(owner):
 def comparison() -> Callable[[comm.Communicator], list[tf.Tensor]]:
     """`compare`, for a lookup on several ranks, whose tape it must know; others wrap nothing."""
     hooks.at_init(_watch_tapes)
-    return compare
+    layers = list(keras_call.layers_of_call())
+    return functools.partial(compare, layers[-1] if layers else None)
 
 
 def _gradient(own, self, target, sources, *args, **kwargs):

@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.lookup import replicas
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.ranks import comm, exchange_order
@@ -75,6 +76,7 @@ def _call(own, self, inputs, *args, **kwargs):
                 "rank normalizes by its own batch, and moving statistics are averaged over ranks. "
                 f"Received: synchronized=True on layer '{self.name}'"
             )
+        object.__setattr__(self, replicas.AVERAGED, True)  # bypasses Keras' tracking of attributes
         (_layers if self.trainable_weights else _called.layers)[id(self)] = self
     return own(self, inputs, *args, **kwargs)
 

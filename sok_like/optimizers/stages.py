@@ -27,6 +27,7 @@ from sok_like.lookup import replicas
 from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers import moving_statistics, owner
 from sok_like.runtime import ops
+from sok_like.runtime.framework import running_keras
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.variable import is_embedding_variable, unwrap
 
@@ -65,10 +66,13 @@ def average(optimizer: Any, pairs: Pairs, step: Step) -> Pairs:
         return pairs
     shared = [g if is_one else None for (g, _), is_one in zip(pairs, is_shared, strict=True)]
     variables = [v for (_, v), is_one in zip(pairs, is_shared, strict=True) if is_one]
-    shared.append(_statement(step.learning_rate, step.number, variables, communicator))
+    untrained, names = replicas.untrained_in(running_keras.model())
+    names = [*replicas.names_of(variables), *names]
+    compared = [*variables, *untrained]
+    shared.append(_statement(step.learning_rate, step.number, compared, communicator))
     *means, statements = moving_statistics.average(shared, variables, communicator, "sok_gradients")
     step.rates_compared = True
-    with tf.control_dependencies(replicas.check(statements * world_size, variables)):
+    with tf.control_dependencies(replicas.check(statements * world_size, names)):
         return [
             (tf.nest.map_structure(tf.identity, mean, expand_composites=True) if is_one else g, v)
             for (g, v), is_one, mean in zip(pairs, is_shared, means, strict=True)

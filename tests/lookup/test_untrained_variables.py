@@ -1,0 +1,212 @@
+"""Variables that layers assign: ranks that differ in them raise, and right programs pass."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_like as sok
+
+pytestmark = pytest.mark.keras
+STEPS, BATCH, LAYERS = 4, 4, tf.keras.layers
+
+
+class Center(LAYERS.Layer):
+    """Subtracts a moving mean of its own."""
+
+    def build(self, shape):
+        self.mean = self.make([shape[-1]])
+
+    def make(self, shape):
+        return self.add_weight(name="mean", shape=shape, initializer="zeros", trainable=False)
+
+    def call(self, inputs, training=None):
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * tf.reduce_mean(inputs, 0))
+        return inputs - self.mean
+
+
+class PlainVariable(Center):
+    def make(self, shape):
+        return tf.Variable(tf.zeros(shape), trainable=False, name="mean")
+
+
+class OwnCall(LAYERS.BatchNormalization):
+    """Nothing averages the statistics of a subclass with another `call`."""
+
+    def call(self, inputs, training=None, mask=None):
+        moving = self.moving_mean
+        if training:
+            moving.assign(0.9 * moving + 0.1 * tf.reduce_mean(inputs, 0))
+        return inputs - moving
+
+
+def model_of(layer, ending=tf.keras.Model):
+    """A table and, beside it, this layer on numbers."""
+    keys, numbers = tf.keras.Input([1], dtype="int64"), tf.keras.Input([3])
+    table = sok.All2AllDenseEmbedding(
+        None, 2, 1, 1, dynamic_input=True, name="rows", gradient_scale="mean"
+    )
+    rows = table(LAYERS.Flatten()(keys)[:, 0])
+    joined = LAYERS.Concatenate()([rows, layer(numbers)])
+    outputs = LAYERS.Dense(1, kernel_initializer="ones", name="head")(joined)
+    return ending([keys, numbers], outputs)
+
+
+def samples(steps=STEPS):
+    """Of this rank alone."""
+    rng = np.random.default_rng(sok.rank())
+    keys = rng.integers(0, 9, [BATCH * steps, 1])
+    numbers = rng.normal(sok.rank(), 1, [BATCH * steps, 3]).astype(np.float32)
+    return [keys, numbers], np.ones([BATCH * steps, 1], np.float32)
+
+
+def fit(model):
+    model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1)), "mse")
+    inputs, targets = samples()
+    model.fit(inputs, targets, batch_size=BATCH, shuffle=False, verbose=0)
+
+
+def loop(model, compiled):
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1))
+    optimizer.build(model.trainable_variables)
+
+    def step(keys, numbers):
+        with tf.GradientTape() as tape:
+            outputs = model([keys, numbers], training=True)
+            loss = tf.reduce_mean(tf.square(outputs - 1.0))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    step, (inputs, _) = tf.function(step) if compiled else step, samples()
+    for batch in zip(*(np.split(values, STEPS) for values in inputs), strict=True):
+        step(*map(tf.constant, batch))
+
+
+WAYS = {
+    "fit": fit,
+    "eager": lambda model: loop(model, False),
+    "graph": lambda model: loop(model, True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", [Center, PlainVariable, OwnCall])
+def test_statistics_of_the_own_rank_raise(on_threads, kind, way):
+    def check():
+        layer = kind(name="center")
+        words = "(?s)variable '.*mean.* of layer 'center'.*average.*de_local = True"
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            WAYS[way](model_of(layer))
+
+    on_threads(2, check)
+
+
+def test_a_model_without_tables_raises_in_fit(on_threads):
+    def check():
+        model = tf.keras.Sequential([Center(name="center"), LAYERS.Dense(1, name="head")])
+        model.build([None, 3])
+        model.set_weights([np.ones_like(weight) for weight in model.get_weights()])
+        model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1)), "mse")
+        (_, numbers), targets = samples()
+        with pytest.raises(tf.errors.InvalidArgumentError, match="mean.*of layer 'center'"):
+            model.fit(numbers, targets, batch_size=BATCH, verbose=0)
+
+    on_threads(2, check)
+
+
+class Marked(Center):
+    def make(self, shape):
+        made = super().make(shape)
+        made.de_local = True
+        return made
+
+
+class Counting(LAYERS.Layer):
+    """With a metric of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = tf.keras.metrics.Mean()
+
+    def call(self, inputs):
+        self.seen.update_state(inputs)
+        return inputs
+
+
+class Same(Center):
+    """Its statistic is the same on all ranks."""
+
+    def call(self, inputs, training=None):
+        return super().call(tf.ones_like(inputs), training=training)
+
+
+class Alternating(tf.keras.Model):
+    """Applies the sum of two steps' gradients, which it holds in variables of its own."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.head = self.get_layer("head")
+        self.sums = self.add_weight(shape=[5, 1], initializer="zeros", trainable=False, name="sums")
+        self.twice = tf.Variable(tf.zeros([1]), trainable=False)
+
+    def train_step(self, data):
+        inputs, targets = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(inputs, training=True) - targets))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.sums.assign_add(gradients[-2])
+        self.twice.assign_add(gradients[-1])
+        gradients[-2:] = tf.identity(self.sums), tf.identity(self.twice)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def recurrent():
+    cell = LAYERS.LSTM(3, stateful=True, kernel_initializer="ones", recurrent_initializer="ones")
+    parts = [LAYERS.Reshape([1, 3]), cell]
+    return lambda numbers: parts[1](parts[0](numbers))
+
+
+def spectral():
+    inner = LAYERS.Dense(2, kernel_initializer="ones")
+    layer = LAYERS.SpectralNormalization(inner)
+    layer.build([None, 3])
+    layer.set_weights([np.ones_like(weight) for weight in layer.get_weights()])
+    return layer
+
+
+RIGHT = {
+    "marked": Marked,
+    "the same": Same,
+    "a metric": Counting,
+    "batch normalization": LAYERS.BatchNormalization,
+    "without weights": lambda: LAYERS.BatchNormalization(center=False, scale=False),
+    "dropout": lambda: LAYERS.Dropout(0.5),
+    "noise": lambda: LAYERS.GaussianNoise(0.5),
+    "spectral": spectral,
+    "not trained": lambda: LAYERS.Dense(2, trainable=False, kernel_initializer="ones"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", RIGHT)
+def test_right_programs_pass(on_threads, kind, way):
+    on_threads(2, lambda: WAYS[way](model_of(RIGHT[kind]())))
+
+
+def test_states_of_recurrent_layers_pass(on_threads):
+    def check():
+        keys = tf.keras.Input(batch_shape=[BATCH, 1], dtype="int64")
+        numbers = tf.keras.Input(batch_shape=[BATCH, 3])
+        table = sok.All2AllDenseEmbedding(
+            None, 2, 1, 1, dynamic_input=True, name="rows", gradient_scale="mean"
+        )
+        joined = LAYERS.Concatenate()([table(keys[:, 0]), recurrent()(numbers)])
+        outputs = LAYERS.Dense(1, kernel_initializer="ones", name="head")(joined)
+        fit(tf.keras.Model([keys, numbers], outputs))
+
+    on_threads(2, check)
+
+
+def test_sums_of_gradients_that_a_train_step_holds_pass(on_threads):
+    on_threads(2, lambda: fit(model_of(LAYERS.Dropout(0.5), Alternating)))
