@@ -9,9 +9,9 @@ few steps the ranks compare two sums of each of these variables, whoever trains 
     compared       x   x   x        x        x          before the step is taken
 
 Not at step 1: some programs broadcast variables after it. They also compare what layers of the
-model assign and nothing averages, as moving means of their own. In a step of `fit` they compare what
-layers have learned from data by `adapt`, too: a vocabulary, means, boundaries. Few of these are
-variables, and a rank may have seen other data.
+model assign and nothing averages, as moving means of their own. In a step of `fit` they compare
+what layers have learned from data by `adapt`, too: a vocabulary, means, boundaries. Few of these
+are variables, and a rank may have seen other data.
 """
 
 import functools
