@@ -7,9 +7,7 @@ start processes by themselves, and `growth` takes up to 7 GiB.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import gc
-import json
 import os
 import sys
 
@@ -102,11 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, make in alone.items():
         if comm.current().world_size == 1 and any(part in name for part in wanted or [""]):
             results += make()
-    print("\n" + harness.table(results))
-    if args.json:
-        record = {"machine": machine, "results": [dataclasses.asdict(r) for r in results]}
-        with open(args.json, "w") as file:
-            json.dump(record, file, indent=1)
+    harness.publish(results, machine, args.json)
     return 0  # a missed target is a figure to read, not a failure of the program
 
 

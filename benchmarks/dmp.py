@@ -14,9 +14,7 @@ Then one launch per contender measures its memory (`benchmarks/dmp_memory.py`).
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import gc
-import json
 import math
 import os
 import pathlib
@@ -221,11 +219,7 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.flush()
         gc.collect()
     if root:
-        print("\n" + harness.table(results))
-    if root and args.json:
-        record = {"machine": machine, "results": [dataclasses.asdict(r) for r in results]}
-        with open(args.json, "w") as file:
-            json.dump(record, file, indent=1)
+        harness.publish(results, machine, args.json)
     return 0  # a missed target is a figure to read, not a failure of the program
 
 

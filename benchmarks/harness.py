@@ -13,6 +13,7 @@ data in the caches.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import platform
 import statistics
@@ -123,6 +124,15 @@ def _quartiles(values):
         return values[0], values[0]
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, high
+
+
+def publish(results: Sequence[Result], machine: Any, path: str = "") -> None:
+    """Prints results as a table; writes them to a JSON file, too, if a path is given."""
+    print("\n" + table(results))
+    if path:
+        record = {"machine": machine, "results": [dataclasses.asdict(r) for r in results]}
+        with open(path, "w") as file:
+            json.dump(record, file, indent=1)
 
 
 def table(results: Sequence[Result]) -> str:

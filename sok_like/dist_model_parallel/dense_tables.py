@@ -18,7 +18,6 @@ from sok_like.dist_model_parallel.weights import slice_of
 from sok_like.lookup import exchange
 from sok_like.lookup.dense_lookup import as_tf_table, require_in_range
 from sok_like.lookup.exporting import Spread, combined, refuse_saved_model
-from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.local_variables import is_local
 from sok_like.planner.tables import DATA_PARALLEL, HASHED
 from sok_like.runtime.checks import unmet
@@ -183,28 +182,13 @@ def export_outputs(
         else:
             shard = table.shard_of(exchange.ALL_RANKS)
             feature = layer.feature(table, shard, samples, variables)
-            if table.kind == DATA_PARALLEL:
-                (rows,) = exchange.lookup_here([feature], training=False)
-            else:
-                of_samples = samples.ids, samples.combiner, samples.row_splits
-                (rows,) = lookup([HashFeature(feature.variable, *of_samples)], training=False)
+            (rows,) = exchange.lookup_here([feature], training=False)
         outputs.append(samples.restore(rows))
     return outputs
 
 
-def slots_of(optimizer: Any, variable: Any) -> dict[str, Any]:
-    """The slot variables of one variable of an optimizer that have its shape, by name."""
-    found = slot_objects(optimizer, variable)
-    if found is None:
-        required = (
-            "know the layer's variables: call its build(model.trainable_variables), or train a step"
-        )
-        raise unmet("`optimizer`", required, f"{optimizer.name} without '{variable.name}'")
-    return {name: as_tf_table(item) for name, item in found.items()}
-
-
 def slot_objects(optimizer: Any, variable: Any) -> dict[str, Any] | None:
-    """As `slots_of`, but the optimizer's own objects; None if it does not know the variable."""
+    """An optimizer's slots of a variable, of its shape, by name; None if it does not know it."""
     optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
     places = getattr(optimizer, "_index_dict", None)  # tf_keras; Keras 3 has the attribute below
     if places is None:

@@ -25,9 +25,7 @@ from sok_like.runtime.checks import OPTIONAL_COMBINERS, check_combiner, check_in
 from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import ensure_initialized
-from sok_like.table.keras_variable import as_weight
 from sok_like.table.keys import as_key_dtype
-from sok_like.table.variable import EmbeddingVariable
 
 
 class _ByCombiner:
@@ -249,16 +247,13 @@ class HashEmbedding(_ByCombiner, TableLayer):
             return
         with tf.init_scope():
             ensure_initialized()
-            table = EmbeddingVariable(
+            self._make_table(
                 self.output_dim,
-                name=self.name,
                 key_dtype=self.key_dtype,
                 initializer=self.embeddings_initializer,
                 capacity=self.capacity,
                 initial_capacity=self.initial_capacity,
             )
-            self._weight = as_weight(table)
-            self._freeze_tables()
         if comm.current().world_size > 1:
             mark_local(self._weight)
         self.built = True

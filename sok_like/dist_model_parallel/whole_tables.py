@@ -12,10 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.dist_model_parallel import weights
-from sok_like.dist_model_parallel.dense_tables import slots_of, spread_tables
+from sok_like.dist_model_parallel.dense_tables import slot_objects, spread_tables
 from sok_like.dist_model_parallel.local_layers import layer_table
 from sok_like.dist_model_parallel.weights import Held, set_tables
 from sok_like.lookup import exporting
+from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.planner.tables import HASHED
 from sok_like.runtime.checks import as_integer, check_integer, unmet
 from sok_like.runtime.ranks import comm
@@ -162,7 +163,14 @@ def _known_slots(plan, here, optimizer):
     def find():
         for table_id, (variable, _) in here.items():
             if not plan.tables[table_id].hashed and variable.trainable:
-                own_slots[table_id] = slots_of(optimizer, variable)
+                slots = slot_objects(optimizer, variable)
+                if slots is None:
+                    raise ValueError(
+                        "`optimizer` must know the layer's variables: call its build(model."
+                        f"trainable_variables), or train a step. Received: {optimizer.name} "
+                        f"without '{variable.name}'"
+                    )
+                own_slots[table_id] = {name: as_tf_table(slot) for name, slot in slots.items()}
 
     all_or_none(find, comm.current())
     names: list[set[str]] = [set() for _ in plan.tables]

@@ -19,8 +19,6 @@ Each of these is the gradient of another one, so gradients of gradients are righ
 """
 
 import functools
-import threading
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -29,7 +27,6 @@ import tensorflow as tf
 from sok_like.distribution.mesh import shard_bounds
 from sok_like.lookup.ids import num_samples
 from sok_like.lookup.local_variables import unique_in_graph
-from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks.comm import Communicator
 from sok_like.runtime.ranks.exchange_order import collective_in_turn as _in_turn
 
@@ -117,18 +114,6 @@ def shared(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
         return summed(grad, line, name)
 
     return _exchanged(tensor, name, lambda tensor, _: tf.identity(tensor), back)
-
-
-_state = threading.local()
-
-
-def samples_split() -> AbstractContextManager[None]:
-    """A scope in which a model computes on this rank's samples of a batch."""
-    return attributes(_state, {"split": True})
-
-
-def samples_are_split() -> bool:
-    return getattr(_state, "split", False)
 
 
 def split_batch(tensor: Any, num_shards: int, index: int) -> Any:

@@ -151,8 +151,23 @@ class Distribution(_KerasDistribution):
             set_distribution(before)
 
     def summary(self, model: Any) -> str:
-        """A table of a built model's variables; see the function `summary`."""
-        return _format_layouts(model, self)
+        """As the function `summary`. It uses no collective, so one rank may call it alone."""
+        require(model.built, "model", "built: call it, or give it an Input", model)
+        for layer in model._flatten_layers(include_self=False):
+            install(layer, self)
+        owners = {id(v): layer for layer in model._flatten_layers() for v in _own_variables(layer)}
+        of_variable = ("path", "global shape", "layout", "local shape", "bytes here")
+        # Collectives of activations are listed with the kernel or table they belong to.
+        header = [*of_variable, "collectives of a step"]
+        rows = [_row(v, owners.get(id(v)), self) for v in model.variables]
+        cells = [header, *(list(map(str, row)) for row in rows)]
+        lines = [line.rstrip() for line in aligned(cells, left=range(len(header)))]
+        lines.append(f"variables here: {sum(map(_bytes, model.variables)):,} bytes")
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None:
+            own = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+            lines.append(f"optimizer here: {sum(map(_bytes, own)):,} bytes")
+        return "\n".join(lines)
 
     def optimizer(self, optimizer: Any) -> Any:
         """Wraps an optimizer for a custom training loop; `compile` does so itself."""
@@ -247,7 +262,7 @@ def summary(model: Any) -> str:
     of_model = vars(model).get("_sok_distribution", _distribution)
     required = "under a distribution, compiled or called in it"
     require(of_model is not None, "model", required, model)
-    return _format_layouts(model, of_model)
+    return of_model.summary(model)
 
 
 def distribution() -> Any:
@@ -298,25 +313,6 @@ def _ours(value):
     if isinstance(value, keras.distribution.DataParallel):
         return DataParallel(value.device_mesh, auto_shard_dataset=value.auto_shard_dataset)
     raise TypeError(f"A ModelParallel or DataParallel is required. Received: {value!r}")
-
-
-def _format_layouts(model: Any, distribution: Any) -> str:
-    """`summary`, without a collective. Those of activations stand at their kernel or table."""
-    require(model.built, "model", "built: call it, or give it an Input", model)
-    for layer in model._flatten_layers(include_self=False):
-        install(layer, distribution)
-    owners = {id(v): layer for layer in model._flatten_layers() for v in _own_variables(layer)}
-    of_variable = ("path", "global shape", "layout", "local shape", "bytes here")
-    header = [*of_variable, "collectives of a step"]
-    rows = [_row(v, owners.get(id(v)), distribution) for v in model.variables]
-    cells = [header, *(list(map(str, row)) for row in rows)]
-    lines = [line.rstrip() for line in aligned(cells, left=range(len(header)))]
-    lines.append(f"variables here: {sum(_bytes(v) for v in model.variables):,} bytes")
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None:
-        variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-        lines.append(f"optimizer here: {sum(_bytes(v) for v in variables):,} bytes")
-    return "\n".join(lines)
 
 
 def _own_variables(layer):

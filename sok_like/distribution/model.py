@@ -29,9 +29,10 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend import distribution_lib as backend_distribution
 
-from sok_like.distribution.collectives import gather, own_shard, samples_split, split_batch, summed
+from sok_like.dist_model_parallel.embedding import Embedding
+from sok_like.distribution.collectives import gather, own_shard, split_batch, summed
 from sok_like.distribution.optimizer import check_variables, distributed_optimizer
-from sok_like.distribution.rules import install, sums_repeated_ids
+from sok_like.distribution.rules import install, of_call
 from sok_like.distribution.sharded_gradient import put_under
 from sok_like.distribution.sharded_variable import (
     cut_existing,
@@ -50,9 +51,7 @@ from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.saving.containers import keras_files
 
-# `inside`: within a model's call; the models inside it get batches that are already split.
-# `data`: of the step that has begun, until it is compared.
-_state = threading.local()
+_of_step = threading.local()  # `data`: of the step that has begun, until it is compared
 # Of digests, relative to the norm: far above rounding differences of processors, far below those of
 # batches.
 _TOLERANCE = 1e-3
@@ -103,9 +102,16 @@ def binding(distribution: Any) -> contextlib.ExitStack:
             check_variables(self.optimizer, self.trainable_variables if self.built else ())
 
     def call(own, self, *args, **kwargs):
-        if not getattr(_state, "inside", False) and "_sok_distribution" not in vars(self):
+        if not getattr(of_call, "inside", False) and "_sok_distribution" not in vars(self):
             bind(self, distribution)
-            _adopt_optimizer(self, distribution)
+            optimizer = getattr(self, "optimizer", None)
+            if optimizer is not None:  # compiled before the distribution was set
+                if getattr(optimizer, "built", getattr(optimizer, "_built", False)):
+                    raise ValueError(
+                        f"Model '{self.name}' must be compiled under the distribution in which it "
+                        "trains. Received: an optimizer that was used without a distribution"
+                    )
+                self.optimizer = distributed_optimizer(optimizer, distribution)
         return own(self, *args, **kwargs)
 
     def penalty(own, self, x):
@@ -138,26 +144,13 @@ def binding(distribution: Any) -> contextlib.ExitStack:
     return stack
 
 
-def _adopt_optimizer(model, distribution):
-    """Replaces the optimizer of a model that was compiled before the distribution was set."""
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        return
-    if getattr(optimizer, "built", getattr(optimizer, "_built", False)):
-        raise ValueError(
-            f"Model '{model.name}' must be compiled under the distribution in which it trains. "
-            "Received: an optimizer that was used without a distribution"
-        )
-    model.optimizer = distributed_optimizer(optimizer, distribution)
-
-
 def _splitting(model, own_call, distribution) -> Callable:
     @functools.wraps(own_call)
     def call(*args, **kwargs):
         for layer in list(model._flatten_layers(include_self=False)):
             install(layer, distribution)
         _put_under(model, distribution)
-        if getattr(_state, "inside", False):
+        if getattr(of_call, "inside", False):
             return own_call(*args, **kwargs)
         kinds = [type(leaf).__name__ for leaf in tf.nest.flatten((args, kwargs))]
         is_symbolic = any(kind.endswith("KerasTensor") for kind in kinds)  # of either Keras
@@ -174,8 +167,7 @@ def _splitting(model, own_call, distribution) -> Callable:
                 args, kwargs = tf.nest.map_structure(
                     lambda t: _own_samples(t, line, f"model_input_{next(names)}"), (args, kwargs)
                 )
-            inside = attributes(_state, {"inside": True})
-            with inside, samples_split() if split else contextlib.nullcontext():
+            with attributes(of_call, {"inside": True, "split": split}):
                 outputs = own_call(*args, **kwargs)
             distribution.check_patterns(model)  # now every model has its variables
             _put_under(model, distribution)
@@ -186,8 +178,9 @@ def _splitting(model, own_call, distribution) -> Callable:
 
 def _put_under(model, distribution):
     put_under(model.variables, distribution)
-    for layer in filter(sums_repeated_ids, model._flatten_layers()):
-        put_under(layer.variables, distribution, distinct=True)
+    for layer in model._flatten_layers():
+        if isinstance(layer, Embedding):  # whose gradients have each row once in one process, too
+            put_under(layer.variables, distribution, distinct=True)
 
 
 def _batch_of(args, kwargs):
@@ -235,9 +228,9 @@ def _comparing(own_step, distribution):
     def step(data, *args, **kwargs):
         values = data if isinstance(data, tuple) and len(data) <= 3 else (data,)
         named = list(itertools.zip_longest(("x", "y", "sample_weight"), values))
-        with attributes(_state, {"data": named}):
+        with attributes(_of_step, {"data": named}):
             result = own_step(data, *args, **kwargs)
-            if _state.data is not None:  # the step has called no model under a distribution
+            if _of_step.data is not None:  # the step has called no model under a distribution
                 with _compared([], distribution):
                     pass
             return result
@@ -253,8 +246,8 @@ def _compared(inputs, distribution) -> Iterator[None]:
     if comm.current().world_size == 1:
         yield
         return
-    structures = [("inputs", inputs), *(getattr(_state, "data", None) or [])]
-    _state.data = None
+    structures = [("inputs", inputs), *(getattr(_of_step, "data", None) or [])]
+    _of_step.data = None
     names: list[str] = []
     batches: list[tf.Tensor] = []
     for name, structure in structures:

@@ -33,6 +33,7 @@ import functools
 import itertools
 import re
 import string
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -42,7 +43,6 @@ from sok_like.dist_model_parallel.embedding import Embedding
 from sok_like.distribution.collectives import (
     gather,
     own_shard,
-    samples_are_split,
     shared,
     split_batch,
     summed,
@@ -53,10 +53,14 @@ from sok_like.embeddings.all2all_dense_embedding import All2AllDenseEmbedding
 from sok_like.embeddings.distributed_embedding import DistributedEmbedding
 from sok_like.lookup import exporting
 from sok_like.lookup.dense_lookup import lookup_rows, require_in_range
-from sok_like.lookup.ids import as_row_numbers, flat_values, with_flat_values
+from sok_like.lookup.ids import FlatIds, as_row_numbers, flat_values, with_flat_values
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import exchange_order
+
+# `inside`: within a model's call; the models inside it get batches that are already split.
+# `split`: the model computes on this rank's samples of a batch.
+of_call = threading.local()
 
 
 class Rule(NamedTuple):
@@ -102,11 +106,6 @@ def install(layer: Any, distribution: Any) -> None:
     }
     for name, value in replaced.items():  # bypasses Keras' tracking of attributes
         object.__setattr__(layer, name, value)
-
-
-def sums_repeated_ids(layer: Any) -> bool:
-    """Whether a layer's sparse gradients have each row once even in one process."""
-    return isinstance(layer, Embedding)
 
 
 def _only_cut(variable):
@@ -215,9 +214,10 @@ def _keras_embedding(layer):
         ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
         # Keras counts negative ids from the end.
         ids = tf.where(ids < 0, ids + layer.input_dim, ids)
-        rows = _rows_by_occurrence(table, tf.reshape(ids, [-1]), layer.name)
-        rows = tf.reshape(rows, tf.concat([tf.shape(ids), [layer.output_dim]], 0))
-        return tf.cast(tf.ensure_shape(rows, [*ids.shape, layer.output_dim]), layer.compute_dtype)
+        flat = FlatIds(ids, None, dtype=None)
+        rows = _rows_by_occurrence(table, flat.ids, layer.name)
+        rows = tf.ensure_shape(rows, [None, layer.output_dim])
+        return tf.cast(flat.restore(rows), layer.compute_dtype)
 
     return Rule(run, _LOOKUP, table)
 
@@ -327,7 +327,7 @@ def _batch_normalization(layer):
     own_call = type(layer).call
 
     def run(inputs, training=None, mask=None):
-        if not training or mask is not None or not samples_are_split():
+        if not training or mask is not None or not getattr(of_call, "split", False):
             return own_call(layer, inputs, training=training, mask=mask)
         # A rank's samples affect the outputs, and so the gradients, of all samples.
         whole = gather(inputs, 0, line, f"{layer.name}_samples", gradient="sum")

@@ -13,9 +13,7 @@ from sok_like.lookup.table_layer import TableLayer
 from sok_like.runtime.checks import check_combiner, check_integer, require, wrong_argument
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.runtime.ranks.lookup_options import check_gradient_scale, check_row_dtype
-from sok_like.table.keras_variable import as_weight
 from sok_like.table.keys import as_key_dtype, check_dtype
-from sok_like.table.variable import EmbeddingVariable
 
 
 class EmbeddingLayer(TableLayer):
@@ -61,18 +59,14 @@ class EmbeddingLayer(TableLayer):
         self.row_dtype = check_row_dtype(row_dtype, f"layer '{self.name}'", "row_dtype")
         self.wire_dtype = check_row_dtype(wire_dtype, f"layer '{self.name}'")
         self.pad_key = check_pad_key(pad_key, f"layer '{self.name}'")
-        self._weight = as_weight(
-            EmbeddingVariable(
-                self.embedding_vec_size,
-                name=self.name,
-                key_dtype=self.key_dtype,
-                initializer=self.embedding_initializer,
-                capacity=self.max_vocabulary_size_per_gpu,
-                use_hashtable=self.use_hashtable,
-                dtype=self.row_dtype,
-            )
+        self._make_table(
+            self.embedding_vec_size,
+            key_dtype=self.key_dtype,
+            initializer=self.embedding_initializer,
+            capacity=self.max_vocabulary_size_per_gpu,
+            use_hashtable=self.use_hashtable,
+            dtype=self.row_dtype,
         )
-        self._freeze_tables()
         self.built = True
 
     @classmethod

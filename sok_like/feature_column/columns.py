@@ -95,11 +95,10 @@ def graph_weights(column: Any, weight_collections: list | None, trainable: bool)
 def table_options(column: Any) -> dict:
     """The arguments of the EmbeddingVariable of a column with keys, except its name."""
     keys = column.keys_column
-    in_option = initializer_of(keys.ev_option) is not None
     return {
         "embedding_dim": column.dimension,
         "key_dtype": keys.key_dtype,
-        "initializer": None if in_option else column.initializer,
+        "initializer": column.initializer,
         "ev_option": keys.ev_option,
     }
 

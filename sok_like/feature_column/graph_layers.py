@@ -5,7 +5,6 @@ ordinary variables can be restored. Outside of a graph nothing would own the tab
 use the layer `DenseFeatures` there.
 """
 
-import re
 from typing import Any
 
 import tensorflow as tf
@@ -14,8 +13,7 @@ from tensorflow.python.feature_column import feature_column_v2 as fc
 
 from sok_like.feature_column import lookup
 from sok_like.feature_column.categorical import table_column
-from sok_like.feature_column.columns import graph_weights, is_fused
-from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
+from sok_like.feature_column.columns import GroupEmbeddingColumn, graph_weights, is_fused
 from sok_like.group_embedding.variables import get_embedding_variable
 
 v1 = tf.compat.v1
@@ -176,7 +174,9 @@ def linear_model(
             zeros = v1.zeros_initializer()
             bias = v1.get_variable("bias_weights", [units], initializer=zeros, **options)
             parts, variables["bias"] = [], [bias]
-        inputs, tables, ids, weights = lookup.GraphInputs(features), [], [], []
+        # Its weights are rows of `units` floats.
+        tables: dict[Any, Any] = {}
+        group, stock_only = v1.get_variable_scope().name, (None,) * 4
         for column in keyed:
             keys: Any = table_column(column)
             with v1.variable_scope(None, column.name), v1.name_scope(None):
@@ -189,18 +189,8 @@ def linear_model(
                     ev_option=keys.ev_option,
                 )
             variables[column] = [table]
-            tables.append(table)
-            of_column = lookup.ids_and_weights(column, inputs)
-            ids.append(of_column[0])
-            weights.append(of_column[1])
-        parts += group_embedding_lookup_sparse(
-            tables,
-            ids,
-            sparse_combiner,
-            sp_weights=weights,
-            name=re.sub(r"[^a-zA-Z0-9.]", "_", v1.get_variable_scope().name),
-            training=training,
-            gradient_scale=gradient_scale,
-        )
-        total = tf.add_n(parts)
+            of_table = (column, units, sparse_combiner, *stock_only, trainable, False)
+            tables[GroupEmbeddingColumn(*of_table, group=group)] = table
+        call = lookup.Call(tables, lookup.GraphInputs(features), training, gradient_scale)
+        total = tf.add_n([*parts, *call.embeddings().values()])
         return total if others else total + bias

@@ -279,11 +279,12 @@ class GroupEmbedding(TablesLayer):
         return self._structure(specs)
 
     def get_config(self):
-        features = self._features.values()
-        options = {
-            name: {key: _option_config(key, value) for key, value in given.items()}
-            for name, given in self._table_options.items()
-        }
+        features, dtypes = self._features.values(), ("key_dtype", "dtype")
+        options: dict[str, dict[str, Any]] = {name: {} for name in self._table_options}
+        for name, given in self._table_options.items():
+            for key, value in given.items():
+                value = tf.as_dtype(value) if key in dtypes and value is not None else value
+                options[name][key] = in_config(key, option_config(value))
         return {
             **super().get_config(),
             "embedding_dims": self._structure(feature.dim for feature in features),
@@ -312,9 +313,3 @@ def _is_composite(values):
     """Whether a feature, or Keras 3's symbol for one, is ragged or sparse."""
     composite = isinstance(values, (tf.RaggedTensor, tf.SparseTensor))
     return composite or any(getattr(values, kind, False) for kind in ("sparse", "ragged"))
-
-
-def _option_config(name, value):
-    if name in ("key_dtype", "dtype") and value is not None:
-        value = tf.as_dtype(value)
-    return in_config(name, option_config(value))

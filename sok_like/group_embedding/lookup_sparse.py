@@ -18,6 +18,7 @@ from sok_like.group_embedding import arguments
 from sok_like.group_embedding.arguments import Ids, table_name
 from sok_like.lookup.dense_lookup import lookup_rows
 from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.lookup.ids import FlatIds
 from sok_like.lookup.keras_call import by_training, training_of_call
 from sok_like.runtime.checks import check_integer, unmet, wrong_argument
 from sok_like.table.keys import as_keys
@@ -139,17 +140,13 @@ def group_embedding_lookup(
         ids = [tf.convert_to_tensor(i) for i in ids]
         for i, table in zip(ids, tables, strict=True):
             arguments.check_integers("ids", i, table_name(table))
-        features = [_feature(t, tf.reshape(i, [-1])) for t, i in zip(tables, ids, strict=True)]
+        flat = [FlatIds(i, None, hashed=True) for i in ids]
+        features = [_feature(table, f.ids) for table, f in zip(tables, flat, strict=True)]
         fused = _lookup_group(features, training, gradient_scale, wire_dtype, name)
-        outputs = []
-        for table, i, rows in zip(tables, ids, fused, strict=True):
-            if rows is None:
-                rows = lookup_rows(table, i, None, None, table_name(table))
-            else:
-                rows = tf.reshape(rows, tf.concat([tf.shape(i), [table.dim]], 0))
-                rows = tf.ensure_shape(rows, i.shape.concatenate([table.dim]))
-            outputs.append(rows)
-        return outputs
+        return [
+            lookup_rows(t, i, None, None, table_name(t)) if rows is None else f.restore(rows)
+            for t, i, f, rows in zip(tables, ids, flat, fused, strict=True)
+        ]
 
 
 def _feature(table, keys, *combined):

@@ -15,7 +15,6 @@ rows, and the bytes of a full table; without a capacity it shows "grows" and cou
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Container, Sequence
 from typing import NamedTuple
 
@@ -25,15 +24,11 @@ from sok_like.runtime.checks import as_integer, require
 _HEADINGS = ("rank", "table", "kind", "rows", "columns", "bytes", "keys/step", "bytes/step")
 
 
-@dataclasses.dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """What a training step sends between a shard's rank and the others."""
 
     num_keys: int
     num_bytes: int
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.num_keys + other.num_keys, self.num_bytes + other.num_bytes)
 
 
 class Step(NamedTuple):
@@ -52,13 +47,13 @@ def shard_traffic(plan: Plan, shard: Shard, step: Step) -> Traffic:
     table = plan.tables[shard.table_id]
     row_bytes = shard.num_columns * step.element_bytes
     combined = table.config.get("combiner") is not None
-    total = Traffic(0, 0)
+    num_keys = num_bytes = 0
     for table_id, keys_per_sample in zip(plan.input_table_map, step.hotness, strict=True):
         if table_id != shard.table_id:
             continue
         keys = others * step.local_batch * keys_per_sample
         if shard.kind == DATA_PARALLEL:
-            total += Traffic(0, keys * (row_bytes + step.key_bytes))
+            num_bytes += keys * (row_bytes + step.key_bytes)
             continue
         if shard.kind == COLUMN_WISE:
             rows = others * step.local_batch if combined else keys
@@ -67,8 +62,9 @@ def shard_traffic(plan: Plan, shard: Shard, step: Step) -> Traffic:
         else:
             keys = rows = -(-keys * shard.num_rows // table.input_dim)
         # Rows forward, their gradients back.
-        total += Traffic(keys, keys * step.key_bytes + 2 * rows * row_bytes)
-    return total
+        num_bytes += keys * step.key_bytes + 2 * rows * row_bytes
+        num_keys += keys
+    return Traffic(num_keys, num_bytes)
 
 
 def format_report(plan: Plan, step: Step) -> str:
@@ -84,9 +80,10 @@ def format_report(plan: Plan, step: Step) -> str:
         integer = as_integer(value)
         fits = integer is not None and integer >= 0
         require(fits, argument, "a non-negative integer", value)
-    lines, totals = [], []
+    lines: list[tuple] = []
+    totals = []
     for rank in range(plan.world_size):
-        total_bytes, total = 0, Traffic(0, 0)
+        sums = [0, 0, 0]
         shards = plan.shards_on(rank)
         for shard in shards:
             table = plan.tables[shard.table_id]
@@ -98,13 +95,11 @@ def format_report(plan: Plan, step: Step) -> str:
             columns = f"{shard.column_start}:{shard.column_stop}"
             num_bytes = num_rows * shard.num_columns * (1 + step.slots_per_row) * step.element_bytes
             size = "grows" if shard.kind == HASHED and not num_rows else num_bytes
-            traffic = shard_traffic(plan, shard, step)
-            total_bytes, total = total_bytes + num_bytes, total + traffic
-            of_step = traffic.num_keys, traffic.num_bytes
+            of_step = shard_traffic(plan, shard, step)
             lines.append((rank, name, KINDS[shard.kind], rows, columns, size, *of_step))
-        summary = "all" if shards else "idle"
-        lines.append((rank, summary, "", "", "", total_bytes, total.num_keys, total.num_bytes))
-        totals.append(total_bytes)
+            sums = [total + n for total, n in zip(sums, (num_bytes, *of_step), strict=True)]
+        lines.append((rank, "all" if shards else "idle", "", "", "", *sums))
+        totals.append(sums[0])
     mean = sum(totals) / plan.world_size
     largest = max(totals) / mean if mean else 1.0
     cells = [[f"{c:,}" if isinstance(c, int) else c for c in line] for line in lines]

@@ -18,6 +18,7 @@ from sok_like.lookup import exporting
 from sok_like.lookup.dense_lookup import lookup_rows
 from sok_like.lookup.exchange import Exchange, ShardFeature, exchange_lookup, most_ids
 from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.lookup.ids import FlatIds
 from sok_like.lookup.keras_call import by_training, check_listed, training_of_call
 from sok_like.lookup.local_variables import unique_in_graph
 from sok_like.runtime.checks import require, wrong_argument
@@ -104,20 +105,18 @@ def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
     arguments.check_integers("indices", indices, table.table_name)
     check_listed(table, indices)
     name = unique_in_graph("sok2_all2all_dense_embedding")
-    flat = tf.reshape(as_keys(indices), [-1])
+    flat = FlatIds(indices, None, hashed=True)
 
     def look_up(training):
         if _by_exchange(table):
-            feature = _shard(table, flat, tf.zeros([0], tf.int64), "none", None)
+            feature = _shard(table, flat.ids, flat.row_splits, flat.combiner, None)
             return _exchange([feature], name, training)[0]
         if is_static(table):
-            return lookup_rows(table, flat, None, None, table.table_name)
-        feature = HashFeature(table, flat)
+            return lookup_rows(table, flat.ids, None, None, table.table_name)
+        feature = HashFeature(table, flat.ids)
         return lookup([feature], training=training, gradient_scale="sum", name=name)[0]
 
-    rows = by_training(training_of_call(), look_up)
-    rows = tf.reshape(rows, tf.concat([tf.shape(indices), [table.dim]], 0))
-    return tf.ensure_shape(rows, indices.shape.concatenate([table.dim]))
+    return flat.restore(by_training(training_of_call(), look_up))
 
 
 def _as_list(values):

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
-from sok_like.dist_model_parallel.dense_tables import slots_of
+from sok_like.dist_model_parallel.dense_tables import slot_objects
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.runtime.ranks import comm
 from tests.checks.files import BATCH, Interrupted
@@ -73,7 +73,9 @@ def on_top(rows, kernel, name):
 
 def slots(optimizer, variable):
     """Adam's, of a variable that is whole on this rank."""
-    return {name: np.array(slot) for name, slot in sorted(slots_of(optimizer, variable).items())}
+    return {
+        name: np.array(slot) for name, slot in sorted(slot_objects(optimizer, variable).items())
+    }
 
 
 class Dense:
