@@ -9,6 +9,7 @@ use, and returns a `StagedContent`, or raises an error that names the file. Neit
 or talks to another rank.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -18,26 +19,16 @@ from sok_like.saving.format import checksums, manifest
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 
+@dataclasses.dataclass(eq=False)
 class StagedContent:
-    """New content that lies ready; the present content is still in use.
+    """New content that lies ready; the present content is still in use."""
 
-    `commit` replaces the present content. It cannot fail and reads no file, unless it `may_fail`:
-    that of objects of others, which take theirs first. `drop` frees the new content. `identity` is
-    the same on ranks that have read the same files. Of two contents for one `target`, the later
-    counts.
-    """
-
-    def __init__(
-        self,
-        commit: Callable[[], Any],
-        drop: Callable[[], Any] = lambda: None,
-        *,
-        identity: str = "",
-        target: Any = None,
-        may_fail: bool = False,
-    ):
-        self.commit, self.drop = commit, drop
-        self.identity, self.target, self.may_fail = identity, target, may_fail
+    commit: Callable[[], Any]  # replaces the present content; cannot fail and reads no file
+    drop: Callable[[], Any] = lambda: None  # frees the new content
+    _: dataclasses.KW_ONLY
+    identity: str = ""  # the same on ranks that have read the same files
+    target: Any = None  # of two contents for one target, the later counts
+    may_fail: bool = False  # `commit` of an object of others: those are first
 
 
 class CheckpointPart:
