@@ -51,11 +51,9 @@ class Resumed:
     def drop(
         self, iterator: Any, dataset: Any, adapter: Any, each_epoch: bool, size: int | None
     ) -> None:
-        """Reads what was trained from `iterator` over `dataset`, if it comes again.
-
-        Either `each_epoch` begins at the data's beginning, or the data begins again after `size`
-        batches; None: not known.
-        """
+        """Reads what was trained from `iterator` over `dataset`, if it comes again."""
+        # Either `each_epoch` begins at the data's beginning, or the data begins again after `size`
+        # batches; None: not known.
         saved, communicator = self.saved, comm.current()
         is_first = saved.is_first if each_epoch else not size or saved.taken < size
         taken = saved.batch if each_epoch else saved.taken % (size or saved.taken + 1)

@@ -48,14 +48,10 @@ def training_of_call() -> Any:
 
 
 def by_training(training: Any, function: Callable[[bool], Any]) -> Any:
-    """`function(training)` with a Python bool.
-
-    None is True, but False in a step of `evaluate` or `predict`: Keras 3 passes no flag to a model
-    whose `call` has no argument for it. So it must be the default of a layer's `call`. Keras 3
-    hands any other default on to the layers that are called next, such as a Dropout.
-
-    In graphs of tf_keras `training` may be a tensor; then both branches are built.
-    """
+    """`function(training)` with a Python bool; both branches if it is a tensor, as in tf_keras."""
+    # None is True, but False in a step of `evaluate` or `predict`: Keras 3 passes no flag to a
+    # model whose `call` has no argument for it. So it must be the default of a layer's `call`.
+    # Keras 3 hands any other default on to the layers that are called next, such as a Dropout.
     if training is None:
         training = not _evaluating
     if tf.is_tensor(training):

@@ -64,12 +64,10 @@ def is_local(variable: Any) -> bool:
 
 
 def unique_in_graph(name: str) -> str:
-    """`name`, with a number from its second use in the graph being built.
-
-    Collectives of one graph may run at the same time and are matched by name. The number must be
-    the same on all ranks, so it is counted per graph: a rank may trace a function again, for an
-    odd batch, while others do not. Eager collectives end before the next one begins.
-    """
+    """`name`, with a number from its second use in the graph being built."""
+    # Collectives of one graph may run at the same time and are matched by name. The number must be
+    # the same on all ranks, so it is counted per graph: a rank may trace a function again, for an
+    # odd batch, while others do not. Eager collectives end before the next one begins.
     if tf.executing_eagerly():
         return name
     names = _used.setdefault(tf.compat.v1.get_default_graph(), {})
@@ -179,15 +177,10 @@ def marked(gradient: Any, variable: Any) -> Any:
 
 
 def marked_part(gradient: Any, without_norm: str = "") -> Any:
-    """Marks the gradient of a variable of which each rank has its own part; None stays None.
-
-    Slices are marked by the dtype of their dense shape, which survives the end of a function;
-    TensorFlow uses int32. On tensors the mark lasts within the function only.
-
-    Args:
-        without_norm: The variable's name if it is not some rows of one table. Then
-            `tf.clip_by_norm` raises within the function.
-    """
+    """Marks the gradient of a variable of which each rank has its own part; None stays None."""
+    # Slices are marked by the dtype of their dense shape, which survives the end of a function;
+    # TensorFlow uses int32. On tensors the mark lasts within the function only. `without_norm` is
+    # the variable's name if it is not some rows of one table: then `tf.clip_by_norm` raises.
     if isinstance(gradient, tf.IndexedSlices):
         shape = gradient.dense_shape
         if shape is not None:

@@ -47,11 +47,8 @@ class Placement:
         return np.maximum(self._numbers[begin:end].reshape(-1), 0)
 
     def change(self, keys: np.ndarray, gone: np.ndarray) -> tuple[np.ndarray, int]:
-        """Removes keys `gone`, and gives every one of `keys` (each once) that has none a row.
-
-        Returns the rows of `keys` and the number of keys removed. Absent ones may be gone, too.
-        If there are too many keys, NoRoom is raised and nothing has changed.
-        """
+        """Removes keys `gone`, and gives every one of `keys` (each once) that has none a row."""
+        # Returns the rows of `keys` and the number of keys removed. Absent ones may be gone, too.
         removed = self._erase(self._find(gone))
         slots = self._find(keys)
         new = np.flatnonzero(slots < 0)

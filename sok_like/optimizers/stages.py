@@ -200,12 +200,10 @@ def _statement(rate, step, variables, communicator):
 
 
 def _compare_rates(rate, step, compared, communicator):
-    """Compares learning rate and step over ranks in an exchange of its own, if it is time.
-
-    `compared` is an int64 variable with the bits of the learning rate that was compared last. It
-    is None if the rate comes from a schedule, or in a `tf.compat.v1` graph: exchanges cannot
-    depend on a condition there, so every step compares. Returns what an update must wait for.
-    """
+    """Compares learning rate and step over ranks in an exchange of its own, if it is time."""
+    # `compared` is an int64 variable with the bits of the learning rate that was compared last. It
+    # is None if the rate comes from a schedule, or in a `tf.compat.v1` graph: exchanges cannot
+    # depend on a condition there, so every step compares. Returns what an update must wait for.
     rate, step = tf.cast(rate, tf.float32), tf.cast(step, tf.int64)
     bits = tf.cast(tf.bitcast(rate, tf.int32), tf.int64)
 

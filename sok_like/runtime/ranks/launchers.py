@@ -107,10 +107,8 @@ def launch_line(
     hosts: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> list[str]:
-    """The words to put before a command to run it on `num_ranks` ranks.
-
-    Ranks on other `hosts` ("host1:4,host2:4") get a part of `environment`, that of the launcher.
-    """
+    """The words to put before a command to run it on `num_ranks` ranks."""
+    # Ranks on other `hosts` ("host1:4,host2:4") get a part of `environment`, the launcher's.
     transports = horovod_transports()
     by_mpi = os.environ.get("SOK_ENGINE") != "horovod" and mpi_library() is not None
     programs = {

@@ -192,11 +192,9 @@ class MergedDump:
         return owners(keys, self._world_size) == self._rank
 
     def _without_keys(self):
-        """The last dump without its keys.
-
-        Counters of Bloom filters cannot be split by key. The maximum over all shards is right for
-        every key, if a little too large. At the same number of ranks each rank keeps its own.
-        """
+        """The last dump without its keys."""
+        # Counters of Bloom filters cannot be split by key. The maximum over all shards is right for
+        # every key, if a little too large. At the same number of ranks each rank keeps its own.
         last, filters = self._rests[-1], self._rests[-1]
         if len(last) == self._world_size:
             filters = [last[self._rank]]

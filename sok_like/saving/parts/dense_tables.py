@@ -166,11 +166,9 @@ class StoredTables:
 
     @classmethod
     def of_folder(cls, path: str, world_size: int, listed: bool) -> StoredTables:
-        """Of a folder that `world_size` ranks have written.
-
-        Each rank compares the checksums of some files, so that together they compare all. The
-        blocks that a rank reads have a CRC-32 besides.
-        """
+        """Of a folder that `world_size` ranks have written."""
+        # Each rank compares the checksums of some files, so that together they compare all. The
+        # blocks that a rank reads have a CRC-32 besides.
         folder, communicator = Folder(path, world_size, listed), comm.current()
         folder.check(range(communicator.rank, world_size, communicator.world_size))
         stored: _Stored = {}
