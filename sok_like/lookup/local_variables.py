@@ -34,6 +34,9 @@ from sok_like.runtime.ranks.comm import distinct, summed_values
 from sok_like.table.variable import is_embedding_variable
 
 PART, SHAPE_OF_PART = "_sok_part", tf.int64  # marks of tensors, and of slices
+# Names of variables that are not some rows of one table, by shape: their gradients lose this mark,
+# unlike the dtype, where a function returns them.
+_without_norm: dict[tuple[int, ...], str] = {}
 # How often each name was used, by graph.
 _used: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -123,7 +126,7 @@ def _clip_by_norm(own, t, clip_norm, axes=None, name=None):
     if not is_part(t):
         return own(t, clip_norm, axes, name)
     sparse = isinstance(t, tf.IndexedSlices)
-    if of := getattr(t.dense_shape if sparse else t, PART, ""):
+    if of := _variable_without_norm(t.dense_shape if sparse else t):
         raise ValueError(
             "`tf.clip_by_norm` and an optimizer's `clipnorm` need one table's gradient. This one "
             "is of a `dist_model_parallel` variable with several tables, or with columns of one "
@@ -143,6 +146,13 @@ def _clip_by_norm(own, t, clip_norm, axes=None, name=None):
     return tf.IndexedSlices(values, t.indices, t.dense_shape) if sparse else values
 
 
+def _variable_without_norm(marked):
+    """The name of the variable, if its gradient's norm is not that of one table; or ""."""
+    if marked is not None and tf.executing_eagerly() and not hasattr(marked, PART):
+        return _without_norm.get(tuple(marked.numpy().tolist()), "")
+    return getattr(marked, PART, "")
+
+
 @tf.experimental.dispatch_for_api(tf.clip_by_value, {"t": tf.IndexedSlices})
 def _clip_by_value(t, clip_value_min, clip_value_max, name=None):
     if not is_part(t):
@@ -160,6 +170,8 @@ def _squares(gradients):
 def mark_local(variable: Any, has_norm: bool = True) -> Any:
     """Marks a variable as this rank's own; returns it. `has_norm`: it has rows of one table."""
     hooks.at_init(mark_gradients)
+    if not has_norm:
+        _without_norm[tuple(variable.shape)] = variable.name
     for face in faces(variable):
         try:
             face.de_local, face._sok_has_norm = True, has_norm

@@ -237,6 +237,13 @@ def _without_norm(count, most):
         loss = tf.reduce_sum(tf.concat(layer([tf.range(6)] * count), -1) ** 2)
         dense = tf.reduce_sum(variables[0] ** 2)
     gradients = tape.gradient(loss, variables)
+
+    @tf.function
+    def in_function():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.concat(layer([tf.range(6)] * count), -1) ** 2)
+        return tape.gradient(loss, variables)
+
     pairs = list(zip(gradients, variables, strict=True))
     by_norm, together = [
         tf.keras.optimizers.SGD(RATE, **{name: LIMIT}) for name in ("clipnorm", "global_clipnorm")
@@ -244,6 +251,7 @@ def _without_norm(count, most):
     found = {
         "rows": raised(lambda: tf.clip_by_norm(gradients[0], LIMIT, axes=[1])),
         "dense": raised(lambda: tf.clip_by_norm(tape.gradient(dense, variables[0]), LIMIT)),
+        "behind": raised(lambda: tf.clip_by_norm(in_function()[0], LIMIT)),
         "clipnorm": raised(lambda: by_norm.apply_gradients(pairs)),
         "norm": float(tf.linalg.global_norm(gradients)),
     }
@@ -384,7 +392,7 @@ def test_a_part_that_is_not_rows_of_one_table_has_no_norm_of_its_own(on_threads)
     for kind, count in (("whole", 2), ("columns", 1)):
         found = [result[kind] for result in results]
         for each in found:
-            for clip in ("rows", "dense", "clipnorm"):
+            for clip in ("rows", "dense", "behind", "clipnorm"):
                 error, message = each[clip]
                 assert error == "ValueError" and "row_slice_threshold" in message, (kind, clip)
             np.testing.assert_allclose(each["norm"], np.sqrt(count) * norm_of(2 * ROWS), rtol=1e-5)
