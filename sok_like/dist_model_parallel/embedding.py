@@ -44,11 +44,15 @@ class _ByCombiner:
 
     def compute_output_spec(self, inputs, *args, **kwargs):
         layer: Any = self
-        ids = tf.TensorSpec(inputs.shape, tf.as_dtype(inputs.dtype))
-        check_ids(ids, self.combiner, layer.name)
-        ragged = getattr(inputs, "ragged", False) and self.combiner is None
         shape = self.compute_output_shape(inputs.shape)
-        return tf.keras.KerasTensor(shape, dtype=layer.compute_dtype, ragged=ragged)
+        return output_symbol(inputs, self.combiner, shape, layer.compute_dtype, layer.name)
+
+
+def output_symbol(ids: Any, combiner: str | None, shape: Any, dtype: str, table_name: str) -> Any:
+    """Keras 3's symbol for the rows of symbolic ids, which must be such as can be looked up."""
+    check_ids(tf.TensorSpec(ids.shape, tf.as_dtype(ids.dtype)), combiner, table_name)
+    ragged = bool(getattr(ids, "ragged", False)) and combiner is None
+    return tf.keras.KerasTensor(shape, dtype=dtype, ragged=ragged)
 
 
 @tf.keras.utils.register_keras_serializable(package="sok_like")

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from sok_like.dist_model_parallel import dense_tables, mp_input
 from sok_like.dist_model_parallel.dense_tables import DenseTables
+from sok_like.dist_model_parallel.embedding import output_symbol
 from sok_like.dist_model_parallel.local_layers import (
     LookupTable,
     build_layer,
@@ -29,6 +30,7 @@ from sok_like.lookup.table_layer import ConfiguredLayer
 from sok_like.planner import DistEmbeddingStrategy
 from sok_like.planner.placement import check_threshold
 from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, HASHED, ROW_WISE, list_embeddings
+from sok_like.runtime.checks import as_list
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import raise_on_all
 from sok_like.runtime.ranks.initialize import ensure_initialized
@@ -269,7 +271,7 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
 
     def _as_tensors(self, inputs):
         tensors = []
-        for i, x in enumerate(_as_list(inputs)):
+        for i, x in enumerate(as_list(inputs)):
             try:
                 tensors.append(x if tf.is_tensor(x) else tf.convert_to_tensor(x))
             except (TypeError, ValueError) as error:
@@ -354,7 +356,7 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
         """One mask per input, in input order, or None: as the embeddings alone would give."""
         if not self.supports_masking:
             return None
-        ids = self._in_input_order(_as_list(inputs))
+        ids = self._in_input_order(as_list(inputs))
         tables = self._tables_of_inputs
         return [mask_of(x, table.masked_id) for table, x in zip(tables, ids, strict=True)]
 
@@ -374,19 +376,17 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
 
     def compute_output_spec(self, inputs, training=None):
         """Keras 3: the output of `call` for symbolic inputs."""
-        inputs = _as_list(inputs)
+        inputs = as_list(inputs)
         self._check_count(len(inputs))
         if not self.dp_input and self.world_size > 1:
             shapes = mp_input.output_shapes(self, inputs)
             return [tf.keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes]
-        inputs, specs = self._in_input_order(inputs), []
+        inputs = self._in_input_order(inputs)
         shapes = self.compute_output_shape([x.shape for x in inputs])
-        for table, x, shape in zip(self._tables_of_inputs, inputs, shapes, strict=True):
-            ids = tf.TensorSpec(x.shape, tf.as_dtype(x.dtype))
-            check_ids(ids, table.combiner, table.name)
-            ragged = bool(getattr(x, "ragged", False)) and table.combiner is None
-            specs.append(tf.keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged))
-        return specs
+        return [
+            output_symbol(x, table.combiner, shape, self.compute_dtype, table.name)
+            for table, x, shape in zip(self._tables_of_inputs, inputs, shapes, strict=True)
+        ]
 
     def get_config(self):
         return {
@@ -400,7 +400,3 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
     def from_config(cls, config):
         layers = [tf.keras.layers.deserialize(each) for each in config["embeddings"]]
         return super().from_config({**config, "embeddings": layers})
-
-
-def _as_list(inputs):
-    return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]

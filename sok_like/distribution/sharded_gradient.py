@@ -25,6 +25,7 @@ from tensorflow.python.ops import gradients_util
 from sok_like.distribution.collectives import summed
 from sok_like.distribution.sharded_variable import Shard, shard_of
 from sok_like.lookup.local_variables import is_local, is_part, squared_norm, unique_in_graph
+from sok_like.runtime.checks import as_list
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.variable import is_embedding_variable
@@ -281,8 +282,7 @@ def _gradient(own, self, target, sources, *args, **kwargs):
 
 
 def _gradients(own, ys, xs, *args, **kwargs):
-    flat = list(xs) if isinstance(xs, (list, tuple)) else [xs]
-    return _of_whole(own(ys, xs, *args, **kwargs), flat)
+    return _of_whole(own(ys, xs, *args, **kwargs), as_list(xs))
 
 
 def _of_whole(gradients, sources):

@@ -137,11 +137,10 @@ class _Sharded:
         # Ranks that differ along other axes hold the same.
         is_first = not any(at for axis, at in shard.mesh.index.items() if axis not in shard.axes)
         num_rows = self.local_shape[0] if is_first and all(self.local_shape) else 0
-
-        def read(start, stop):
-            return local_rows(self, tf.range(start, stop))
-
-        return Spread(self.global_shape, dtype, shard.place.begin, num_rows, read)
+        begin = shard.place.begin
+        return Spread(
+            self.global_shape, dtype, begin, num_rows, lambda a, b: local_rows(self, tf.range(a, b))
+        )
 
     def _export_to_saved_model_graph(self, *args, **kwargs):
         raise_for_saved_model(

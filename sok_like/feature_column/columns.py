@@ -103,12 +103,6 @@ def table_options(column: Any) -> dict:
     }
 
 
-def initializer_of(ev_option: Any) -> Any:
-    """The initializer of an EmbeddingVariableOption, or None."""
-    init_option = getattr(ev_option, "init_option", None)
-    return None if init_option is None else init_option.initializer
-
-
 class GroupEmbeddingColumn(fc.EmbeddingColumn):
     """See `embedding_column`."""
 
@@ -266,7 +260,8 @@ def _make(categorical_columns, shared_name, dimension, combiner, initializer, *r
         keys = table_column(column)
         if keys is None:
             continue
-        of_option = initializer_of(keys.ev_option)
+        init_option = getattr(keys.ev_option, "init_option", None)
+        of_option = None if init_option is None else init_option.initializer
         if max_norm is not None or ckpt_to_load_from is not None:
             raise ValueError(
                 f"`max_norm` and `ckpt_to_load_from` must be None for column '{column.name}': rows "

@@ -13,7 +13,7 @@ from tensorflow.python.ops.variables import PartitionedVariable
 from sok_like.lookup import exporting
 from sok_like.lookup.dense_lookup import as_tf_table, check_weights
 from sok_like.lookup.ids import in_order, row_splits, samples_by_table, samples_of
-from sok_like.runtime.checks import COMBINERS, require, unmet, wrong_argument
+from sok_like.runtime.checks import COMBINERS, as_list, require, unmet, wrong_argument
 from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.ranks.lookup_options import check_gradient_scale, check_row_dtype
 from sok_like.table.keys import dtype_hint
@@ -36,7 +36,7 @@ def table_name(table: Any) -> str:
 def tables(params: Any) -> list:
     """`params` as a list of EmbeddingVariables and of dense tables for TensorFlow's gather."""
     require(params is not None, "params", "given", params)
-    items = params if isinstance(params, (list, tuple)) else [params]
+    items = as_list(params)
     require(bool(items), "params", "at least one table", params)
     return [_table(param) for param in items]
 

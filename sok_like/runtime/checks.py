@@ -8,6 +8,11 @@ COMBINERS = ("sum", "mean", "sqrtn")
 OPTIONAL_COMBINERS = (None, *COMBINERS)
 
 
+def as_list(value: Any) -> list[Any]:
+    """A list or tuple as a list; anything else as the only item of one."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
 def as_integer(value: Any) -> int | None:
     """`value` as an int; None unless it is an integer of Python or NumPy (a bool is not)."""
     if isinstance(value, bool):

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.optimizers.rules import legacy_name
-from sok_like.runtime.checks import unmet, wrong_argument
+from sok_like.runtime.checks import as_list, unmet, wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import Steps
 from sok_like.saving import transaction
@@ -133,7 +133,7 @@ def _dumped(call, variables, optimizer):
         required = "a sok2.OptimizerWrapper, sok2.SGD or one of tf_keras.optimizers.legacy"
         raise wrong_argument("optimizer", required, optimizer, error=TypeError)
     dumped: list[Dumped] = []
-    for variable in variables if isinstance(variables, (list, tuple)) else [variables]:
+    for variable in as_list(variables):
         variable = own_variable(variable, "A variable to dump or load must be one of sok2")
         if not is_static(variable) and not is_of_sok2:
             required = "a sok2.OptimizerWrapper if a DynamicVariable is dumped or loaded"

@@ -21,7 +21,7 @@ from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.ids import FlatIds
 from sok_like.lookup.keras_call import by_training, check_listed, training_of_call
 from sok_like.lookup.local_variables import unique_in_graph
-from sok_like.runtime.checks import require, wrong_argument
+from sok_like.runtime.checks import as_list, require, wrong_argument
 from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
@@ -65,11 +65,11 @@ def lookup_sparse(
         tf.errors.InvalidArgumentError: an id is outside its table; on every rank.
     """
     is_list = isinstance(sp_ids, (list, tuple))
-    tables = [_table(param) for param in _as_list(params)]
-    ids = arguments.one_each("sp_ids", _as_list(sp_ids), len(tables))
+    tables = [_table(param) for param in as_list(params)]
+    ids = arguments.one_each("sp_ids", as_list(sp_ids), len(tables))
     weights: list[Any] = [None] * len(tables)
     if sp_weights is not None:
-        weights = arguments.one_each("sp_weights", _as_list(sp_weights), len(tables))
+        weights = arguments.one_each("sp_weights", as_list(sp_weights), len(tables))
     combiners = arguments.combiners("mean" if combiners is None else combiners, len(tables))
     for table in tables if use_low_frequency_filter else ():
         is_hybrid = getattr(table, "backend_type", None) == "hybrid"
@@ -117,10 +117,6 @@ def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
         return lookup([feature], training=training, gradient_scale="sum", name=name)[0]
 
     return flat.restore(by_training(training_of_call(), look_up))
-
-
-def _as_list(values):
-    return list(values) if isinstance(values, (list, tuple)) else [values]
 
 
 def _table(param):
