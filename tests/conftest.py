@@ -152,3 +152,15 @@ def on_threads(sok):
 def on_processes(sok):
     """`on_processes(2, function, *args)`: what it returns on each rank, a process."""
     return lambda world_size, function, *args: _results(False, world_size, function, args)
+
+
+@pytest.fixture
+def graph(sok):
+    """A graph to build in; `sok.Init` has to be called in it again, as in a script of its own."""
+    import tensorflow as tf
+
+    from sok_like.runtime.ranks import initialize
+
+    initialize.reset()
+    with tf.Graph().as_default() as graph:
+        yield graph

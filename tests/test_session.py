@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.checks import fields
+from tests.checks.fields import KEYS
+
 pytestmark = pytest.mark.keras
 v1 = tf.compat.v1
-KEYS = np.array([[1, 2**50], [3, 1], [-5, 7], [7, 7]], np.int64)
-TARGETS = np.array([0.3, -0.2, 0.5, 0.1], np.float32)
 OPTIMIZERS = {
     "sgd": lambda: v1.train.GradientDescentOptimizer(0.05),
     "momentum": lambda: v1.train.MomentumOptimizer(0.1, 0.9),
@@ -17,31 +18,11 @@ OPTIMIZERS = {
 }
 
 
-@pytest.fixture
-def graph(sok):
-    """A graph to build in; `sok.Init` has to be called in it again, as in a script of its own."""
-    from sok_like.runtime.ranks import initialize
-
-    initialize.reset()
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
 def build(sok, optimizer):
-    """Placeholders, the loss, the layer and the training op; embeddings under a dense weight."""
-    layer = sok.DistributedEmbedding("sum", None, 3, slot_num=2, max_nnz=1, name="fields")
-    keys = v1.placeholder(tf.int64, [None, 2])
-    targets = v1.placeholder(tf.float32, [None])
-    weight = v1.get_variable("weight", [6], initializer=v1.ones_initializer())
-    output = tf.linalg.matvec(tf.reshape(layer(keys, training=True), [-1, 6]), weight)
-    loss = tf.reduce_mean((output - targets) ** 2)
+    """The fields' placeholders, loss, layer and weight, and the training op."""
+    keys, targets, loss, layer, weight = fields.build(sok)
     train = optimizer.minimize(loss, global_step=v1.train.get_or_create_global_step())
     return keys, targets, loss, layer, weight, train
-
-
-def batch(step):
-    order = np.random.default_rng(step).permutation(4)[: 4 if step % 3 else 2]
-    return KEYS[order], TARGETS[order]
 
 
 def run_sok(sok, make, steps=12):
@@ -55,7 +36,7 @@ def run_sok(sok, make, steps=12):
         session.run(v1.global_variables_initializer())
         initial = session.run(read, {every: np.unique(KEYS)})
         for step in range(steps):
-            batch_keys, batch_targets = batch(step)
+            batch_keys, batch_targets = fields.batch(step)
             session.run([train, loss], {keys: batch_keys, targets: batch_targets})
         assert session.run(v1.train.get_global_step()) == steps
         return initial, session.run(exported), session.run(weight)
@@ -74,7 +55,7 @@ def run_stock(make, initial, steps=12):
         with v1.Session() as session:
             session.run(v1.global_variables_initializer())
             for step in range(steps):
-                batch_keys, batch_targets = batch(step)
+                batch_keys, batch_targets = fields.batch(step)
                 numbers = np.searchsorted(np.unique(KEYS), batch_keys)
                 session.run(train, {rows: numbers, targets: batch_targets})
             return session.run([table, weight])

@@ -5,24 +5,13 @@ import pytest
 import tensorflow as tf
 
 from sok_like.runtime.framework.running_keras import is_keras_3
+from tests.checks.fields import KEYS, TARGETS, batch, build
 
 pytestmark = pytest.mark.keras
 v1 = tf.compat.v1
 keras = tf.keras.optimizers
-KEYS = np.array([[1, 2**50], [3, 1], [-5, 7], [7, 7]], np.int64)
-TARGETS = np.array([0.3, -0.2, 0.5, 0.1], np.float32)
 UNIQUE = np.unique(KEYS)
 STEPS = 6
-
-
-@pytest.fixture
-def graph(sok):
-    """A graph to build in; `sok.Init` has to be called in it again, as in a script of its own."""
-    from sok_like.runtime.ranks import initialize
-
-    initialize.reset()
-    with tf.Graph().as_default() as graph:
-        yield graph
 
 
 # Makes the optimizer under test; makes the stock one that it must equal on a dense variable.
@@ -44,22 +33,6 @@ OPTIMIZERS = {
 
 def decaying():
     return keras.schedules.ExponentialDecay(0.05, 2, 0.5)
-
-
-def batch(step):
-    order = np.random.default_rng(step).permutation(4)[: 4 if step % 3 else 2]
-    return KEYS[order], TARGETS[order]
-
-
-def build(sok):
-    """Placeholders, the loss, the layer and an ordinary weight."""
-    layer = sok.DistributedEmbedding("sum", None, 3, slot_num=2, max_nnz=1, name="fields")
-    keys = v1.placeholder(tf.int64, [None, 2])
-    targets = v1.placeholder(tf.float32, [None])
-    weight = v1.get_variable("weight", [6], initializer=v1.ones_initializer())
-    output = tf.linalg.matvec(tf.reshape(layer(keys, training=True), [-1, 6]), weight)
-    loss = tf.reduce_mean((output - targets) ** 2)
-    return keys, targets, loss, layer, weight
 
 
 def train(init, keys, targets, op, layer, weight, steps=STEPS):
