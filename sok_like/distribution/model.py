@@ -40,7 +40,7 @@ from sok_like.distribution.sharded_variable import (
     raise_for_saved_model,
     shard_of,
 )
-from sok_like.lookup import exporting
+from sok_like.lookup import exporting, replicas
 from sok_like.lookup.ids import num_samples
 from sok_like.planner.tables import ADDITIVE
 from sok_like.runtime.framework import hooks
@@ -81,7 +81,7 @@ def bind(model: Any, distribution: Any) -> None:
     }
     if comm.current().world_size > 1:
         for step in ("train_step", "test_step"):
-            replaced[step] = _comparing(getattr(model, step), distribution)
+            replaced[step] = _comparing(model, getattr(model, step), distribution)
         replaced["export"] = functools.partial(
             raise_for_saved_model, f"`model.export` {why}", received
         )
@@ -221,14 +221,16 @@ def _own_samples(value, line, name):
     return split_batch(value, line.world_size, line.rank)
 
 
-def _comparing(own_step, distribution):
+def _comparing(model, own_step, distribution):
     """Wraps `train_step` or `test_step`, so that labels and sample weights are compared, too."""
 
     @functools.wraps(own_step)
     def step(data, *args, **kwargs):
         values = data if isinstance(data, tuple) and len(data) <= 3 else (data,)
         named = list(itertools.zip_longest(("x", "y", "sample_weight"), values))
-        with attributes(_of_step, {"data": named}):
+        # A layer may have assigned what it took from this rank's samples.
+        compared = replicas.compare_at_times([], model, comm.current())
+        with attributes(_of_step, {"data": named}), tf.control_dependencies(compared):
             result = own_step(data, *args, **kwargs)
             if _of_step.data is not None:  # the step has called no model under a distribution
                 with _compared([], distribution):

@@ -112,8 +112,13 @@ def compare(model: Any, communicator: comm.Communicator) -> list[tf.Tensor]:
     # in a v1 graph it compares nothing. Returns tensors that later ops must wait for.
     model = running_keras.model() or model
     variables = _compared(model)
-    if variables is None:
-        return []
+    return [] if variables is None else compare_at_times(variables, model, communicator)
+
+
+def compare_at_times(
+    variables: list[Any], model: Any, communicator: comm.Communicator
+) -> list[tf.Tensor]:
+    """Counts a step; compares these variables and the untrained of a model, if it is time."""
     step = tf.identity(_counter((variables or [model])[0]).assign_add(1, read_value=True))
     is_power = tf.equal(tf.bitwise.bitwise_and(step, step - 1), 0)
     due = (step > 1) & (is_power | tf.equal(step, 3))
@@ -218,7 +223,7 @@ def untrained_in(model: Any) -> tuple[list[Any], list[str]]:
     untrained = {}
     for layer in _layers(model):
         for variable in [] if _is_apart(layer) else _made_untrained(layer):
-            if tf.as_dtype(variable.dtype).is_floating and _is_ordinary(variable):
+            if tf.as_dtype(variable.dtype).is_floating and _is_shared(variable):
                 untrained[id(variable)] = variable, layer.name
     path_of = {key: getattr(v, "path", v.name) for key, (v, _) in untrained.items()}
     names = [_UNTRAINED.format(path_of[key], name) for key, (_, name) in untrained.items()]
@@ -251,10 +256,13 @@ def _learns(layer):
 
 
 def _is_ordinary(source):
-    if not isinstance(getattr(source, "_value", source), tf.Variable) or is_local(source):
-        return False
-    # Variables of a distribution follow its own rules.
-    return getattr(source, "_sok_distribution", None) is None
+    # Trained variables of a distribution follow its own rules.
+    return _is_shared(source) and getattr(source, "_sok_distribution", None) is None
+
+
+def _is_shared(source):
+    is_variable = isinstance(getattr(source, "_value", source), tf.Variable)
+    return is_variable and not is_local(source)
 
 
 def _counter(owner):

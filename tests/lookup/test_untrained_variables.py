@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
+from tests.thread_ranks import raised
 
 pytestmark = pytest.mark.keras
 STEPS, BATCH, LAYERS = 4, 4, tf.keras.layers
@@ -112,6 +113,26 @@ def test_a_model_without_tables_raises_in_fit(on_threads):
             model.fit(numbers, targets, batch_size=BATCH, verbose=0)
 
     on_threads(2, check)
+
+
+def under_a_distribution(kind):
+    with sok.distribution.DataParallel().scope():
+        model = tf.keras.Sequential([kind(name="center"), LAYERS.Dense(1, name="head")])
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        numbers = np.random.default_rng(0).normal(size=[BATCH * STEPS, 3])
+        model.fit(numbers, np.ones([len(numbers), 1]), batch_size=BATCH, verbose=0)
+
+
+@pytest.mark.ranks
+def test_under_a_distribution(on_processes):
+    """A rank's layer sees its own samples of a batch; batch normalization sees all."""
+    on_processes(2, under_a_distribution, LAYERS.BatchNormalization)
+    for error, message in on_processes(2, told_under_a_distribution):
+        assert error == "InvalidArgumentError" and "of layer 'center'" in message
+
+
+def told_under_a_distribution():
+    return raised(lambda: under_a_distribution(Center))
 
 
 class Marked(Center):
