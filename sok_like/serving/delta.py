@@ -79,13 +79,21 @@ class Followed:
 
 
 class Delta(NamedTuple):
-    """What `export_delta` wrote."""
+    """What `export_delta` wrote.
 
-    version: str  # that servers have after it
-    num_rows: int  # of all tables
-    num_new: int  # keys that the served model did not have
-    num_erased: int  # keys that it no longer has
-    fullness: float  # keys of the fullest table by its room; at 1 a new key needs a full export
+    Attributes:
+        version: The version that servers have after it.
+        num_rows: Rows in it, of all tables.
+        num_new: Keys that the served model did not have.
+        num_erased: Keys that it no longer has.
+        fullness: Keys of the fullest table by its room; at 1 the next new key needs a full export.
+    """
+
+    version: str
+    num_rows: int
+    num_new: int
+    num_erased: int
+    fullness: float
 
 
 # By model; a second refreshable export replaces the first.

@@ -127,19 +127,19 @@ def under_a_distribution(kind):
 def test_under_a_distribution(on_processes):
     """A rank's layer sees its own samples of a batch; batch normalization sees all."""
     on_processes(2, under_a_distribution, LAYERS.BatchNormalization)
-    for error, message in on_processes(2, told_under_a_distribution):
+    for error, message in on_processes(2, error_under_a_distribution):
         assert error == "InvalidArgumentError" and "of layer 'center'" in message
 
 
-def told_under_a_distribution():
+def error_under_a_distribution():
     return raised(lambda: under_a_distribution(Center))
 
 
 class Marked(Center):
     def make(self, shape):
-        made = super().make(shape)
-        made.de_local = True
-        return made
+        mean = super().make(shape)
+        mean.de_local = True
+        return mean
 
 
 class Counting(LAYERS.Layer):

@@ -225,8 +225,8 @@ def test_an_average_of_weights_leaves_tables_alone(sok):
         model = model_of(sok, sok.OptimizerWrapper(tables, default=default))
         fit(model)
         ends.append(list(values(model).values()))
-    for expected, found in zip(*ends, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for without, with_averages in zip(*ends, strict=True):
+        np.testing.assert_allclose(with_averages, without, rtol=1e-6)
 
 
 def trained(sok):

@@ -86,7 +86,6 @@ import tensorflow as tf
 import sok_like as sok
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.running_keras import is_keras_3
-from sok_like.saving.containers import checkpoints
 from tests.checks import files
 
 sok.Init(global_batch_size=12, seed=7)
