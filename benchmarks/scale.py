@@ -3,7 +3,7 @@
     python -m benchmarks.scale [--keys 1M,10M,100M] [--threads N] [--plot FILE] [--json FILE]
 
 The core by itself, through `sok_like._core`. Bytes per key are those of the index and of everything
-else beside the rows. They are 20 to 38. The table shows their mean over the growth and their
+else beside the rows. They are 25 to 33. The table shows their mean over the growth and their
 maximum, and the longest batch as a multiple of the median one, by processor time, from a million
 keys on.
 """

@@ -76,6 +76,13 @@ struct ProbeHome {
   SOK_HD uint64_t operator()(uint64_t hash) const { return (hash * multiplier >> 1) >> shift; }
 };
 
+// The same for any number of places, of which it scales the product to: for 2^n the same place. For
+// others the bound above is twice as large.
+inline uint64_t ScaledHome(uint64_t hash, uint64_t multiplier, uint64_t num_places) {
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<uint64_t>(static_cast<Wide>(hash * multiplier) * num_places >> 64);
+}
+
 // Hash of a table's name, part of the seed of its initial rows (FNV-1a, then the mix above).
 inline uint64_t HashName(const char* name, size_t length) {
   uint64_t hash = 0xCBF29CE484222325ull;

@@ -117,6 +117,29 @@ void GrowsAtItsLoad() {
   CHECK_EQ(large.size() - 1, (1 << 14) * 5 * 9 / 16);
 }
 
+// A step adds as many keys to each shard. While their large arrays double, few do at a time.
+void ShardsGrowOneAfterTheOther() {
+  constexpr int64_t kFrom = 62000, kStep = 2000;
+  std::vector<Index> shards(64);
+  for (int s = 0; s < 64; ++s) shards[s].GrowAsShard(s);
+  std::vector<int64_t> before(64);
+  int64_t num_grown = 0;
+  for (uint64_t key = 0; key < 2 * kFrom; key += kStep) {
+    int64_t at_once = 0;
+    for (int s = 0; s < 64; ++s) {
+      for (uint64_t k = key; k < key + kStep; ++k) Insert(&shards[s], k, 0);
+      at_once += shards[s].num_buckets() != before[s];
+      before[s] = shards[s].num_buckets();
+    }
+    if (key < kFrom) continue;
+    num_grown += at_once;
+    CHECK(at_once <= 3);
+  }
+  CHECK_EQ(num_grown, 64);
+  CHECK_EQ(shards[0].num_buckets(), 1 << 16);
+  CHECK_EQ(shards[1].num_buckets(), 3 << 14);
+}
+
 // Keys that come and go at the load where it grows are no reason to rehash it each time.
 void ErasedSlotsUseTheRestOfTheLoad() {
   Index index;
@@ -203,5 +226,6 @@ int main() {
   sok::ErasedSlotsDoNotPileUp();
   sok::GrowsInDoublings();
   sok::GrowsAtItsLoad();
+  sok::ShardsGrowOneAfterTheOther();
   sok::ErasedSlotsUseTheRestOfTheLoad();
 }

@@ -71,21 +71,22 @@ void NoMoreIsKeptThanWasUsedAtATime() {
   CHECK_EQ(pool.kept_bytes(), static_cast<int64_t>(2 * kPage));
 }
 
-void SmallBlocksReadAsZero() {
+// Two blocks share a slab, of one huge page or of three.
+void SmallBlocksReadAsZero(size_t bytes) {
   BlockPool pool;
   std::vector<void*> blocks;
   for (int round = 0; round < 2; ++round) {
     for (int i = 0; i < 5; ++i) {
-      char* const block = static_cast<char*>(pool.Allocate(kPage / 2));
-      for (size_t b = 0; b < kPage / 2; ++b) CHECK_EQ(block[b], 0);
-      std::fill_n(block, kPage / 2, static_cast<char>(1));
+      char* const block = static_cast<char*>(pool.Allocate(bytes));
+      for (size_t b = 0; b < bytes; ++b) CHECK_EQ(block[b], 0);
+      std::fill_n(block, bytes, static_cast<char>(1));
       blocks.push_back(block);
     }
     CHECK_EQ(pool.kept_bytes(), 0);
-    CHECK_EQ(pool.idle_bytes(), static_cast<int64_t>(round * kPage / 2));
-    for (void* block : blocks) pool.Free(block, kPage / 2);
+    CHECK_EQ(pool.idle_bytes(), static_cast<int64_t>(round * bytes));
+    for (void* block : blocks) pool.Free(block, bytes);
     blocks.clear();
-    CHECK_EQ(pool.kept_bytes(), static_cast<int64_t>(3 * kPage));
+    CHECK_EQ(pool.kept_bytes(), static_cast<int64_t>(3 * 2 * bytes));
   }
 }
 
@@ -170,7 +171,8 @@ void RowsOfErasedKeysAreTakenAgain() {
 int main() {
   sok::BlocksAreTakenAgain();
   sok::NoMoreIsKeptThanWasUsedAtATime();
-  sok::SmallBlocksReadAsZero();
+  sok::SmallBlocksReadAsZero(sok::kPage / 2);
+  sok::SmallBlocksReadAsZero(3 * sok::kPage / 2);
   sok::LargeIndexArraysAreZeroed();
   sok::TablesAreRightInUsedMemory();
   sok::RowsOfErasedKeysAreTakenAgain();

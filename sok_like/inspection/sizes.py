@@ -3,7 +3,7 @@
 The sizes are those of `cpp/core/cpu/index.h` and `arena.h`:
 
     index   64 parts; part s doubles its buckets of 5 slots, 64 bytes, when 3/4 - s/512 full
-            (from 2**14 buckets on 3/4 - s/341)
+            (from 2**14 buckets on 3/4 - s/341); odd parts have 3 * 2**n buckets, even ones 2**n
     rows    embedding, slot rows, padding; in chunks of a power of two of rows, 2 to 4 MiB
     record  24 bytes per key, in a table with policies
     change  4 bytes per key and 8 per key touched since the last dump, in a table with deltas
@@ -226,7 +226,7 @@ def _index_bytes(keys):
         return 0
     empty, expected = math.exp(-mean) if mean < 700 else 0.0, 0.0
     for part in range(_PARTS):
-        below, buckets = empty, 1
+        below, buckets = empty, 1 + part % 2 * 2
         while below < 1 - 1e-9:
             # The share of parts with at most so many keys: Poisson, by its normal limit.
             below_384 = part + part // 2 if buckets >= _LARGE else part

@@ -396,4 +396,4 @@ def test_millions_of_keys(num_keys):
     assert table.size == num_keys
     sample = np.random.default_rng(0).integers(0, 2 * num_keys, 1_000_000)
     np.testing.assert_array_equal(table.find(sample * 1_000_003)[1], sample < num_keys)
-    assert table.stats()["bytes"] < num_keys * (16 + 32)
+    assert table.stats()["bytes"] < num_keys * (16 + 34)

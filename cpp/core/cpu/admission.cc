@@ -38,7 +38,7 @@ std::vector<WaitingKey> WaitingInstant::Take() {
 class ExactFilter final : public AdmissionFilter {
  public:
   ExactFilter() {
-    for (int s = 0; s < kNumShards; ++s) shards_[s].index.GrowAt(Index::LoadOfShard(s));
+    for (int s = 0; s < kNumShards; ++s) shards_[s].index.GrowAsShard(s);
   }
 
   void Prefetch(uint64_t hash) const override {

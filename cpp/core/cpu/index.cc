@@ -17,12 +17,12 @@ constexpr size_t kPoolFrom = size_t{128} << 10;
 const Bucket Index::kNoKeys = {};
 
 Index::Array::Array(int64_t num_buckets, const Array& like)
-    : mask(static_cast<uint64_t>(num_buckets) - 1),
-      home(ProbeHome::Of(mask + 1, like.home.multiplier)),
+    : num_buckets(static_cast<uint64_t>(num_buckets)),
+      multiplier(like.multiplier),
       pool(like.pool) {
   const size_t bytes = static_cast<size_t>(num_buckets) * sizeof(Bucket);
   bool is_zeroed = true;
-  if (pool != nullptr && bytes >= kPoolFrom && bytes < kHugePageBytes) {
+  if (pool != nullptr && bytes >= kPoolFrom && bytes % kHugePageBytes != 0) {
     buckets = static_cast<Bucket*>(pool->Allocate(bytes));
     pooled_bytes = bytes;
     return;
@@ -42,15 +42,14 @@ void Index::Array::Free() noexcept {
   memory.Free();
   pooled_bytes = 0;
   buckets = const_cast<Bucket*>(&kNoKeys);
-  mask = 0;
-  home = ProbeHome::Of(1, home.multiplier);
+  num_buckets = 1;
   erased = 0;
 }
 
 void Index::Array::Swap(Array& other) noexcept {
   std::swap(buckets, other.buckets);
-  std::swap(mask, other.mask);
-  std::swap(home, other.home);
+  std::swap(num_buckets, other.num_buckets);
+  std::swap(multiplier, other.multiplier);
   std::swap(erased, other.erased);
   std::swap(pool, other.pool);
   std::swap(pooled_bytes, other.pooled_bytes);
@@ -96,7 +95,7 @@ void Index::Swap(Index& other) noexcept {
 void Index::MakeRoom(int64_t num_keys) {
   if (HasRoom(num_keys)) return;
   const int64_t wanted = size_ + num_keys, before = num_buckets();
-  int64_t num_buckets = std::max<int64_t>(before, 1);
+  int64_t num_buckets = std::max(before, first_buckets_);
   // Rehashing at the same size pays only if it frees a good part of the slots, at 5/8 one in eight.
   // Otherwise a table where keys come and go would be rehashed again and again.
   const int64_t most = std::min<int64_t>(GrowthLoad(before), kLoadParts * 5 / 8);
@@ -125,7 +124,7 @@ void Index::MoveAhead(int64_t num_keys) noexcept {
 void Index::MoveTo(Array* to, int64_t end) noexcept {
   // Written before it is read, a page is brought at once; read, the system shows a page of zeros first.
   constexpr int64_t kPageBuckets = 4096 / sizeof(Bucket);
-  const int64_t times = (static_cast<int64_t>(to->mask) + 1) / std::max<int64_t>(1, num_buckets());
+  const int64_t times = static_cast<int64_t>(to->num_buckets) / std::max<int64_t>(1, num_buckets());
   for (int64_t b = times * moved_; b < times * end; b += kPageBuckets) {
     static_cast<volatile uint8_t&>(to->buckets[b].unused) = 0;
   }
@@ -192,9 +191,8 @@ void Index::AddProbeLengths(int64_t* total, int64_t* longest) const {
   for (int64_t b = 0; b < num_buckets(); ++b) {
     const Bucket& bucket = array_.buckets[b];
     for (uint32_t used = bucket.used; used != 0; used &= used - 1) {
-      const uint64_t home = array_.home(HashKey(bucket.keys[__builtin_ctz(used)]));
-      const int64_t length =
-          static_cast<int64_t>((static_cast<uint64_t>(b) - home) & array_.mask) + 1;
+      const int64_t home = array_.Home(HashKey(bucket.keys[__builtin_ctz(used)])) - array_.buckets;
+      const int64_t length = (b >= home ? b : b + num_buckets()) - home + 1;
       *total += length;
       *longest = std::max(*longest, length);
     }

@@ -1,8 +1,8 @@
 // Index: one shard's map from key to row number.
 //
-//     hash -> bucket, see ProbeHome -> next bucket -> ...      stops at a bucket with an empty slot
+//     hash -> bucket (ScaledHome) -> next bucket -> ...      stops at a bucket with an empty slot
 //
-// Open addressing over an array of buckets, a power of two of them. A key sits in the first free
+// Open addressing over an array of buckets, 2^n or 3 * 2^n of them. A key sits in the first free
 // slot that its probe met, so every bucket before it was full at the time. Erasing from a bucket
 // that has an empty slot leaves an empty slot; from any other, a slot marked erased, so that probes
 // for keys further on do not stop early.
@@ -13,10 +13,13 @@
 //
 // The shards of a table have as many keys each. They grow at different loads, else all would grow
 // within a few batches, which would take many times as long as the others. The range is wider where
-// the arrays are large: then nearly every batch has its share.
+// the arrays are large, and every other shard has arrays of 3 * 2^n buckets: then nearly every batch
+// has its share.
 //
 //     load    5/8 |---- shard 63 ---- ... ---- shard 1 ---- shard 0 | 3/4     small arrays
 //            9/16 |-------- shard 63 ------ ... ------- shard 0 ----| 3/4     from 1 MiB on
+//
+//     keys of a shard   2^n |= even shards =|  |====== odd shards ======| 2^(n+1)     from 1 MiB on
 //
 // To double a large array takes many times as long as a batch: the system clears the new memory, and
 // all keys move. So before that, the last sixteenth of the keys that it holds brings the next array piece
@@ -82,11 +85,11 @@ class Index {
   static constexpr uint32_t kMissing = 0xFFFFFFFFu;
 
   Index() : Index(ProcessMultiplier()) {}
-  explicit Index(uint64_t multiplier) { array_.home.multiplier = multiplier; }
+  explicit Index(uint64_t multiplier) { array_.multiplier = multiplier; }
 
   int64_t size() const { return size_; }
   int64_t num_buckets() const {
-    return array_.buckets == &kNoKeys ? 0 : static_cast<int64_t>(array_.mask) + 1;
+    return array_.buckets == &kNoKeys ? 0 : static_cast<int64_t>(array_.num_buckets);
   }
   int64_t capacity() const { return limit_; }  // keys that fit before it grows
   int64_t bytes() const {
@@ -99,13 +102,16 @@ class Index {
   // Takes larger arrays from a pool shared with other shards. Before the first key.
   void UsePool(BlockPool* pool) { array_.pool = pool; }
 
-  // Grows at a load of `parts` / kLoadParts from now on, at least 5/8 and at most 3/4; a large array
-  // at a lower one (GrowthLoad). What MakeRoom was asked for in advance fits without.
+  // Grows at a load of `parts` / kLoadParts, at least 5/8 and at most 3/4; a large array at a lower
+  // one (GrowthLoad). What MakeRoom was asked for in advance fits without. Before the first key.
   static constexpr int kLoadParts = 512;
-  void GrowAt(int parts) { grow_at_ = parts; }
-  // For the drawing above.
-  static constexpr int LoadOfShard(int shard) {
-    return kLoadParts * 3 / 4 - shard * kLoadParts / 8 / kNumShards;
+  void GrowAt(int parts, int64_t first_buckets = 1) {
+    grow_at_ = parts;
+    first_buckets_ = first_buckets;
+  }
+  // As in the drawing above.
+  void GrowAsShard(int shard) {
+    GrowAt(kLoadParts * 3 / 4 - shard * kLoadParts / 8 / kNumShards, shard % 2 == 0 ? 1 : 3);
   }
 
   // Where the probe of a key begins. Never null: an empty index shows one bucket without keys.
@@ -181,16 +187,21 @@ class Index {
     void Free() noexcept;
     void Swap(Array& other) noexcept;
 
-    Bucket* Home(uint64_t hash) const { return buckets + home(hash); }
-    Bucket* Next(const Bucket* bucket) const { return buckets + ((bucket - buckets + 1) & mask); }
+    Bucket* Home(uint64_t hash) const {
+      return buckets + ScaledHome(hash, multiplier, num_buckets);
+    }
+    Bucket* Next(const Bucket* bucket) const {
+      const uint64_t next = static_cast<uint64_t>(bucket - buckets) + 1;
+      return buckets + (next == num_buckets ? 0 : next);
+    }
     // The key must not be there.
     void Add(uint64_t hash, uint64_t key, uint32_t row) noexcept;
     // Its row number, or kMissing. Sets *position to that of its bucket.
     uint32_t Remove(uint64_t hash, uint64_t key, int64_t* position) noexcept;
 
     Bucket* buckets = const_cast<Bucket*>(&kNoKeys);  // never written while it is this one
-    uint64_t mask = 0;
-    ProbeHome home;
+    uint64_t num_buckets = 1;
+    uint64_t multiplier = 1;
     int64_t erased = 0;  // slots
     BlockPool* pool = nullptr;
     size_t pooled_bytes = 0;  // of a small block
@@ -213,6 +224,7 @@ class Index {
   int64_t limit_ = 0;         // of keys and erased slots
   bool is_reserved_ = false;  // the limit is what MakeRoom was asked for: no more may follow
   int grow_at_ = kLoadParts * 3 / 4;
+  int64_t first_buckets_ = 1;
 };
 
 }  // namespace sok

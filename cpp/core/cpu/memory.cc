@@ -191,7 +191,8 @@ size_t BlockPool::Offset(const Memory& memory, const void* block) {
 }
 
 void* BlockPool::Allocate(size_t bytes) {
-  const uint32_t all = static_cast<uint32_t>((uint64_t{1} << (kHugePageBytes / bytes)) - 1);
+  const size_t slab_bytes = bytes % 3 == 0 ? 3 * kHugePageBytes : kHugePageBytes;
+  const uint32_t all = static_cast<uint32_t>((uint64_t{1} << (slab_bytes / bytes)) - 1);
   std::unique_lock<LeafMutex> lock(mutex_);
   Slab* slab = nullptr;
   for (const auto& candidate : slabs_) {
@@ -202,7 +203,7 @@ void* BlockPool::Allocate(size_t bytes) {
     auto fresh = std::make_unique<Slab>();
     slab = fresh.get();
     bool is_zeroed;
-    slab->memory = TakeLocked(kHugePageBytes, &is_zeroed);
+    slab->memory = TakeLocked(slab_bytes, &is_zeroed);
     slab->block_bytes = bytes;
     slab->touched = is_zeroed ? 0 : all;
     slabs_.push_back(std::move(fresh));
@@ -233,7 +234,7 @@ void BlockPool::Free(void* block, size_t bytes) noexcept {
   {
     const std::lock_guard<LeafMutex> lock(mutex_);
     const auto slab = std::find_if(slabs_.begin(), slabs_.end(), [block](const auto& candidate) {
-      return Offset(candidate->memory, block) < kHugePageBytes;
+      return Offset(candidate->memory, block) < candidate->memory.bytes();
     });
     (*slab)->used &= ~(1u << (Offset((*slab)->memory, block) / bytes));
     if ((*slab)->used > 0) return;

@@ -58,10 +58,10 @@ class Memory {
   bool mapped_ = false;
 };
 
-// The huge pages of one table, in blocks of whole pages or in small blocks that share one.
+// The huge pages of one table, in blocks of whole pages or in small blocks that share one or three.
 //
 // An index shard is too small for huge pages. But keys spread evenly, so the shards of a table are
-// of one size and double at about the same time: together they fill a page.
+// of two sizes: together they fill pages.
 //
 // What a table frees it takes again: the arrays that its index outgrows become rows, and after Clear
 // or a restore the new content takes the old one's memory. The system would clear each page anew,
@@ -73,7 +73,7 @@ class BlockPool {
   // At least `bytes`, aligned to kHugePageBytes; sets *is_zeroed. Throws std::bad_alloc.
   Memory Take(size_t bytes, bool* is_zeroed);
   void Give(Memory block, bool keeps = true) noexcept;
-  // Less than kHugePageBytes, a power of two.
+  // 2^n or 3 * 2^n, not a multiple of kHugePageBytes, at least a 32nd of it.
   void* Allocate(size_t bytes);  // zeroed; throws std::bad_alloc
   void Free(void* block, size_t bytes) noexcept;
   int64_t idle_bytes() const;  // of freed small blocks in pages that are still in use

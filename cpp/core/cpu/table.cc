@@ -44,7 +44,7 @@ CpuTable::Impl::Impl(const TableOptions& table_options, std::shared_ptr<BlockPoo
       arena(new Arena(format.embedding_floats(), options.storage, options.name, pool.get())) {
   for (int s = 0; s < kNumShards; ++s) {
     shards[s].UsePool(pool.get());
-    shards[s].GrowAt(Index::LoadOfShard(s));
+    shards[s].GrowAsShard(s);
   }
   if (!options.use_hashtable) {
     present = Memory(static_cast<size_t>((options.max_capacity + 63) / 64) * 8, false);
