@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import itertools
 import json
 
 import numpy as np
@@ -12,8 +13,7 @@ from sok_like.saving.format import manifest as manifest_file
 
 def signed(manifest):
     """The text of a manifest with a right SHA-256."""
-    if manifest["version"] > 1:
-        manifest["sha256"] = manifest_file._checksum(manifest)
+    manifest["sha256"] = manifest_file._checksum(manifest)
     return json.dumps(manifest, indent=1) + "\n"
 
 
@@ -104,7 +104,7 @@ def resigned(files, path, data):
         "bytes": len(data),
     }
     lists = [manifest["shards"], *(delta["shards"] for delta in manifest.get("deltas") or ())]
-    for entry in (entry for entries in lists for entry in entries if manifest["version"] > 1):
+    for entry in itertools.chain.from_iterable(lists):
         if entry["file"] == path.name:
             entry.update({field: sums[field] for field in sums.keys() & entry.keys()})
     return {path: data, named: signed(manifest).encode()}
@@ -115,8 +115,7 @@ def in_manifest(files, draw):
     manifest = json.loads(path.read_text())
     lists = [manifest["shards"], *(delta["shards"] for delta in manifest.get("deltas") or ())]
     shards = draw.choice(lists)
-    kinds = ["many", "dim"] + ["keys", "bytes"] * (manifest["version"] > 1)
-    kind = draw.choice(kinds + ["step"] * ("step" in manifest))
+    kind = draw.choice(["many", "dim", "keys", "bytes"] + ["step"] * ("step" in manifest))
     if kind == "many":
         shards += [shards[0]] * 200
     elif kind == "dim":

@@ -13,9 +13,9 @@ so a reader sees the old dump or the new one, never a mixture. Then leftovers of
 dumps are removed: the shards of the previous dump, shards that never had a manifest, and files that
 a killed process was writing.
 
-The manifest contains a SHA-256 of itself. Versions 1 to 3 of the format, of package version 0.1,
-can be read: 1 has no checksums, 2 is a dump that no delta can follow (version 4: `deltas` is null),
-and both 2 and 3 have the SHA-256 of each file in the place of the checksum of `checksums.py`.
+The manifest contains a SHA-256 of itself. Versions 2 and 3 of the format, of package version 0.1,
+can be read: 2 is a dump that no delta can follow (version 4: `deltas` is null), and both have the
+SHA-256 of each file in the place of the checksum of `checksums.py`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,8 @@ from sok_like.saving.format.shard_file import ShardFile
 FORMAT = "sok_like table"
 VERSION = 4
 
-_FIELDS = {
-    1: {"format", "version", "table", "dim", "key_dtype", "shards"},
-    2: {"format", "version", "table", "dim", "key_dtype", "dump", "shards", "sha256"},
-}
-_FIELDS[3] = _FIELDS[4] = _FIELDS[2] | {"step", "deltas"}
+_FIELDS = {"format", "version", "table", "dim", "key_dtype", "dump", "shards", "sha256"}
+_FIELDS_OF_CHAINS = {"step", "deltas"}  # from version 3 on
 _DELTA_FIELDS = {"dump": str, "since": str, "step": int, "shards": list}
 _OLD_SHARD_FIELDS = {"file": str, "bytes": int, "sha256": str, "keys": int}
 _SHARD_FIELDS = {"file": str, "bytes": int, "checksum": str, "keys": int}
@@ -67,9 +64,9 @@ class Dump:
     """The content of a manifest."""
 
     files: list[str]
-    entries: list[dict[str, Any] | None]  # one per file; None in version 1
+    entries: list[dict[str, Any]]  # one per file
     identity: str  # differs between dumps
-    name: str = ""  # "" in version 1
+    name: str
     step: int = -1  # of the optimizer; -1: unknown
     may_grow: bool = False  # whether deltas may follow
     dim: int = 0  # of the base
@@ -176,7 +173,7 @@ def read_manifest(folder: str, table: str, dim: int | None) -> Dump:
             f"Table '{table}' has rows of {dim} floats. Received: a dump with rows of "
             f"{manifest['dim']!r:.80} in {path}"
         )
-    identity = manifest.get("sha256") or _checksum(manifest)
+    identity = manifest["sha256"]
     dump = _dump_of(folder, table, manifest, identity)
     dump.dim = manifest["dim"]
     dump.may_grow = manifest.get("deltas") is not None
@@ -216,9 +213,7 @@ def read_all(folder: str) -> dict[str, Dump]:
 
 def _dump_of(folder, table, fields, identity):
     """The files that a manifest, or one of its deltas, lists."""
-    listed = fields["shards"]
-    names = [shard["file"] if isinstance(shard, dict) else shard for shard in listed]
-    entries = [shard if isinstance(shard, dict) else None for shard in listed]
+    names = [entry["file"] for entry in fields["shards"]]
     path = _path_of(folder, table)
     pattern = re.escape(file_stem(table)) + r"\.(\w+)\.0-of-(\d{1,9})\.npz"
     first = re.fullmatch(pattern, names[0] if names else "")
@@ -231,7 +226,7 @@ def _dump_of(folder, table, fields, identity):
     for file in files:
         if not durable.exists(file):
             raise FileNotFoundError(f"The dump {path} needs {file}, which is missing")
-    return Dump(files, entries, identity, fields.get("dump", ""), fields.get("step", -1))
+    return Dump(files, fields["shards"], identity, fields["dump"], fields.get("step", -1))
 
 
 def has_shards(folder: str, table: str) -> bool:
@@ -260,9 +255,9 @@ def _load(folder, name, name_length=_MAX_NAME):
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ValueError(f"{path} must be the manifest of a '{FORMAT}' dump")
     version = manifest.get("version")
-    if type(version) is not int or not 1 <= version <= VERSION:
-        received = f"version {version!r:.80}; it needs a later sok_like"
-        raise durable.wrong(path, f"be of version {VERSION} or earlier", received)
+    if type(version) is not int or not 2 <= version <= VERSION:
+        received = f"version {version!r:.80}; it needs another sok_like"
+        raise durable.wrong(path, f"be of version 2 to {VERSION}", received)
     problem = _problem(manifest, version)
     if problem:
         raise durable.wrong(path, "be a whole manifest", problem)
@@ -271,9 +266,9 @@ def _load(folder, name, name_length=_MAX_NAME):
 
 def _problem(manifest, version):
     """What is wrong with the fields; '' if nothing."""
-    if manifest.keys() != _FIELDS[version]:
+    if manifest.keys() != _FIELDS | (_FIELDS_OF_CHAINS if version > 2 else set()):
         return f"the fields {sorted(manifest)!r:.200}"
-    if version > 1 and manifest["sha256"] != _checksum(manifest):
+    if manifest["sha256"] != _checksum(manifest):
         return "fields whose SHA-256 differs from the one recorded"
     deltas, step = manifest.get("deltas", []), manifest.get("step", -1)
     if version > 3 and deltas is None:
@@ -286,12 +281,10 @@ def _problem(manifest, version):
     for shards in (manifest["shards"], *(delta["shards"] for delta in deltas)):
         if not isinstance(shards, list):
             return f"shards={shards!r:.80}"
+        # A chain that version 0.1 has begun may go on in version 4.
+        legal = [_OLD_SHARD_FIELDS, _SHARD_FIELDS][: 2 if version > 3 else 1]
         for shard in shards:
-            if version == 1 and not isinstance(shard, str):
-                return f"a shard {shard!r:.80}"
-            # A chain that version 0.1 has begun may go on in version 4.
-            legal = [_OLD_SHARD_FIELDS, _SHARD_FIELDS][: 2 if version > 3 else 1]
-            if version > 1 and not any(_has_fields(shard, fields) for fields in legal):
+            if not any(_has_fields(shard, fields) for fields in legal):
                 return f"a shard {shard!r:.200}"
     return ""
 

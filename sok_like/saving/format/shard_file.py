@@ -14,10 +14,9 @@ NaN in a slot row means that the key was inserted while no optimizer was attache
 the optimizer's initial value.
 
 A reader trusts nothing. Sizes are checked before memory is allocated for them. The manifest's
-checksum covers every byte (`checksums.py`); dumps of version 1 have none, there CRC-32 covers each
-array and its header. A right checksum proves that the file is as it was written, not that it was
-written rightly. So what no table can have is refused, too: a key twice, a key of another rank,
-negative counts and steps.
+checksum covers every byte (`checksums.py`). A right checksum proves that the file is as it was
+written, not that it was written rightly. So what no table can have is refused, too: a key twice, a
+key of another rank, negative counts and steps.
 """
 
 import dataclasses
@@ -133,28 +132,28 @@ class ShardSource:
 
 
 class ShardFile(ShardSource):
-    """A shard of right checksums, which `owner` (rank, ranks) wrote; version 1 has no `entry`."""
+    """A shard of right checksums, which `owner` (rank, ranks) wrote."""
 
     def __init__(
         self,
         path: str | os.PathLike,
         dim: int,
-        entry: dict[str, Any] | None = None,
+        entry: dict[str, Any],
         progress: Progress | None = None,
-        owner: tuple[int, int] | None = None,
+        owner: tuple[int, int] = (0, 1),
     ):
         self._owner = owner
         # Opened for each read: a job may have more files than one process may hold open.
         self.path = self.name = os.fspath(path)
         try:
             self._size = durable.size(path)
-            if entry is not None and self._size != entry["bytes"]:
+            if self._size != entry["bytes"]:
                 raise ValueError(f"{self._size} bytes where the manifest says {entry['bytes']}")
-            if entry is not None and checksums.of_entry(self.path, entry, progress) != entry:
+            if checksums.of_entry(self.path, entry, progress) != entry:
                 raise ValueError("a checksum that differs from the manifest's")
-            self._arrays = self._found(entry is not None)
+            self._arrays = self._found()
             self._check_shapes(dim)
-            if entry is not None and self.num_keys != entry["keys"]:
+            if self.num_keys != entry["keys"]:
                 raise ValueError(f"{self.num_keys} keys where the manifest says {entry['keys']}")
             self._check_values()
         except MemoryError as error:
@@ -185,7 +184,7 @@ class ShardFile(ShardSource):
         before = min(begin, 1)  # the key before them, which must be smaller
         keys = self.read("keys", begin - before, end)
         # Two files cannot hold the same key if each holds keys of its rank alone.
-        rank, world_size = self._owner or (0, 1)
+        rank, world_size = self._owner
         if (owners(keys, world_size) != rank).any():
             required = f"hold keys of rank {rank} of {world_size}"
             raise durable.wrong(self.path, required, "keys of another rank")
@@ -215,7 +214,7 @@ class ShardFile(ShardSource):
             durable.read_into(self.path, at, elements.reshape(-1).view(np.uint8))
         return elements
 
-    def _found(self, is_checked):
+    def _found(self):
         arrays: dict[str, _Stored] = {}
         with durable.open_to_read(self.path) as file, zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
@@ -223,7 +222,7 @@ class ShardFile(ShardSource):
                 if name not in _MEMBERS or name in arrays or not info.filename.endswith(".npy"):
                     raise ValueError(f"an unknown or duplicate array {info.filename!r:.80}")
                 try:
-                    arrays[name] = self._array(archive, info, is_checked, *_MEMBERS[name])
+                    arrays[name] = self._array(archive, info, *_MEMBERS[name])
                 except MemoryError:
                     raise
                 except Exception as error:
@@ -237,14 +236,12 @@ class ShardFile(ShardSource):
             raise ValueError(f"no arrays {sorted(missing)}")
         return arrays
 
-    def _array(self, archive, info, is_checked, kind, num_axes):
-        """Finds a member's elements. Reads them only if the file's checksum was not compared."""
+    def _array(self, archive, info, kind, num_axes):
+        """Finds a member's elements, and does not read them."""
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
             raise ValueError("a compressed array; dumps are not compressed")
         with archive.open(info) as member:  # which compares its name with the directory's
             header = _HEADER.match(member.read(_HEADER_BYTES))
-            while not is_checked and member.read(CHUNK_BYTES):
-                pass  # at its end the CRC-32 is compared
         lengths = durable.read(self.path, info.header_offset + 26, 4)  # of its name, of the rest
         start = info.header_offset + 30 + int(np.frombuffer(lengths, "<u2").sum())
         if info.file_size > self._size - start:

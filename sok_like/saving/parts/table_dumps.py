@@ -63,7 +63,7 @@ class TableDump(HashTablePart):
     def __init__(self, table: Any, filepath: str | os.PathLike, rows_only: bool = False):
         super().__init__(table)
         self._filepath, self._rows_only, self._id = filepath, rows_only, ""
-        self.num_keys = 0  # of this rank, once it has written them
+        self.entry: dict[str, Any] = {}  # of this rank's file, once it is written
 
     def begin(self) -> Any:
         # The id is drawn in each run: the op of a graph writes another dump each time.
@@ -92,8 +92,8 @@ class TableDump(HashTablePart):
     def _write_shard(self, shard):
         if self._rows_only:
             shard.optimizer_step = 0
-        self.num_keys = len(shard.keys)
-        return super()._write_shard(shard)
+        self.entry = super()._write_shard(shard)
+        return self.entry
 
     def done(self) -> None:
         with contextlib.suppress(RuntimeError):  # two jobs at once; the next dump of one raises
@@ -230,10 +230,10 @@ class Sok1Files(JoinedFiles):
 
     def files(self) -> list[JoinedFile]:
         dim, key_dtype = self._dump.table.dim, self._dump.table.key_dtype.as_numpy_dtype
-        path = durable.join(self.folder, self._dump.file(comm.current().rank))
-        shard, start = ShardFile(path, dim), stem(self.name)
+        entry, start = self._dump.entry, stem(self.name)
+        shard = ShardFile(durable.join(self.folder, entry["file"]), dim, entry)
         keys = (part.astype(key_dtype) for part in shard.parts("keys"))
-        head = self.name, b"", self._dump.num_keys
+        head = self.name, b"", entry["keys"]
         return [
             JoinedFile(start + KEYS, *head, np.dtype(key_dtype).itemsize, keys),
             JoinedFile(start + VALUES, *head, 4 * dim, shard.parts("rows")),
