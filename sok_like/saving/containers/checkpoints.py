@@ -41,7 +41,7 @@ from sok_like.saving.parts.checkpointable import (
     StagedContent,
     is_of_all_ranks,
 )
-from sok_like.saving.parts.dense_tables import DenseTablesPart, RankVariables, StoredTables
+from sok_like.saving.parts.dense_tables import StoredTables
 from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table import snapshots
 from sok_like.table.slices import TableSlice
@@ -49,7 +49,8 @@ from sok_like.table.variable import is_embedding_variable, unwrap
 
 _CALL = "a save of tf.train.Checkpoint"
 _READ = "a restore of tf.train.Checkpoint"
-# Names of the tensors that say where variables of single ranks, and dense tables, are.
+# Names of the tensors that say where variables of single ranks, and dense tables, are: those of
+# their parts.
 _OWN, _DENSE = "sok_like/ranks", "sok_like/dense"
 # .begun: the _Begun that is begun or finished at the moment; .together: whether ranks share what is
 # saved, though nothing of it may differ on them; .alone: whether one writes a SavedModel of it;
@@ -208,10 +209,10 @@ def _others(saver, kinds):
                 yield tensor.checkpoint_key, spec.tensor if value is None else value
 
     if kinds.own:
-        yield RankVariables(values)
+        yield dense_tables.rank_variables(values)
     if kinds.holders:
         ids = agreed(lambda: [holder.id for holder in kinds.holders], comm.current(), _CALL)[0]
-        yield DenseTablesPart("dense", kinds.holders, ids)
+        yield dense_tables.dense_tables("dense", kinds.holders, ids)
 
 
 class _Begun:
@@ -279,19 +280,18 @@ def begin(
 
 def _refer(saver, kinds, part, reference):
     """Puts the name of a part's folder into the checkpoint."""
-    note = {"folder": reference, "world_size": comm.current().world_size, "listed": True}
-    if isinstance(part, RankVariables):
-        _put(saver, _OWN, json.dumps(note))
-    elif isinstance(part, DenseTablesPart):
-        parts = [part for holder in kinds.holders for part in dense_tables.parts_of(holder)]
-        note["slots"] = any("." in part.key for part in parts)
-        _put(saver, _DENSE, json.dumps(note))
-    else:
+    if isinstance(part, HashTablePart):
         names = snapshots.referring(part.table, reference)["slot_names"]
         for tensor in _tensors_of(saver):
             name = trackable_utils.extract_local_name(tensor.checkpoint_key)
             if unwrap(_object_of(tensor)) is part.table and name == "slot_names":
                 _put(saver, tensor.checkpoint_key, names)
+        return
+    note = {"folder": reference, "world_size": comm.current().world_size, "listed": True}
+    if part.name == "dense":
+        parts = [part for holder in kinds.holders for part in dense_tables.parts_of(holder)]
+        note["slots"] = any("." in part.key for part in parts)
+    _put(saver, f"sok_like/{part.name}", json.dumps(note))
 
 
 def _put_inside(saver, holders):
@@ -390,15 +390,16 @@ def _prepared(path, of_objects, own):
         else:  # no variable, such as a lookup table
             yield StagedContent(functools.partial(restore, tensors), may_fail=True)
     if holders:
-        read, file = _dense(path), f"Checkpoint {path!r}"
+        of_holders, file = _dense(path), f"Checkpoint {path!r}"
         for read_as, holder in holders.items():
             parts = dense_tables.parts_of(holder)
-            keys, problem = dense_tables.match(holder, read.tables(read_as), file)
+            stored = of_holders.get(read_as, dense_tables.NO_TABLES)
+            keys, problem = dense_tables.match(holder, stored.tables(), file)
             vars(_now).get("problems", []).append(problem)
-            stored = read.renumbered(read_as, keys)
-            stored.check_tables(holder, read_as, parts)
-            stored.check_slots(holder, read_as, parts)
-            yield stored.prepare(read_as, parts)
+            stored = stored.renumbered(keys)
+            stored.check_tables(holder, parts)
+            stored.check_slots(holder, parts)
+            yield stored.prepare(parts)
 
 
 def _note(path, key):
@@ -422,15 +423,16 @@ def _own_values(path):
 
 
 def _dense(path):
-    """The dense tables of a checkpoint."""
+    """The dense tables of a checkpoint, by their holder's id."""
     note = _note(path, _DENSE) or {}
     if note.get("folder") is not None:
         folder = transaction.folder_read(note["folder"])
-        return StoredTables.of_folder(folder, note["world_size"], note.get("listed", False))
+        return dense_tables.read_folder(folder, note["world_size"], note.get("listed", False))
     reader, slices = tf.train.load_checkpoint(path), {}
     for name, shape in reader.get_variable_to_shape_map().items():
         if name.startswith(f"{_DENSE}/"):
             holder, key = name.removeprefix(f"{_DENSE}/").split("/")
             read = functools.partial(reader.get_tensor, name)
-            slices[holder, key] = shape, TableSlice((0, 0), tuple(shape)), read
-    return StoredTables.of_slices(slices)
+            place = TableSlice((0, 0), tuple(shape))
+            slices.setdefault(holder, {})[key] = shape, place, read
+    return {holder: StoredTables.of_slices(whole) for holder, whole in slices.items()}

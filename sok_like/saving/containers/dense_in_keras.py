@@ -74,15 +74,16 @@ def load(holder: Holder, store: Any) -> Any:
     if _RANKS in store:
         ranks, *listed = np.asarray(store[_RANKS]).tolist()
         folder = keras_layers.folder_of(store)
-        stored = StoredTables.of_folder(folder, ranks, listed == [_LISTED])
-        stored = stored.renumbered(ID, _matched(holder, stored.tables(ID)))
+        stored = dense_tables.read_folder(folder, ranks, listed == [_LISTED])
+        stored = stored.get(ID, dense_tables.NO_TABLES)
+        stored = stored.renumbered(_matched(holder, stored.tables()))
     else:
         checksums.check_arrays(store, f"the tables of layer '{holder.name}'", required=bool(names))
         keys = [key for key in store.keys() if re.fullmatch(r"\d+|=[^.]+", key)]
         stored = StoredTables.of_slices(_slices_in(store, parts, _matched(holder, keys)))
-    stored.check_tables(holder, ID, parts)
+    stored.check_tables(holder, parts)
     if getattr(_state, "loaded", None) is None:
-        transaction.prepare(stored.prepare(ID, parts))
+        transaction.prepare(stored.prepare(parts))
     else:
         _state.loaded.append((holder, stored))
     return rest
@@ -105,7 +106,7 @@ def _slices_in(store, parts, keys):
         whole, table = np.asarray(store[key]), keys[table]
         place = places.get(table, nothing)
         read = functools.partial(np.asarray, np.array(whole[place.slices]))
-        slices[ID, f"{table}{dot}{slot}"] = whole.shape, place, read
+        slices[f"{table}{dot}{slot}"] = whole.shape, place, read
     return slices
 
 
@@ -119,14 +120,14 @@ def loading(model: Any, discarded: Callable[[], bool]) -> Iterator[None]:
         return
     with optimizer_variables.of_root(optimizers_of(model)):
         for holder, stored in loaded:
-            transaction.prepare(stored.prepare(ID, _parts_in(holder, stored)))
+            transaction.prepare(stored.prepare(_parts_in(holder, stored)))
 
 
 def _parts_in(holder, stored):
     """The parts of a holder that are read; not slot variables of another optimizer."""
     parts = dense_tables.parts_of(holder)
     expected = {part.key.partition(".")[2] for part in parts if "." in part.key}
-    received = stored.slot_names(ID)
+    received = stored.slot_names()
     if expected and received and expected != received:  # Keras, too, keeps the state then
         warnings.warn(
             f"The optimizer's state of layer '{holder.name}' is not loaded: the optimizer "
@@ -134,5 +135,5 @@ def _parts_in(holder, stored):
             stacklevel=2,
         )
         return [part for part in parts if "." not in part.key]
-    stored.check_slots(holder, ID, parts)
+    stored.check_slots(holder, parts)
     return parts

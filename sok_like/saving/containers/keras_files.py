@@ -24,14 +24,13 @@ from sok_like.runtime.ranks.agreement import agreed
 from sok_like.saving import transaction
 from sok_like.saving.containers import dense_in_keras, keras_layers
 from sok_like.saving.format import durable, folders
-from sok_like.saving.parts import optimizer_variables
+from sok_like.saving.parts import dense_tables, optimizer_variables
 from sok_like.saving.parts.checkpointable import (
     CheckpointPart,
     RankLocalVariables,
     StagedContent,
     is_of_all_ranks,
 )
-from sok_like.saving.parts.dense_tables import DenseTablesPart
 from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table.variable import is_embedding_variable
 
@@ -112,8 +111,8 @@ def save_together(
         return
     kinds = kinds or RankLocalVariables(())
     parts: list[CheckpointPart] = [HashTablePart(table) for table in kinds.tables]
-    ids = [dense_in_keras.ID]
-    parts += [DenseTablesPart(holder.table_name, [holder], ids) for holder in kinds.holders]
+    for holder in kinds.holders:
+        parts.append(dense_tables.dense_tables(holder.table_name, [holder], [dense_in_keras.ID]))
 
     def common(references):
         if path is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -42,24 +42,9 @@ class DenseSlice(NamedTuple):
         return self.held.place.by_rows(max(1, BLOCK_BYTES // (4 * self.shape[1])))
 
 
-class Holder(Protocol):
-    """An object that holds dense tables; `tf.train.Checkpoint` sees it as a Trackable."""
-
-    name: str  # for errors
-    table_name: str  # names a folder beside a file
-    id: str  # in files; unique within a process
-
-    def dense_parts(self, optimizers: Sequence[Any]) -> list[DenseSlice]:
-        """The parts of this rank, with their slot variables in these optimizers."""
-
-    def shapes(self) -> dict[str, tuple[int, int]]:
-        """Shapes of the whole tables by key, including those of which this rank has no part."""
-
-    def own_variables(self) -> list[Any]:
-        """This rank's variables."""
-
-    def variables_in(self, optimizer: Any) -> list[Any]:
-        """The holder's variables that an optimizer knows, and their slot variables."""
+# An object that holds dense tables, and that `tf.train.Checkpoint` sees as a Trackable: a
+# `DenseTables` of `sok_like/dist_model_parallel/dense_tables.py`.
+Holder = Any
 
 
 def parts_of(holder: Holder) -> list[DenseSlice]:
@@ -76,12 +61,11 @@ def wholes_of(holder: Holder) -> Iterator[tuple[str, Any]]:
         yield part.key, value
 
 
-class _ArraysPart(CheckpointPart):
-    """A part whose arrays each rank writes into a file of arrays."""
+class ArraysPart(CheckpointPart):
+    """Arrays that each rank writes into a file of its own: `arrays` yields them with names."""
 
-    def _arrays(self) -> Iterator[tuple[str, array_files.Unread]]:
-        """This rank's arrays, by name."""
-        raise NotImplementedError
+    def __init__(self, name: str, arrays: Callable[[], Iterable[tuple[str, array_files.Unread]]]):
+        self.name, self._arrays = name, arrays
 
     def write(self) -> dict[str, Any]:
         here = comm.current()
@@ -91,19 +75,16 @@ class _ArraysPart(CheckpointPart):
         array_files.finish(self.folder, entries)
 
 
-class RankVariables(_ArraysPart):
+def rank_variables(values: Callable[[], Iterable[tuple[str, Any]]]) -> ArraysPart:
     """Variables of which each rank has its own values: `values` yields their keys and values."""
 
-    name = "ranks"
-
-    def __init__(self, values: Callable[[], Iterable[tuple[str, Any]]]):
-        self._values = values
-
-    def _arrays(self):
-        for key, tensor in self._values():
+    def arrays():
+        for key, tensor in values():
             value = tf.convert_to_tensor(tensor)
             dtype = value.dtype.as_numpy_dtype
             yield key, array_files.Unread(tuple(value.shape), dtype, value.numpy)
+
+    return ArraysPart("ranks", arrays)
 
 
 def read_rank_variables(folder: str, world_size: int, listed: bool) -> dict[str, np.ndarray]:
@@ -114,14 +95,11 @@ def read_rank_variables(folder: str, world_size: int, listed: bool) -> dict[str,
         return {key: archive[key] for key in archive.files}
 
 
-class DenseTablesPart(_ArraysPart):
+def dense_tables(name: str, holders: Sequence[Holder], ids: Sequence[str]) -> ArraysPart:
     """Dense tables of holders, which all ranks list alike; `ids` are those in files."""
 
-    def __init__(self, name: str, holders: Sequence[Holder], ids: Sequence[str]):
-        self.name, self._holders, self._ids = name, list(holders), list(ids)
-
-    def _arrays(self):
-        for holder_id, holder in zip(self._ids, self._holders, strict=True):
+    def arrays():
+        for holder_id, holder in zip(ids, holders, strict=True):
             for part in parts_of(holder):
                 for place in part.blocks() if part.written else ():
                     bounds = itertools.chain(*zip(*place, strict=True))  # of rows, then of columns
@@ -130,6 +108,8 @@ class DenseTablesPart(_ArraysPart):
                     dtype = np.float32 if dtype == tf.bfloat16.as_numpy_dtype else dtype
                     read = functools.partial(_read, part.held, place, dtype)
                     yield ",".join(map(str, name)), array_files.Unread(place.shape, dtype, read)
+
+    return ArraysPart(name, arrays)
 
 
 def _read(held, place, dtype):
@@ -152,115 +132,87 @@ class _Block(NamedTuple):
     rank: int  # that has written it
 
 
-# By holder's id and part's key: the shape of a whole table, and its blocks.
-_Stored = dict[tuple[str, str], tuple[tuple[int, int], list[_Block]]]
+# By part's key: the shape of a whole table, and its blocks.
+_Stored = dict[str, tuple[tuple[int, int], list[_Block]]]
 # Yields the blocks that it is given, each with its value.
 _ReadBlocks = Callable[[Iterable[_Block]], Iterator[tuple[_Block, np.ndarray]]]
 
 
 class StoredTables:
-    """The dense tables of one save."""
+    """The dense tables of a holder in one save."""
 
-    def __init__(self, stored: _Stored, arrays: _ReadBlocks, identity: str = ""):
-        self._stored, self._arrays, self.identity = stored, arrays, identity
-
-    @classmethod
-    def of_folder(cls, path: str, world_size: int, listed: bool) -> StoredTables:
-        """Of a folder that `world_size` ranks have written."""
-        # Each rank compares the checksums of some files, so that together they compare all. The
-        # blocks that a rank reads have a CRC-32 besides.
-        folder, communicator = Folder(path, world_size, listed), comm.current()
-        folder.check(range(communicator.rank, world_size, communicator.world_size))
-        stored: _Stored = {}
-        for rank in range(world_size):
-            with folder.open(rank) as archive:
-                for name in archive.files:
-                    holder, key, *numbers = name.split(",")
-                    num_rows, num_columns, *bounds = map(int, numbers)
-                    blocks = stored.setdefault((holder, key), ((num_rows, num_columns), []))[1]
-                    place = TableSlice(tuple(bounds[::2]), tuple(bounds[1::2]))
-                    blocks.append(_Block(place, name, rank))
-
-        def arrays(blocks):
-            blocks = list(blocks)
-            for rank in sorted({block.rank for block in blocks}):
-                with folder.open(rank) as archive:
-                    for block in blocks:
-                        if block.rank == rank:
-                            yield block, archive[block.name]
-
-        return cls(stored, arrays, folder.identity)
+    def __init__(self, stored: _Stored, read: _ReadBlocks, identity: str = ""):
+        self._stored, self._read, self._identity = stored, read, identity
 
     @classmethod
-    def of_slices(cls, slices: Mapping[tuple[str, str], tuple]) -> StoredTables:
+    def of_slices(cls, slices: Mapping[str, tuple]) -> StoredTables:
         """Of slices inside a file: each has the whole's shape, its place, and how it is read."""
         stored = {
-            name: (shape, [_Block(place, name, 0)]) for name, (shape, place, _) in slices.items()
+            key: (shape, [_Block(place, key, 0)]) for key, (shape, place, _) in slices.items()
         }
         return cls(stored, lambda blocks: ((b, slices[b.name][2]()) for b in blocks))
 
-    def tables(self, read_as: str) -> list[str]:
-        """The keys of a holder's tables; `read_as` is its id in the save."""
-        return [key for name, key in self._stored if name == read_as and "." not in key]
+    def tables(self) -> list[str]:
+        """The keys of the tables."""
+        return [key for key in self._stored if "." not in key]
 
-    def renumbered(self, read_as: str, keys: Mapping[str, str]) -> StoredTables:
-        """The same with new keys of a holder's tables; those without one are left out."""
+    def renumbered(self, keys: Mapping[str, str]) -> StoredTables:
+        """The same with new keys of tables; those without one are left out."""
         stored = {}
-        for (name, key), value in self._stored.items():
+        for key, value in self._stored.items():
             table, dot, slot = key.partition(".")
-            if name != read_as or table in keys:
-                stored[name, f"{keys[table]}{dot}{slot}" if name == read_as else key] = value
-        return StoredTables(stored, self._arrays, self.identity)
+            if table in keys:
+                stored[f"{keys[table]}{dot}{slot}"] = value
+        return StoredTables(stored, self._read, self._identity)
 
-    def slot_names(self, read_as: str) -> set[str]:
-        """The names of the holder's slot variables in the save."""
-        names = {key.partition(".")[2] for name, key in self._stored if name == read_as}
-        return names - {""}
+    def slot_names(self) -> set[str]:
+        """The names of slot variables."""
+        return {key.partition(".")[2] for key in self._stored} - {""}
 
-    def check_tables(self, holder: Holder, read_as: str, parts: Sequence[DenseSlice]) -> None:
+    def check_tables(self, holder: Holder, parts: Sequence[DenseSlice]) -> None:
         """Raises ValueError unless a holder's tables have their shapes, and its parts all rows."""
-        for key in sorted(self.tables(read_as)):  # checks all tables, so that ranks agree
-            shape, expected = tuple(self._stored[read_as, key][0]), holder.shapes()[key]
-            if shape != expected:
+        shapes = holder.shapes()
+        for key in sorted(self.tables()):  # checks all tables, so that ranks agree
+            shape = tuple(self._stored[key][0])
+            if shape != shapes[key]:
                 required = f"have the tables of layer '{holder.name}' in their shapes"
-                received = f"'{key}' of shape {shape} for a table of shape {expected}"
+                received = f"'{key}' of shape {shape} for a table of shape {shapes[key]}"
                 raise durable.wrong("A checkpoint", required, received)
-        self._check_parts(holder, read_as, [part for part in parts if "." not in part.key])
+        self._check_parts(holder, [part for part in parts if "." not in part.key])
 
-    def check_slots(self, holder: Holder, read_as: str, parts: Sequence[DenseSlice]) -> None:
+    def check_slots(self, holder: Holder, parts: Sequence[DenseSlice]) -> None:
         """Raises ValueError if the save has slot variables, but not all of those of the parts."""
         slots = [part for part in parts if "." in part.key]
-        slots = [part for part in slots if part.key.partition(".")[0] in self.tables(read_as)]
-        missing = sorted({part.key for part in slots if (read_as, part.key) not in self._stored})
-        names = self.slot_names(read_as)
+        slots = [part for part in slots if part.key.partition(".")[0] in self._stored]
+        missing, names = sorted({part.key for part in slots} - {*self._stored}), self.slot_names()
         if missing and names:
             required = f"have the optimizer's slot variables of layer '{holder.name}'"
             raise durable.wrong("A checkpoint", required, f"one without {missing}")
-        self._check_parts(holder, read_as, slots if names else ())
+        self._check_parts(holder, slots if names else ())
 
-    def _check_parts(self, holder, read_as, parts):
-        for part in parts:
-            if (read_as, part.key) not in self._stored:  # of a table that the file lacks
-                continue
-            place, (_, blocks) = part.held.place, self._stored[read_as, part.key]
+    def _check_parts(self, holder, parts):
+        for part in self._held(parts):
+            place, (_, blocks) = part.held.place, self._stored[part.key]
             if sum(block.place.common(place).size for block in blocks) != place.size:
                 raise ValueError(f"Rows of '{part.key}' of layer '{holder.name}' are missing.")
 
-    def prepare(self, read_as: str, parts: Sequence[DenseSlice]) -> StagedContent:
-        """Reads parts into memory; `read_as` is their holder's id in the save."""
+    def _held(self, parts):
+        """The parts that are not of a table that the file lacks."""
+        return [part for part in parts if part.key in self._stored]
+
+    def prepare(self, parts: Sequence[DenseSlice]) -> StagedContent:
+        """Reads parts into memory."""
         values = []
         wanted: dict[_Block, list[Any]] = {}  # by block: what takes elements of it
-        for part in parts:
-            if (read_as, part.key) not in self._stored:
-                continue
-            blocks, (place, variable, _) = self._stored[read_as, part.key][1], part.held
+        for part in self._held(parts):
+            place, variable, _ = part.held
             value = np.empty(place.shape, variable.dtype.as_numpy_dtype)
             values.append((part, value))
-            for block in blocks:
+            for block in self._stored[part.key][1]:
                 common = block.place.common(place)
                 if common.size:
                     wanted.setdefault(block, []).append((common, place, value))
-        for block, array in self._arrays(wanted):
+        for block, array in self._read(wanted):
             array = array.reshape(block.place.shape)
             for common, place, value in wanted[block]:
                 value[common.slices_in(place)] = array[common.slices_in(block.place)]
@@ -270,4 +222,38 @@ class StoredTables:
                 for block in part.blocks():
                     part.held.write(block, value[block.slices_in(part.held.place)])
 
-        return StagedContent(commit, identity=self.identity)
+        return StagedContent(commit, identity=self._identity)
+
+
+NO_TABLES = StoredTables({}, iter)
+
+
+def read_folder(path: str, world_size: int, listed: bool) -> dict[str, StoredTables]:
+    """The tables that `world_size` ranks have written into a folder, by their holder's id."""
+    # Each rank compares the checksums of some files, so that together they compare all. The blocks
+    # that a rank reads have a CRC-32 besides.
+    folder, communicator = Folder(path, world_size, listed), comm.current()
+    folder.check(range(communicator.rank, world_size, communicator.world_size))
+    stored: dict[str, _Stored] = {}
+    for rank in range(world_size):
+        with folder.open(rank) as archive:
+            for name in archive.files:
+                holder, key, *numbers = name.split(",")
+                num_rows, num_columns, *bounds = map(int, numbers)
+                of_holder = stored.setdefault(holder, {})
+                blocks = of_holder.setdefault(key, ((num_rows, num_columns), []))[1]
+                place = TableSlice(tuple(bounds[::2]), tuple(bounds[1::2]))
+                blocks.append(_Block(place, name, rank))
+
+    def read(blocks):
+        blocks = list(blocks)
+        for rank in sorted({block.rank for block in blocks}):
+            with folder.open(rank) as archive:
+                for block in blocks:
+                    if block.rank == rank:
+                        yield block, archive[block.name]
+
+    return {
+        holder: StoredTables(of_holder, read, folder.identity)
+        for holder, of_holder in stored.items()
+    }
