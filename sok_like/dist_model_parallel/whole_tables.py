@@ -21,7 +21,7 @@ from sok_like.planner.tables import HASHED
 from sok_like.runtime.checks import as_integer, check_integer, unmet
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import all_or_none, gather_text, one_rank_at_a_time
-from sok_like.table.content import slot_fields, slots_by_name
+from sok_like.table.content import TableContent, slot_fields, slots_by_name
 from sok_like.table.keys import owned
 
 
@@ -245,10 +245,7 @@ def _open_hash_slots(what, slots, variable):
 def _set_hash_slots(variable, slots, step):
     if slots:
         keys = next(iter(slots.values()))[0]
-        variable.load_snapshot(
-            keys=keys,
-            rows=variable.find(keys)[0],
-            **slot_fields({name: rows[of_rank] for name, (_, rows, of_rank) in slots.items()}),
-            optimizer_step=step,
-            replace=False,
-        )
+        slots = {name: rows[of_rank] for name, (_, rows, of_rank) in slots.items()}
+        rows, _ = variable.find(keys)
+        content = TableContent(keys, rows, **slot_fields(slots), optimizer_step=step)
+        variable.load_snapshot(content, replace=False)

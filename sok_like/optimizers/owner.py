@@ -105,7 +105,7 @@ def _take(owner, variable, graph, in_session, name):
                 )
             )
         former = training.owner
-        variable.load_snapshot(**variable.snapshot(with_slots=False).fields())
+        variable.load_snapshot(variable.snapshot(with_slots=False))
         training.former.add(former)
         former.lose()
         variable.__dict__["_training"] = training  # load_snapshot removes it

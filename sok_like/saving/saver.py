@@ -302,7 +302,7 @@ def _restore(variable, filepath, rows_only, until):
     steps.take(lambda: None)
     inputs, dtypes = [variable.register_for_read()], [tf.int64, tf.bool]
     staged_id, may_grow = steps.take(read, inputs, dtypes, verify=table_dumps.same_dump, undo=drop)
-    staged, problem = variable.stage(staged_id, **hash_tables.NOTHING)
+    staged, problem = variable.stage(staged_id)
     steps.take(see, [problem], verify=seen)
     with steps.done():
         taken = variable.commit_staged(staged)

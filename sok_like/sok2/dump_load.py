@@ -23,7 +23,7 @@ from sok_like.sok2 import dump_files as files
 from sok_like.sok2.distributed_variable import is_static, own_variable
 from sok_like.sok2.dynamic_variable import assign, export
 from sok_like.sok2.training import SGD, OptimizerWrapper, static_slot
-from sok_like.table.content import slot_fields
+from sok_like.table.content import TableContent, slot_fields
 from sok_like.table.keys import held_here
 from sok_like.table.policies import ScoreEvict
 from sok_like.table.variable import unwrap
@@ -300,14 +300,12 @@ class _Dynamic(Dumped):
 
     def take(self, content: Sok2Content) -> None:
         if content.slots and not self._has_slot_tables:
-            core_names = self._optimizer.core_slots
-            self._variable.load_snapshot(
-                keys=content.keys,
-                rows=content.rows.astype(np.float32),
-                **slot_fields({core_names[name]: rows for name, rows in content.slots.items()}),
-                optimizer_step=-1 if content.iterations is None else content.iterations,
-                replace=False,
-            )
+            core_names, rows = self._optimizer.core_slots, content.rows.astype(np.float32)
+            slots = {core_names[name]: rows for name, rows in content.slots.items()}
+            table = TableContent(content.keys, rows, **slot_fields(slots))
+            if content.iterations is not None:
+                table.optimizer_step = content.iterations
+            self._variable.load_snapshot(table, replace=False)
             return
         assign(self._variable, content.keys, content.rows)
         for name, values in content.slots.items():

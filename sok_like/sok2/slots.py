@@ -17,7 +17,7 @@ from sok_like.lookup.local_variables import mark_local
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
 from sok_like.sok2.distributed_variable import is_static, own_variable
-from sok_like.table.content import slot_fields, slots_by_name
+from sok_like.table.content import TableContent, slot_fields, slots_by_name
 from sok_like.table.keys import as_keys, as_rows, held_here, in_key_dtype
 from sok_like.table.variable import EmbeddingVariable
 
@@ -52,14 +52,10 @@ class SlotRows:
             return rows
 
         slots = {name: at_keys(rows, np.nan) for name, rows in slots.items()}
-        records = snapshot.records
-        self.table.load_snapshot(
-            keys=keys,
-            rows=self.table.find(keys)[0],
-            **slot_fields({**slots, self._slot: values}),
-            records=None if records is None else at_keys(records.numpy(), 0),
-            replace=False,
-        )
+        rows, records = self.table.find(keys)[0], snapshot.records
+        content = TableContent(keys, rows, **slot_fields({**slots, self._slot: values}))
+        content.records = None if records is None else at_keys(records.numpy(), 0)
+        self.table.load_snapshot(content, replace=False)
 
     def _snapshot(self):
         """The table's content, and its slots by name."""

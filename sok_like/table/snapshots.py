@@ -5,6 +5,7 @@ rank 0 of 1, step 17, decay 0.9`, or with the name of the dump beside the checkp
 could not read earlier checkpoints if these were separate tensors.)
 """
 
+import dataclasses
 import re
 from typing import Any
 
@@ -41,29 +42,28 @@ class Snapshots:
         """An op without effect that a tf.function treats as a change of the table."""
         return libraries.ops().sok_table_keep_changes(handle=self.handle, keep=False)
 
-    def load_snapshot(self, *, replace: bool = True, **content: Any) -> Any:
-        """The inverse of `snapshot`, with its fields; `replace` removes all other keys first.
+    def load_snapshot(self, content: TableContent, replace: bool = True) -> Any:
+        """The inverse of `snapshot`; `replace` removes all other keys first.
 
         Without records (a table without policies) the keys count as never seen. NaN in a slot row
         stands for the optimizer's initial value. After a failure nothing has changed.
         """
         self._forget_optimizer()
-        return libraries.ops().sok_table_import(
-            handle=self.handle, replace=replace, **_inputs(**content)
-        )
+        inputs = _inputs(content)
+        return libraries.ops().sok_table_import(handle=self.handle, replace=replace, **inputs)
 
     def _forget_optimizer(self):
         """Loaded slot rows may be of any optimizer, see `sok_like.optimizers.owner`."""
         self.__dict__.pop("_training", None)
 
-    def stage(self, staged_id: Any = 0, **content: Any) -> tuple[Any, Any]:
+    def stage(self, staged_id: Any = 0, content: TableContent | None = None) -> tuple[Any, Any]:
         """The first half of `load_snapshot`, which may fail: the table is unchanged.
 
         `staged_id` is the result of `table_reader.stage_parts`, in place of the content; 0: none.
         Returns the argument of `commit_staged`, and a string scalar: why it failed, or empty.
         """
-        fields = _inputs(**content)
-        return libraries.ops().sok_table_read_aside(handle=self.handle, made=staged_id, **fields)
+        inputs = _inputs(content or nothing())
+        return libraries.ops().sok_table_read_aside(handle=self.handle, made=staged_id, **inputs)
 
     def commit_staged(self, staged: Any) -> Any:
         """The second half, which cannot fail; `staged` must not be used again."""
@@ -71,11 +71,10 @@ class Snapshots:
         return libraries.ops().sok_table_take_aside(handle=self.handle, aside=staged)
 
 
-def _inputs(**content):
+def _inputs(content):
     """The content as inputs of an op."""
-    held = TableContent(**content)
-    records = np.zeros([0, 3], np.int64) if held.records is None else held.records
-    return {**{name: getattr(held, name) for name in FIELDS}, "records": records}
+    records = np.zeros([0, 3], np.int64) if content.records is None else content.records
+    return {**{name: getattr(content, name) for name in FIELDS}, "records": records}
 
 
 _PLACE = re.compile(r"sok_like: rank (\d+) of (\d+), step (-?\d+)(?:, decay (\S+))?")
@@ -110,8 +109,8 @@ def reference_in(tensors: dict[str, Any]) -> str | None:
     return line.removeprefix(_BESIDE) if line.startswith(_BESIDE) else None
 
 
-def from_checkpoint(tensors: dict[str, Any], table: str) -> dict[str, Any]:
-    """The inverse of `checkpointed`: keyword arguments of `load_snapshot`."""
+def from_checkpoint(tensors: dict[str, Any], table: str) -> TableContent:
+    """The inverse of `checkpointed`."""
     # Any number of ranks can read what one wrote. The part of several must be this rank's.
     communicator = comm.current()
     own = communicator.rank, communicator.world_size
@@ -140,11 +139,11 @@ def from_checkpoint(tensors: dict[str, Any], table: str) -> dict[str, Any]:
     names.set_shape([None])
     step.set_shape([])
     scale.set_shape([])
-    content = {**tensors, "slot_names": names, "optimizer_step": step, "initial_row_scale": scale}
-    return owned(content, written_by > 1)
+    fields = {**tensors, "slot_names": names, "optimizer_step": step, "initial_row_scale": scale}
+    return owned(TableContent(**fields), written_by > 1)
 
 
-def owned(content: dict[str, Any], is_part: Any = False) -> dict[str, Any]:
+def owned(content: TableContent, is_part: Any = False) -> TableContent:
     """What this rank owns of a table that one rank wrote; all of it if `is_part` is true."""
     communicator = comm.current()
     if communicator.world_size == 1:
@@ -154,9 +153,9 @@ def owned(content: dict[str, Any], is_part: Any = False) -> dict[str, Any]:
         is_owned = tf.equal(owner(keys, communicator.world_size), communicator.rank)
         return tf.logical_or(is_part, is_owned)
 
-    here = is_here(tf.convert_to_tensor(content["keys"]))
-    by_key = {name: tf.boolean_mask(content[name], here) for name in BY_KEY if name in content}
-    if "waiting" in content:
-        waiting = tf.convert_to_tensor(content["waiting"])
-        by_key["waiting"] = tf.boolean_mask(waiting, is_here(waiting[:, 0]))
-    return {**content, **by_key}
+    here = is_here(tf.convert_to_tensor(content.keys))
+    by_key = {name: getattr(content, name) for name in BY_KEY}
+    by_key = {name: tf.boolean_mask(a, here) for name, a in by_key.items() if a is not None}
+    waiting = tf.convert_to_tensor(content.waiting)
+    waiting = tf.boolean_mask(waiting, is_here(waiting[:, 0]))
+    return dataclasses.replace(content, waiting=waiting, **by_key)

@@ -367,12 +367,12 @@ class EmbeddingVariable(
         return checkpointed(self.snapshot(evict=True))
 
     def _restore_from_tensors(self, restored_tensors):
-        return self.load_snapshot(**from_checkpoint(restored_tensors, self.table_name))
+        return self.load_snapshot(from_checkpoint(restored_tensors, self.table_name))
 
     def __deepcopy__(self, memo):
         with devices.device_scope(self.device):
             copied = EmbeddingVariable(**self.options)
-        copied.load_snapshot(**self.snapshot().fields())
+        copied.load_snapshot(self.snapshot())
         memo[id(self)] = copied
         return copied
 

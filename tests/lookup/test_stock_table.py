@@ -77,7 +77,7 @@ def test_a_missing_key_reads_its_row_after_weight_decay(sok, tmp_path, forgotten
         gradient = tf.IndexedSlices(tf.ones([1, 6]), tf.constant([1], tf.int64))
         optimizer.apply_gradients([(gradient, decayed)])
     if forgotten:  # as after a restore: the history begins anew
-        decayed.load_snapshot(**decayed.snapshot().fields())
+        decayed.load_snapshot(decayed.snapshot())
     keys = KEYS[KEYS != 1]
     rows = missing_rows(decayed, keys)
     np.testing.assert_allclose(rows, fresh.find(keys)[0] * 0.95**3, rtol=1e-6)

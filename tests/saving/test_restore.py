@@ -39,7 +39,7 @@ def copied(sok, way, folder, source, target):
         path = tf.train.Checkpoint(table=source).save(str(folder / "checkpoint"))
         tf.train.Checkpoint(table=target).restore(path).assert_consumed()
     else:
-        target.load_snapshot(**copy.deepcopy(source).snapshot().fields())
+        target.load_snapshot(copy.deepcopy(source).snapshot())
     return target
 
 
@@ -199,17 +199,17 @@ def test_a_restore_that_fails_changes_nothing(sok, tmp_path, problem):
     table = sok.EmbeddingVariable(2, name="users", capacity=10, use_hashtable=hashed)
     step(table, optimizer, keys=[1, 2])
     before = state(table)
-    content = dumped.snapshot().fields()
+    content = dumped.snapshot()
     if problem == "wrong sizes":
-        content["slot_widths"] = tf.constant([2**40, 2], tf.int64)
+        content.slot_widths = tf.constant([2**40, 2], tf.int64)
         with pytest.raises(tf.errors.OpError):
-            table.load_snapshot(**content)
+            table.load_snapshot(content)
     else:
         kind = tf.errors.ResourceExhaustedError if hashed else RuntimeError
         with pytest.raises(kind, match="rank 0: .*'users'"):
             sok.Saver().restore_from_file(table, tmp_path)
         with pytest.raises(tf.errors.OpError, match="'users'"):
-            table.load_snapshot(**content)
+            table.load_snapshot(content)
     for now, then in zip(state(table), before, strict=True):
         np.testing.assert_array_equal(now, then)
     step(table, optimizer, keys=[1, 3])  # and goes on

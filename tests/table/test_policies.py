@@ -351,7 +351,7 @@ def test_what_a_smaller_table_keeps(sok, tmp_path, way):
             path = tf.train.Checkpoint(table=table).save(str(tmp_path / "ckpt"))
             tf.train.Checkpoint(table=small).restore(path)
         elif way == "copy":
-            small.load_snapshot(**table.snapshot().fields())
+            small.load_snapshot(table.snapshot())
         elif way == "delta":
             saver.dump(table, tmp_path)
             table.erase([-2, 3])

@@ -378,7 +378,7 @@ def _prepared(path, of_objects, own):
                 tables_in_checkpoints.check_place(keys[0], folder, part.name)
                 yield part.prepare(folder)
             else:
-                yield part.prepare_content(**snapshots.from_checkpoint(tensors, part.name))
+                yield part.prepare_content(snapshots.from_checkpoint(tensors, part.name))
         elif hasattr(thing, "dense_parts"):
             holders[tensors["id"].numpy().decode()] = thing
         elif tensors.keys() == {"VARIABLE_VALUE"} and hasattr(thing, "shape"):

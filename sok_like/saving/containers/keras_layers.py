@@ -34,7 +34,7 @@ from sok_like.saving.parts import table_names
 from sok_like.saving.parts.checkpointable import RankLocalVariables, StagedContent
 from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table import snapshots
-from sok_like.table.content import FIELDS, REQUIRED
+from sok_like.table.content import FIELDS, REQUIRED, TableContent
 from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable
 
@@ -250,4 +250,4 @@ def _prepared(table, stored, has_checksum):
         )
     names = fields["slot_names"].tobytes().split(b"\n") if len(fields["slot_names"]) else []
     fields["slot_names"] = np.asarray(names, dtype=object)
-    return HashTablePart(table).prepare_content(**snapshots.owned(fields))
+    return HashTablePart(table).prepare_content(snapshots.owned(TableContent(**fields)))

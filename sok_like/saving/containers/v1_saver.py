@@ -30,7 +30,7 @@ from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
 from sok_like.runtime.ranks.comm import Communicator
 from sok_like.saving import transaction
-from sok_like.saving.parts import hash_tables, table_names
+from sok_like.saving.parts import table_names
 from sok_like.saving.parts.checkpointable import RankLocalVariables, StagedContent
 from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table.variable import is_embedding_variable, unwrap
@@ -52,7 +52,7 @@ class TableInGraph:
             self.refer = tf.raw_ops.AssignVariableOp(resource=handle, value=self.reference)
             self.handed = {each: variable.register_for_read(evict=each) for each in (False, True)}
             self.staged_id = tf.compat.v1.placeholder(tf.int64, [])
-            staged, self.problem = variable.stage(self.staged_id, **hash_tables.NOTHING)
+            staged, self.problem = variable.stage(self.staged_id)
             # The staged content stays between two runs of the session.
             name = f"{variable._shared_name}/aside"
             aside = tf.raw_ops.VarHandleOp(dtype=tf.variant, shape=[], shared_name=name, name=name)
@@ -77,7 +77,7 @@ class _SessionPart(HashTablePart):
     def _register(self, evict):
         return int(self._session.run(self._ops.handed[evict]))
 
-    def _stage(self, staged_id, **content):
+    def _stage(self, staged_id, content):
         run = [self._ops.problem, self._ops.read]
         return self._session.run(run, {self._ops.staged_id: staged_id})[0]
 

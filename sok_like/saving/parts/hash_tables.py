@@ -47,9 +47,9 @@ class HashTablePart(CheckpointPart):
     def _register(self, evict):
         return int(self.table.register_for_read(evict=evict))
 
-    def _stage(self, staged_id, **content):
+    def _stage(self, staged_id, content):
         """Makes the new content; returns the problem, empty if there is none."""
-        self._staged, problem = self.table.stage(staged_id, **content)
+        self._staged, problem = self.table.stage(staged_id, content)
         return text_of(problem)
 
     def commit_staged(self) -> None:
@@ -107,21 +107,21 @@ class HashTablePart(CheckpointPart):
             dump = stage_dump(self.table, folder, registered, name)
         except MemoryError as error:
             raise tf.errors.ResourceExhaustedError(None, None, str(error)) from error
-        return self._prepared(dump.identity, dump.staged_id, **NOTHING)
+        return self._prepared(dump.identity, dump.staged_id)
 
-    def prepare_content(self, **content: Any) -> StagedContent:
-        """The same for content that was inside a file: the arguments of `load_snapshot`."""
-        _check_keys(np.asarray(content["keys"]), self.table)
-        width = np.shape(content["rows"])[1]
+    def prepare_content(self, content: TableContent) -> StagedContent:
+        """The same for content that was inside a file."""
+        _check_keys(np.asarray(content.keys), self.table)
+        width = np.shape(content.rows)[1]
         if width != self.table.dim:
             chosen = table_names.width_choice(self.table, width, "a file")
-            fields = nothing(width) if chosen == "anew" else TableContent(**content)
-            content = table_names.fit(fields, self.table.dim).fields()
-        _say_if_counts_begin(self.table, content.get("records"), len(content["keys"]))
-        return self._prepared("", 0, **content)
+            content = nothing(width) if chosen == "anew" else content
+            content = table_names.fit(content, self.table.dim)
+        _say_if_counts_begin(self.table, content.records, len(content.keys))
+        return self._prepared("", 0, content)
 
-    def _prepared(self, identity, staged_id, **content):
-        code, _, text = self._stage(staged_id, **content).decode().partition(": ")
+    def _prepared(self, identity, staged_id, content=None):
+        code, _, text = self._stage(staged_id, content).decode().partition(": ")
         if code == "RESOURCE_EXHAUSTED":
             raise tf.errors.ResourceExhaustedError(None, None, text)
         if code:
@@ -133,14 +133,10 @@ class HashTablePart(CheckpointPart):
 class StagedDump(NamedTuple):
     """What `stage_dump` has read."""
 
-    staged_id: int  # argument of `stage`, with `NOTHING`
+    staged_id: int  # argument of `stage`
     identity: str  # of the dump
     last: str  # name of the last dump of the chain
     may_grow: bool  # whether deltas may follow
-
-
-# Arguments of `stage` for a table that was made part by part.
-NOTHING = nothing().fields()
 
 
 def stage_dump(
@@ -173,7 +169,8 @@ def stage_dump(
     resize = table_names.width_choice(variable, dim, f"a dump in {folder}")
     content = deltas.content_of(dump, *ranks, dim, what)
     if resize == "anew":
-        staged_id = table_reader.stage_parts(registered, TableShard(**NOTHING), 0, ())
+        rest = TableShard(**nothing().fields())
+        staged_id = table_reader.stage_parts(registered, rest, 0, ())
     else:
         rest, parts = fitting(content.rest), map(fitting, content.parts())
         _say_if_counts_begin(variable, rest.records, content.num_keys)
