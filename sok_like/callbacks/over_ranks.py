@@ -97,11 +97,8 @@ class MetricAverage(tf.keras.callbacks.Callback):
         names = sorted(name for name, value in logs.items() if is_number(value))
         metrics = {name: float(np.asarray(logs[name])) for name in names}
         ranks = agreed(lambda: metrics, communicator, "sok.callbacks.MetricAverage")
-        if any(list(of_rank) != names for of_rank in ranks):
-            raise ValueError(
-                "The metrics of an epoch must be the same on all ranks. "
-                f"Received, by rank: {[list(of_rank) for of_rank in ranks]}"
-            )
+        required = "The metrics of an epoch must be the same on all ranks"
+        check_same([[*of_rank] for of_rank in ranks], required, ValueError)
         # Added in rank order, so all ranks get the same bits.
         means = np.mean([list(of_rank.values()) for of_rank in ranks], axis=0)
         logs.update(zip(names, means.tolist(), strict=True))

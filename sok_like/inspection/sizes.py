@@ -19,7 +19,7 @@ from sok_like.planner.report import aligned
 from sok_like.runtime.checks import check_integer, wrong_argument
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, training_statistics
-from sok_like.runtime.ranks.agreement import agreed
+from sok_like.runtime.ranks.agreement import agreed, check_same
 from sok_like.table.storage import StorageOption
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable, unwrap
 
@@ -100,9 +100,8 @@ def measure_ranks(
         return [number, *([float(n) for n in _numbers(table, with_bytes)] for table in tables)]
 
     ranks = agreed(measure, comm.current(), "a measurement of tables")
-    counts = [len(of_tables) for _, *of_tables in ranks]
-    if len(set(counts)) > 1:
-        raise ValueError(f"Every rank must report the same tables. Received, by rank: {counts}")
+    counts = [f"{len(of_tables)} tables" for _, *of_tables in ranks]
+    check_same(counts, "Every rank must report the same tables", ValueError)
     numbers = [np.array([rank[1 + i] for rank in ranks]) for i in range(len(tables))]
     return list(map(_of_ranks, tables, numbers)), [rank[0] for rank in ranks]
 

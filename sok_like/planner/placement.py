@@ -113,11 +113,9 @@ def check_input_table_map(input_table_map: Any, num_tables: int) -> list[int]:
     for i, value in enumerate(input_table_map):
         table = as_integer(value)
         if table is None or not 0 <= table < num_tables:
-            raise ValueError(
-                "Wrong input initializing input/map groups: `input_table_map` must hold integers "
-                f"in [0, {num_tables}), the number of tables. "
-                f"Received: input_table_map[{i}]={value!r}"
-            )
+            subject = "Wrong input initializing input/map groups: `input_table_map`"
+            required = f"hold integers in [0, {num_tables}), the number of tables"
+            raise unmet(subject, required, f"input_table_map[{i}]={value!r}")
         tables.append(table)
     return tables
 

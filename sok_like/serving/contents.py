@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import agreed
+from sok_like.runtime.ranks.agreement import agreed, check_same
 from sok_like.runtime.ranks.exchange_order import exchange_in_turn
 from sok_like.table import table_reader
 from sok_like.table.variable import EmbeddingVariable, unwrap
@@ -26,8 +26,7 @@ def on_all(function: Callable[[], Any], call: str = "") -> Any:
 def check_same_call(required: str, text: str) -> None:
     """Raises ValueError on all ranks if they describe their calls by different texts."""
     texts = agreed(lambda: text, comm.current(), raises=ValueError)
-    if len(set(texts)) > 1:
-        raise ValueError(f"Every rank must call {required}. Received, by rank: {texts}")
+    check_same(texts, f"Every rank must call {required}", ValueError)
 
 
 def variables_of(model: Any) -> list[Any]:

@@ -22,7 +22,7 @@ from sok_like.lookup.buckets import SLOTS
 from sok_like.lookup.placement import NoRoom, Placement
 from sok_like.lookup.stock_rows import decay_of
 from sok_like.lookup.stock_table import StockTables, encoded
-from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.checks import unmet, wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed, all_or_none
 from sok_like.saving.format import durable
@@ -173,26 +173,22 @@ def export_delta(model: Any, path: str | os.PathLike) -> Delta:
 def _check(model, path):
     name = os.path.basename(path)
     if not is_plain_name(name):
-        raise ValueError(
-            "The name of a delta must have letters, digits, '_', '.', '=' and '-' only, and begin "
-            f"with a letter or a digit. Received: path={path!r}"
+        required = (
+            "have letters, digits, '_', '.', '=' and '-' only, and begin with a letter or a digit"
         )
+        raise unmet("The name of a delta", required, f"path={path!r}")
     try:
         followed = _followed.get(model)
     except TypeError:  # neither a model nor a module
         followed = None
     if followed is None:
-        raise ValueError(
-            "`model` must have been exported by this process with refreshable=True: "
-            f"sok.export_saved_model(model, path, refreshable=True). Received: {model!r}"
-        )
+        how = "sok.export_saved_model(model, path, refreshable=True)"
+        required = f"have been exported by this process with refreshable=True: {how}"
+        raise unmet("`model`", required, f"{model!r}")
     tables = [v for v in contents.variables_of(model) if isinstance(v, EmbeddingVariable)]
     if [id(table) for table in tables] != [id(table) for table in followed.tables]:
-        raise ValueError(
-            "`model` must have the tables that it had at the export, "
-            f"{[table.table_name for table in followed.tables]}. "
-            f"Received: {[table.table_name for table in tables]}"
-        )
+        before, now = ([table.table_name for table in of] for of in (followed.tables, tables))
+        raise unmet("`model`", f"have the tables that it had at the export, {before}", now)
     if comm.current().rank == 0 and durable.exists(f"{path}.index"):
         raise wrong_argument("path", "the name of a new delta", path)
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 from sok_like.lookup.stock_table import without_value
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import agreed, send
+from sok_like.runtime.ranks.agreement import agreed, check_same, send
 from sok_like.saving.format import durable
 from sok_like.saving.format.progress import Progress
 from sok_like.serving import contents
@@ -243,12 +243,10 @@ class SpreadVariables:
             return [[list(s.shape), None if s.dtype is None else s.dtype.name] for s in spreads]
 
         by_rank = agreed(facts, comm.current(), raises=ValueError)
-        shapes = [[shape for shape, _ in of_rank] for of_rank in by_rank]
-        if any(other != shapes[0] for other in shapes):
-            raise ValueError(
-                "Every rank must export a model with the same tables. Received, by rank: sharded "
-                f"ones of the shapes {shapes}"
-            )
+        shapes = [
+            f"sharded ones of the shapes {[shape for shape, _ in facts]}" for facts in by_rank
+        ]
+        check_same(shapes, "Every rank must export a model with the same tables", ValueError)
         self._spreads = {}
         for number, spread in enumerate(spreads):
             dtype = next(filter(None, (of_rank[number][1] for of_rank in by_rank)))

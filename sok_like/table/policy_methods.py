@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from sok_like.runtime.checks import unmet
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.keys import as_keys
@@ -196,10 +197,8 @@ class PolicyMethods(Snapshots):
         keys = tf.reshape(as_keys(keys), [-1])
         scores = tf.reshape(self._as_int64("scores", scores), [-1])
         if not keys.shape.is_compatible_with(scores.shape):
-            raise ValueError(
-                f"`scores` must have one item per key. Received: {scores.shape[0]} scores for "
-                f"{keys.shape[0]} keys (table '{self._options.name}')"
-            )
+            received = f"{scores.shape[0]} scores for {keys.shape[0]} keys"
+            raise unmet("`scores`", "have one item per key", received, self._options.table)
         return libraries.ops().sok_table_assign_scores(handle=self.handle, keys=keys, scores=scores)
 
     def set_step(self, step: Any) -> Any:
@@ -238,10 +237,8 @@ class PolicyMethods(Snapshots):
             return tf.zeros([0], tf.int64)
         value = tf.convert_to_tensor(value)
         if not value.dtype.is_integer or value.dtype == tf.uint64:  # its upper half would wrap
-            raise TypeError(
-                f"`{argument}` must be of an integer dtype that int64 can hold. "
-                f"Received: {value.dtype.name} (table '{self._options.name}')"
-            )
+            required, dtype = "be of an integer dtype that int64 can hold", value.dtype.name
+            raise unmet(f"`{argument}`", required, dtype, self._options.table, TypeError)
         return tf.cast(value, tf.int64)
 
     def _need_records(self, method):

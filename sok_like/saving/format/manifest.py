@@ -30,6 +30,7 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from sok_like.runtime.checks import wrong_argument
 from sok_like.saving.format import durable
 from sok_like.saving.format.progress import Progress
 from sok_like.saving.format.shard_file import ShardFile
@@ -88,11 +89,9 @@ def check_seen(folder: str, entries: Sequence[dict[str, Any]]) -> None:
     for rank, entry in enumerate(entries):
         path = durable.join(folder, entry["file"])
         if not durable.exists(path):
-            raise FileNotFoundError(
-                f"The folder of a dump must be on a file system that all ranks share. "
-                f"Received: {folder!r}, where {entry['file']}, which rank {rank} has written, "
-                "is missing"
-            )
+            lost = f"{folder!r}, where {entry['file']}, which rank {rank} has written, is missing"
+            required = "be on a file system that all ranks share"
+            raise durable.wrong("The folder of a dump", required, lost, error=FileNotFoundError)
         if durable.size(path) != entry["bytes"]:
             required = f"have the {entry['bytes']} bytes that rank {rank} has written"
             raise durable.wrong(path, required, durable.size(path))
@@ -192,11 +191,8 @@ def chain_to(base: Dump, wanted: str | int, argument: str, table: str) -> list[D
     step = -1 if isinstance(wanted, str) else wanted
     matching = [wanted in ("last", dump.name) or dump.step == step >= 0 for dump in chain]
     if not any(matching):
-        raise ValueError(
-            f"`{argument}` must be a dump of table '{table}' in this folder: "
-            f"{', '.join(f'{each.name!r} at step {each.step}' for each in chain)}. "
-            f"Received: {argument}={wanted!r}"
-        )
+        known = ", ".join(f"{each.name!r} at step {each.step}" for each in chain)
+        raise wrong_argument(argument, f"a dump of table '{table}' in this folder: {known}", wanted)
     return chain[: len(chain) - matching[::-1].index(True)]
 
 
