@@ -10,7 +10,6 @@ Keras reads the results of metrics in one function, at the end of an epoch and o
 
 import contextlib
 import inspect
-import numbers
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -88,20 +87,14 @@ class MetricAverage(tf.keras.callbacks.Callback):
         communicator = comm.current()
         if communicator.world_size == 1 or logs is None:
             return
-
-        def is_number(value):
-            if isinstance(value, numbers.Number):
-                return True
-            return np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number)
-
-        names = sorted(name for name, value in logs.items() if is_number(value))
-        metrics = {name: float(np.asarray(logs[name])) for name in names}
+        values = ((name, np.asarray(logs[name])) for name in sorted(logs))
+        metrics = {n: float(v) for n, v in values if v.ndim == 0 and v.dtype.kind in "biuf"}
         ranks = agreed(lambda: metrics, communicator, "sok.callbacks.MetricAverage")
         required = "The metrics of an epoch must be the same on all ranks"
         check_same([[*of_rank] for of_rank in ranks], required, ValueError)
         # Added in rank order, so all ranks get the same bits.
         means = np.mean([list(of_rank.values()) for of_rank in ranks], axis=0)
-        logs.update(zip(names, means.tolist(), strict=True))
+        logs.update(zip(metrics, means.tolist(), strict=True))
 
 
 class GlobalMetrics(tf.keras.callbacks.Callback):

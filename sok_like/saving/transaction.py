@@ -19,7 +19,6 @@ import contextlib
 import hashlib
 import os
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -167,7 +166,7 @@ class _Now(threading.local):
 
     prepared: list[StagedContent] | None = None
     path: str | None = None
-    written: list[tuple[weakref.ref, str]] | None = None  # objects with their references
+    written: dict[int, str] | None = None  # references by the objects' `id`
 
 
 _now = _Now()
@@ -273,8 +272,7 @@ def writing(
     objects: Sequence[Any], references: Sequence[str]
 ) -> contextlib.AbstractContextManager[None]:
     """A scope in which tables that Keras writes write their reference."""
-    pairs = zip(map(weakref.ref, objects), references, strict=True)
-    return attributes(_now, {"written": list(pairs)})
+    return attributes(_now, {"written": dict(zip(map(id, objects), references, strict=True))})
 
 
 def is_writing() -> bool:
@@ -284,5 +282,4 @@ def is_writing() -> bool:
 
 def reference_of(thing: Any) -> str | None:
     """The folder that the file being written names for an object; None: it goes inside."""
-    pairs = _now.written or ()
-    return next((reference for written, reference in pairs if written() is thing), None)
+    return (_now.written or {}).get(id(thing))

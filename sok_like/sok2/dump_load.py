@@ -300,9 +300,9 @@ class _Dynamic(Dumped):
 
     def take(self, content: Sok2Content) -> None:
         if content.slots and not self._has_slot_tables:
-            core_names, rows = self._optimizer.core_slots, content.rows.astype(np.float32)
-            slots = {core_names[name]: rows for name, rows in content.slots.items()}
-            table = TableContent(content.keys, rows, **slot_fields(slots))
+            core_names = self._optimizer.core_slots
+            slots = slot_fields({core_names[name]: rows for name, rows in content.slots.items()})
+            table = TableContent(content.keys, content.rows.astype(np.float32), **slots)
             if content.iterations is not None:
                 table.optimizer_step = content.iterations
             self._variable.load_snapshot(table, replace=False)

@@ -77,7 +77,7 @@ def _inputs(content):
     return {**{name: getattr(content, name) for name in FIELDS}, "records": records}
 
 
-_PLACE = re.compile(r"sok_like: rank (\d+) of (\d+), step (-?\d+)(?:, decay (\S+))?")
+_PLACE = re.compile(r"sok_like: rank (\d+) of (\d+), step (-?\d+), decay (\S+)")
 _BESIDE = "sok_like: beside the checkpoint, "
 
 
@@ -116,22 +116,20 @@ def from_checkpoint(tensors: dict[str, Any], table: str) -> TableContent:
     own = communicator.rank, communicator.world_size
 
     def split(names):
-        if len(names) and names[-1].startswith(_BESIDE.encode()):
+        if names[-1].startswith(_BESIDE.encode()):
             raise ValueError(
                 "A checkpoint that several ranks wrote must be restored eagerly. "
                 f"Received: a restore in a graph (table '{table}')"
             )
-        place = _PLACE.fullmatch(names[-1].decode()) if len(names) else None
-        if place is None:  # of an earlier version
-            return names, np.int64(-1), np.float64(-1), np.int64(1)
-        rank, world_size, step = map(int, place.groups()[:3])
+        *numbers, scale = _PLACE.fullmatch(names[-1].decode()).groups()
+        rank, world_size, step = map(int, numbers)
         if (rank, world_size) != own and world_size > 1:
             raise ValueError(
                 f"A checkpoint of table '{table}' that an earlier version wrote on several ranks "
                 f"must be restored by the rank that wrote it: rank {own[0]} of {own[1]} needs a "
                 f"path of its own. Received: the part of rank {rank} of {world_size}"
             )
-        return names[:-1], np.int64(step), np.float64(place[4] or -1), np.int64(world_size)
+        return names[:-1], np.int64(step), np.float64(scale), np.int64(world_size)
 
     names, step, scale, written_by = tf.numpy_function(
         split, [tensors["slot_names"]], [tf.string, tf.int64, tf.float64, tf.int64]

@@ -245,8 +245,8 @@ class _Begun:
             self.saving.place()
             if not several:
                 _put_inside(saver, kinds.holders)
-            for part in others:
-                part.write_now()
+            for part in others:  # before those whose tables threads write
+                part.write()
 
         agreed(write, comm.current(), _CALL)
 

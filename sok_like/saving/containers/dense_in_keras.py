@@ -74,8 +74,8 @@ def load(holder: Holder, store: Any) -> Any:
     if _RANKS in store:
         ranks, *listed = np.asarray(store[_RANKS]).tolist()
         folder = keras_layers.folder_of(store)
-        stored = dense_tables.read_folder(folder, ranks, listed == [_LISTED])
-        stored = stored.get(ID, dense_tables.NO_TABLES)
+        in_folder = dense_tables.read_folder(folder, ranks, listed == [_LISTED])
+        stored = in_folder.get(ID, dense_tables.NO_TABLES)
         stored = stored.renumbered(_matched(holder, stored.tables()))
     else:
         checksums.check_arrays(store, f"the tables of layer '{holder.name}'", required=bool(names))

@@ -48,11 +48,6 @@ class CheckpointPart:
         """Writes this rank's file, and flushes it; returns its entry, for `see` and `finish`."""
         raise NotImplementedError
 
-    def write_now(self) -> None:
-        """Writes it before the others of a save; `write` only returns its result then."""
-        entry = self.write()
-        vars(self)["write"] = lambda: entry
-
     def see(self, entries: Sequence[Any]) -> None:
         """Raises unless the folder shows what all ranks have written; `entries` are by rank.
 

@@ -66,10 +66,13 @@ class ArraysPart(CheckpointPart):
 
     def __init__(self, name: str, arrays: Callable[[], Iterable[tuple[str, array_files.Unread]]]):
         self.name, self._arrays = name, arrays
+        self._entry: Any = None
 
-    def write(self) -> dict[str, Any]:
-        here = comm.current()
-        return array_files.write(self.folder, here.rank, here.world_size, dict(self._arrays()))
+    def write(self) -> Any:
+        if self._entry is None:  # else it is written already, before the other parts of a save
+            here, arrays = comm.current(), dict(self._arrays())
+            self._entry = array_files.write(self.folder, here.rank, here.world_size, arrays)
+        return self._entry
 
     def finish(self, entries: Sequence[dict[str, Any]]) -> None:
         array_files.finish(self.folder, entries)
@@ -225,7 +228,7 @@ class StoredTables:
         return StagedContent(commit, identity=self._identity)
 
 
-NO_TABLES = StoredTables({}, iter)
+NO_TABLES = StoredTables({}, lambda _: iter(()))
 
 
 def read_folder(path: str, world_size: int, listed: bool) -> dict[str, StoredTables]:
@@ -245,8 +248,8 @@ def read_folder(path: str, world_size: int, listed: bool) -> dict[str, StoredTab
                 place = TableSlice(tuple(bounds[::2]), tuple(bounds[1::2]))
                 blocks.append(_Block(place, name, rank))
 
-    def read(blocks):
-        blocks = list(blocks)
+    def read(wanted):
+        blocks = list(wanted)
         for rank in sorted({block.rank for block in blocks}):
             with folder.open(rank) as archive:
                 for block in blocks:
