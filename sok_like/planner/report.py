@@ -24,13 +24,6 @@ from sok_like.runtime.checks import as_integer, require
 _HEADINGS = ("rank", "table", "kind", "rows", "columns", "bytes", "keys/step", "bytes/step")
 
 
-class Traffic(NamedTuple):
-    """What a training step sends between a shard's rank and the others."""
-
-    num_keys: int
-    num_bytes: int
-
-
 class Step(NamedTuple):
     """A training step, as `DistEmbeddingStrategy.report` describes it."""
 
@@ -41,8 +34,8 @@ class Step(NamedTuple):
     key_bytes: int
 
 
-def shard_traffic(plan: Plan, shard: Shard, step: Step) -> Traffic:
-    """Keys and bytes of one shard; see the docstring of this module."""
+def shard_traffic(plan: Plan, shard: Shard, step: Step) -> tuple[int, int]:
+    """Keys and bytes that a step sends for one shard; see the docstring of this module."""
     others = plan.world_size - 1
     table = plan.tables[shard.table_id]
     row_bytes = shard.num_columns * step.element_bytes
@@ -64,7 +57,7 @@ def shard_traffic(plan: Plan, shard: Shard, step: Step) -> Traffic:
         # Rows forward, their gradients back.
         num_bytes += keys * step.key_bytes + 2 * rows * row_bytes
         num_keys += keys
-    return Traffic(num_keys, num_bytes)
+    return num_keys, num_bytes
 
 
 def format_report(plan: Plan, step: Step) -> str:

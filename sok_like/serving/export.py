@@ -105,8 +105,8 @@ def export_saved_model(
     all_or_none(None if communicator.rank else lambda: _check_path(path), communicator)
     parts = Parts(path, "sok.export_saved_model")
     try:
-        wanted = tables.Wanted(row_dtype, missing == "initial", headroom if deltas else None)
-        stock, placements, instants = tables.write(held, parts, wanted)
+        room = headroom if deltas else None
+        stock, placements, instants = tables.write(held, parts, row_dtype, missing, room)
         module = tf.Module()
         for part, variable in stock.large().items():
             setattr(module, tables.attribute_of(part), variable)

@@ -31,55 +31,50 @@ from sok_like.table.variable import EmbeddingVariable
 _LEAST_ROOM = 1024  # keys, beside the headroom
 
 
-class Wanted(NamedTuple):
-    """What the tables of a SavedModel are to be."""
-
-    row_dtype: str
-    initial: bool  # whether missing keys read their initial row
-    headroom: float | None = None  # room for new keys, as a fraction, if it can be refreshed
-
-
-class Written(NamedTuple):
-    """The tables of the SavedModel, and for each of the EmbeddingVariables:"""
-
-    stock: StockTables
-    placements: list[Placement | None]  # of this rank's keys; None without refreshes or an index
-    instants: list[int]  # for `contents.changes`; 0: it records no changes
-
-
 def attribute_of(part: str) -> str:
     """The attribute by which a module must hold a large variable of the tables."""
     # No path in the module is shorter, so it is the variable's key in the checkpoint.
     return f"tables_{part}"
 
 
-def write(variables: Sequence[EmbeddingVariable], parts: Parts, wanted: Wanted) -> Written:
-    """Writes the tables of a model; every rank must call it."""
-    follows = wanted.headroom is not None
-    rooms = [_room(variable, wanted.headroom) for variable in variables]
+def write(
+    variables: Sequence[EmbeddingVariable],
+    parts: Parts,
+    row_dtype: str,
+    missing: str,
+    headroom: Any,
+) -> tuple[StockTables, list[Placement | None], list[int]]:
+    """Writes the tables of a model; every rank must call it. `headroom` None: for no refreshes.
+
+    Returns the tables of the SavedModel, and of each variable the placement of this rank's keys
+    (None without refreshes or an index) and its instant for `contents.changes`.
+    """
+    follows = headroom is not None
+    rooms = [_room(variable, headroom) for variable in variables]
 
     def prepare():
         tables = []
         for variable, room in zip(variables, rooms, strict=True):
-            missing = MissingRows(variable, wanted.initial)
+            missing_rows = MissingRows(variable, missing == "initial")
             layout = None if variable.key_limit else buckets.layout_for(room.size)
-            tables.append(StockTable(variable, max(1, room.size), missing, layout))
-        return StockTables(tables, wanted.row_dtype, follows)
+            tables.append(StockTable(variable, max(1, room.size), missing_rows, layout))
+        return StockTables(tables, row_dtype, follows)
 
-    written = Written(contents.on_all(prepare), [], [])
-    for variable, room, table in zip(variables, rooms, written.stock.tables, strict=True):
+    stock = contents.on_all(prepare)
+    placements: list[Placement | None] = []
+    instants = []
+    for variable, room, table in zip(variables, rooms, stock.tables, strict=True):
         keys, instant = _keys(variable, room, follows)
         share = _share(variable, table, keys, room)
         del keys
         placement = None
         if follows and share.placed is not None:
-            kind = written.stock.number_dtype
-            first_row = table.first_row + share.begin
+            first_row, kind = table.first_row + share.begin, stock.number_dtype
             placement = Placement(share.placed, first_row, share.capacity, kind)
-        written.placements.append(placement)
-        written.instants.append(instant)
-        _write(variable, table, share, written, parts)
-    return written
+        placements.append(placement)
+        instants.append(instant)
+        _write(variable, table, share, stock, placement, parts)
+    return stock, placements, instants
 
 
 def _call(variable):
@@ -161,10 +156,9 @@ def _share(variable, table, keys, room):
     return _Share(begin, int(sizes[rank]), capacity, placed)
 
 
-def _write(variable, table, share, written, parts):
+def _write(variable, table, share, stock, placement, parts):
     """Writes this rank's share: rows with keys, the index, and rows of zeros."""
-    name, stock, placement = _call(variable), written.stock, written.placements[-1]
-    placed, begin = share.placed, share.begin
+    name, placed, begin = _call(variable), share.placed, share.begin
     row_parts = [f"rows_{table.dim}", *([f"scales_{table.dim}"] if stock.scales else [])]
 
     def slice_of(part, at, value):
