@@ -19,7 +19,7 @@ from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, HASHED, KINDS, Plan, Shard
-from sok_like.runtime.checks import as_integer, require
+from sok_like.runtime.checks import check_integer, require
 
 _HEADINGS = ("rank", "table", "kind", "rows", "columns", "bytes", "keys/step", "bytes/step")
 
@@ -70,9 +70,7 @@ def format_report(plan: Plan, step: Step) -> str:
     numbers = {**step._asdict(), **{f"hotness[{i}]": value for i, value in enumerate(by_input)}}
     del numbers["hotness"]
     for argument, value in numbers.items():
-        integer = as_integer(value)
-        fits = integer is not None and integer >= 0
-        require(fits, argument, "a non-negative integer", value)
+        check_integer(argument, value, 0)
     lines: list[tuple] = []
     totals = []
     for rank in range(plan.world_size):

@@ -203,23 +203,20 @@ class DistEmbeddingStrategy:
         self._column_ranges: list[dict[int, tuple[int, int]]] = []
         assigned = [0] * len(configs)
         for slices in ranks:
-            merged: dict[int, Config] = {}  # the rank's tables, with all their columns
+            widths: dict[int, int] = {}  # of the rank's tables, with all their slices
             for table, position in slices:
-                config = sliced[table][position]
-                if table in merged:
-                    merged[table]["output_dim"] += config["output_dim"]
-                else:
-                    merged[table] = dict(config)
-            self._column_ranges.append({})
-            for table, config in merged.items():
-                start = assigned[table]
-                stop = assigned[table] = start + config["output_dim"]
-                self._column_ranges[-1][table] = (start, stop)
-                if config["output_dim"] < configs[table]["output_dim"] and "name" in config:
-                    config["name"] = f"{config['name']}_columns_{start}_{stop}"
-            layers, groups, offsets = placement.join_tables(list(merged.values()))
-            self.table_ids.append(list(merged))
-            self.input_ids_list.append([i for table in merged for i in inputs_of[table]])
+                widths[table] = widths.get(table, 0) + sliced[table][position]["output_dim"]
+            ranges, merged = {}, []
+            for table, width in widths.items():
+                ranges[table] = start, stop = assigned[table], assigned[table] + width
+                assigned[table] = stop
+                merged.append({**configs[table], "output_dim": width})
+                if width < configs[table]["output_dim"] and "name" in configs[table]:
+                    merged[-1]["name"] = f"{configs[table]['name']}_columns_{start}_{stop}"
+            layers, groups, offsets = placement.join_tables(merged)
+            self._column_ranges.append(ranges)
+            self.table_ids.append(list(widths))
+            self.input_ids_list.append([i for table in widths for i in inputs_of[table]])
             self.local_configs.append(layers)
             self.local_group_list.append(groups)
             self.local_weight_offsets.append(offsets)

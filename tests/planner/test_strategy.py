@@ -236,7 +236,7 @@ def test_what_is_no_embedding_is_refused():
     "arguments, message",
     [
         ({"hotness": [1, 2]}, r"one per input \(1 of them\)"),
-        ({"hotness": [-1]}, r"`hotness\[0\]` must be a non-negative integer"),
+        ({"hotness": [-1]}, r"`hotness\[0\]` must be an integer >= 0"),
         ({"slots_per_row": 0.5}, "slots_per_row=0.5"),
     ],
 )
