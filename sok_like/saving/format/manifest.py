@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from sok_like.runtime.checks import wrong_argument
 from sok_like.saving.format import durable
 from sok_like.saving.format.progress import Progress
-from sok_like.saving.format.shard_file import ShardFile
+from sok_like.saving.format.shard_file import ShardFile, ShardSource
 
 FORMAT = "sok_like table"
 VERSION = 4
@@ -73,7 +73,7 @@ class Dump:
     dim: int = 0  # of the base
     deltas: list[Dump] = dataclasses.field(default_factory=list)  # in order
 
-    def open(self, number: int, dim: int, progress: Progress | None = None) -> ShardFile:
+    def open(self, number: int, dim: int, progress: Progress | None = None) -> ShardSource:
         """Opens one of the shards; raises ValueError as `ShardFile` does."""
         entry, world_size = self.entries[number], len(self.files)
         return ShardFile(self.files[number], dim, entry, progress, (number, world_size))

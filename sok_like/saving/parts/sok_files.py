@@ -19,7 +19,6 @@ names, those of the rows before those of the keys: if both are there, they belon
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import itertools
 import os
@@ -32,7 +31,7 @@ import numpy as np
 
 from sok_like.runtime.ranks import comm
 from sok_like.saving.format import durable
-from sok_like.saving.format.manifest import file_stem
+from sok_like.saving.format.manifest import Dump, file_stem
 from sok_like.saving.format.shard_file import ShardSource
 from sok_like.saving.parts.checkpointable import CheckpointPart
 from sok_like.table.content import TableShard
@@ -40,50 +39,33 @@ from sok_like.table.content import TableShard
 KEYS, VALUES = "_keys.file", "_values.file"
 
 
-@dataclasses.dataclass
-class Sok1Dump:
-    """A pair of files, with the interface of a dump of one shard."""
+class Sok1Dump(Dump):
+    """A pair of files, as a dump of one shard; that of the keys stands for both."""
 
-    keys_file: str
-    table: str
-    key_dtype: np.dtype
-
-    @property
-    def files(self) -> list[str]:
-        """The one file that stands for both."""
-        return [self.keys_file]
-
-    @property
-    def identity(self) -> str:
-        """The same on ranks that see the same files."""
-        sizes = [durable.size(path) for path in (self.keys_file, self._values_file())]
-        name = os.path.basename(self.keys_file)
-        return hashlib.sha256(repr((name, sizes)).encode()).hexdigest()
-
-    name, may_grow, dim, deltas = "", False, 0, ()  # SOK stored no width, and had no deltas
+    def __init__(self, keys_file: str, table: str, key_dtype: np.dtype):
+        self._values_file = keys_file.removesuffix(KEYS) + VALUES
+        if not durable.exists(self._values_file):
+            raise FileNotFoundError(f"{keys_file} needs {self._values_file}, which is missing")
+        self._table, self._key_dtype = table, key_dtype
+        self._sizes = [durable.size(path) for path in (keys_file, self._values_file)]
+        content = repr((os.path.basename(keys_file), self._sizes))
+        super().__init__([keys_file], [], hashlib.sha256(content.encode()).hexdigest(), "")
 
     def open(self, number: int, dim: int, progress: Any = None) -> ShardSource:
         """Keys and rows; rows stay in the file until they are read."""
-        values_file = self._values_file()
-        sizes = [durable.size(path) for path in (self.keys_file, values_file)]
-        num_keys, rest = divmod(sizes[0], self.key_dtype.itemsize)
-        if rest or sizes[1] != 4 * dim * num_keys:
+        (keys_file,), key_bytes = self.files, self._key_dtype.itemsize
+        num_keys, rest = divmod(self._sizes[0], key_bytes)
+        if rest or self._sizes[1] != 4 * dim * num_keys:
             raise ValueError(
-                f"Table '{self.table}' has keys of {self.key_dtype.name} and rows of {dim} floats, "
-                f"so {self.keys_file} and {values_file} must hold {self.key_dtype.itemsize} and "
-                f"{4 * dim} bytes for each key. Received: {sizes[0]} and {sizes[1]} bytes"
+                f"Table '{self._table}' has keys of {self._key_dtype.name} and rows of {dim} "
+                f"floats, so {keys_file} and {self._values_file} must hold {key_bytes} and "
+                f"{4 * dim} bytes for each key. Received: {self._sizes[0]} and {self._sizes[1]} "
+                "bytes"
             )
-        dtype = self.key_dtype.newbyteorder("<")
-        keys = np.frombuffer(durable.read(self.keys_file), dtype).astype(np.int64)
+        keys = np.frombuffer(durable.read(keys_file), self._key_dtype.newbyteorder("<"))
         if len(np.unique(keys)) != num_keys:
-            raise ValueError(f"{self.keys_file} must hold each key once")
-        return _Shard(keys, values_file, dim)
-
-    def _values_file(self):
-        path = self.keys_file.removesuffix(KEYS) + VALUES
-        if not durable.exists(path):
-            raise FileNotFoundError(f"The keys {self.keys_file} need {path}, which is missing")
-        return path
+            raise ValueError(f"{keys_file} must hold each key once")
+        return _Shard(keys.astype(np.int64), self._values_file, dim)
 
 
 class _Shard(ShardSource):
