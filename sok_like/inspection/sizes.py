@@ -20,8 +20,9 @@ from sok_like.runtime.checks import check_integer, wrong_argument
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, training_statistics
 from sok_like.runtime.ranks.agreement import agreed, check_same
+from sok_like.saving.parts.checkpointable import RankLocalVariables
 from sok_like.table.storage import StorageOption
-from sok_like.table.variable import EmbeddingVariable, is_embedding_variable, unwrap
+from sok_like.table.variable import EmbeddingVariable
 
 _PARTS = 64
 _SLOTS, _BUCKET_BYTES = 5, 64
@@ -87,8 +88,7 @@ def tables_of(model: Any) -> list[EmbeddingVariable]:
             raise wrong_argument("model", required, part, error=TypeError)
         return getattr(part, "variables", [part])
 
-    tables = [unwrap(item) for item in variables_of(model) if is_embedding_variable(item)]
-    return list({id(table): table for table in tables}.values())
+    return RankLocalVariables(variables_of(model)).tables
 
 
 def measure_ranks(

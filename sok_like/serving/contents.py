@@ -1,8 +1,9 @@
 """What a model holds, and how the ranks exchange it: its variables, and what changed in a table."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +12,7 @@ from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed, check_same
 from sok_like.runtime.ranks.exchange_order import exchange_in_turn
 from sok_like.table import table_reader
+from sok_like.table.content import TableShard
 from sok_like.table.variable import EmbeddingVariable, unwrap
 
 CHUNK_BYTES = 64 * 2**20  # of rows that are sent or written at once
@@ -50,24 +52,15 @@ def is_spread(variable: Any) -> bool:
     return isinstance(variable, EmbeddingVariable) or hasattr(variable, "_sok_shard")
 
 
-class Changes(NamedTuple):
-    """What changed in this rank's shard of a table since an instant."""
-
-    keys: np.ndarray  # int64 `[num_keys]`
-    rows: np.ndarray  # float32 `[num_keys, dim]`
-    erased: np.ndarray  # int64 `[num_erased]`
-    whole: bool  # whether these keys are all that there are
-    now: int  # the number of this instant
-
-
-def changes(variable: EmbeddingVariable, since: int) -> Changes:
-    """Reads what changed since the instant of that number."""
+def changes(variable: EmbeddingVariable, since: int) -> tuple[TableShard, int]:
+    """What changed in this rank's shard of a table since an instant, by its number; and now's."""
     try:
-        read, has_moved = _read(variable, since)
+        read, now = _read(variable, since)
+        # An optimizer may have moved rows outside of the batch.
+        has_moved = bool(read.steps[:, 0].any())
     except ValueError:  # the log of changes had become larger than the table
         has_moved = True
-    # An optimizer may have moved rows outside of the batch.
-    return _read(variable, 0)[0] if has_moved else read
+    return _read(variable, 0) if has_moved else (read, now)
 
 
 def _read(variable, since):
@@ -79,7 +72,7 @@ def _read(variable, since):
         for part in shard.parts(max(1, CHUNK_BYTES // (8 + 4 * variable.dim))):
             at, end = end, end + len(part["keys"])
             keys[at:end], rows[at:end] = part["keys"], part["rows"]
-        return Changes(keys, rows, shard.erased, shard.whole, now), bool(shard.steps[:, 0].any())
+        return dataclasses.replace(shard, keys=keys, rows=rows, read=None), now
 
 
 def to_ranks(

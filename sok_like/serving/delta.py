@@ -206,13 +206,13 @@ class _Writing:
         def read():
             since = zip(self._followed.tables, self._followed.instants, strict=True)
             self._changes = [contents.changes(table, instant) for table, instant in since]
-            return [changes.whole for changes in self._changes]
+            return [changes.whole for changes, _ in self._changes]
 
         self._whole = agreed(read, self._communicator, raises=ValueError)  # by rank and table
 
     def place(self, number):
         """Finds where a table's changes go in the served model."""
-        followed, changes, name = self._followed, self._changes[number], _names(number)
+        followed, (changes, _), name = self._followed, self._changes[number], _names(number)
         table, world_size = followed.tables[number], self._communicator.world_size
         whole = [rank for rank in range(world_size) if self._whole[rank][number]]
         if table.home is not None:
@@ -317,7 +317,7 @@ class _Writing:
 
     def finish(self):
         followed = self._followed
-        followed.instants = [changes.now for changes in self._changes]
+        followed.instants = [now for _, now in self._changes]
         followed.number += 1
         followed.version = self._version
         for placement in filter(None, followed.placements):

@@ -244,9 +244,8 @@ class EmbeddingVariable(
     @property
     def key_limit(self) -> int:
         """Keys must lie in `[0, key_limit)`; 0: every key is legal."""
-        return (
-            0 if self._options.use_hashtable else (self._options.capacity or 0) * self._world_size
-        )
+        options = self._options
+        return 0 if options.use_hashtable else (options.capacity or 0) * self._world_size
 
     @property
     def options(self) -> dict:

@@ -21,11 +21,21 @@ _CHECKPOINT = "tensorflow.python.checkpoint"
 
 
 @at_init
-def _install_entries():
+def _install():
     EmbeddingVariable.element_in_graph = staticmethod(lambda v: v1_saver.in_graph(v).element)
     objects = _of(f"{_CHECKPOINT}.checkpoint", "TrackableSaver")
     wrap(objects, "save", checkpoints.save_objects, "finds the slot variables of tables")
     wrap(objects, "restore", checkpoints.restore_objects, "builds optimizers of dense tables")
+    library = f"{_keras()}.saving.saving_lib"
+    wrap(library, "load_model", keras_files.load_model, "ranks read one file")
+    why = "reads dense tables with their slot variables"
+    wrap(library, "_load_state", keras_files.load_state, why)
+    layer: Any = tf.keras.layers.Layer
+    wrap(layer, "save_own_variables", keras_layers.save, "a layer's tables are no arrays")
+    wrap(layer, "load_own_variables", keras_layers.load, "the same, on the way back")
+    if is_keras_3():
+        tracker = _of(f"{_keras()}.utils.tracking", "Tracker")
+        wrap(tracker, "track", keras_layers.track, "a layer's tables are among its weights")
 
 
 @behind(hooks.CHECKPOINTS)
@@ -55,20 +65,6 @@ def _install_savers():
     wrap(saver, "restore", v1_saver.restore, "reads tables from beside the file")
     wrap(hook, "begin", v1_saver.begin, "ranks save at the same step")
     wrap(hook, "after_run", v1_saver.after_run, "ranks save at the same step")
-
-
-@at_init
-def _install_keras():
-    library = f"{_keras()}.saving.saving_lib"
-    wrap(library, "load_model", keras_files.load_model, "ranks read one file")
-    why = "reads dense tables with their slot variables"
-    wrap(library, "_load_state", keras_files.load_state, why)
-    layer: Any = tf.keras.layers.Layer
-    wrap(layer, "save_own_variables", keras_layers.save, "a layer's tables are no arrays")
-    wrap(layer, "load_own_variables", keras_layers.load, "the same, on the way back")
-    if is_keras_3():
-        tracker = _of(f"{_keras()}.utils.tracking", "Tracker")
-        wrap(tracker, "track", keras_layers.track, "a layer's tables are among its weights")
 
 
 @behind(hooks.MODELS)
