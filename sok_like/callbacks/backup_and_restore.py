@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import types
 from typing import Any
 
 import tensorflow as tf
@@ -139,8 +140,16 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
     def _begin_at(self, saved):
         if is_keras_3():
             self.model._initial_epoch = saved.epoch
-        else:  # tf_keras asks such an object
-            self.model._training_state = _BeginsAt(saved, self._resumed) if any(saved[:2]) else None
+            return
+
+        def counters(steps_per_epoch, initial_epoch, mode):
+            if self._resumed is not None:
+                self._resumed.wait_for_data()
+            return saved.epoch, 0  # the data decides on the step
+
+        # tf_keras' `fit` asks such an object for the first epoch.
+        state = types.SimpleNamespace(maybe_load_initial_counters_from_ckpt=counters)
+        self.model._training_state = state if any(saved[:2]) else None
 
     def _go_on(self, batch=None):
         """At the first batch of a resumed `fit`, or at the end of an epoch that has no more."""
@@ -265,15 +274,3 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         agreed(None, communicator, "the exit after SIGTERM")
         self._stop_listening()
         raise SystemExit(_EXIT_CODE)
-
-
-class _BeginsAt:
-    """The object that tf_keras' `fit` asks for the first epoch; the data decides on the step."""
-
-    def __init__(self, saved, resumed):
-        self._saved, self._resumed = saved, resumed
-
-    def maybe_load_initial_counters_from_ckpt(self, steps_per_epoch, initial_epoch, mode):
-        if self._resumed is not None:
-            self._resumed.wait_for_data()
-        return self._saved.epoch, 0

@@ -161,15 +161,9 @@ class SavingBeside(Saving):
 # ---- loading ----
 
 
-class _Now(threading.local):
-    """What a thread is in: a load, what it has prepared so far, and its path; a file's writing."""
-
-    prepared: list[StagedContent] | None = None
-    path: str | None = None
-    written: dict[int, str] | None = None  # references by the objects' `id`
-
-
-_now = _Now()
+# .prepared: what the load that a thread is in has prepared so far; .path: of its file; .written: in
+# the writing of a file, the references by the `id` of their objects.
+_now = threading.local()
 
 
 def load(
@@ -187,7 +181,7 @@ def load(
     and nothing has changed. A single rank raises the error itself. Without a path all parts must be
     inside the file. `collective` is False if it is not known yet whether it has parts.
     """
-    if _now.prepared is not None:  # part of another one
+    if hasattr(_now, "prepared"):  # part of another one
         with attributes(_now, {"path": path}):
             return read()
     communicator, compared = comm.current(), compared or path
@@ -223,7 +217,7 @@ def load(
 
 def prepare(prepared: StagedContent) -> None:
     """Hands over what a container has found; outside of `load` it takes its content at once."""
-    if _now.prepared is None:
+    if not hasattr(_now, "prepared"):
         prepared.commit()
         return
     for earlier in [e for e in _now.prepared if e.target is prepared.target is not None]:
@@ -234,7 +228,7 @@ def prepare(prepared: StagedContent) -> None:
 
 def folder_read(reference: str) -> str:
     """The folder of a part beside the file that is being read."""
-    if _now.path is None:
+    if vars(_now).get("path") is None:
         raise RuntimeError(
             "A file that several ranks wrote must be read by its path, after `sok.Init`, as its "
             "tables lie beside it. Received: a file object, or a load before `sok.Init`"
@@ -277,9 +271,9 @@ def writing(
 
 def is_writing() -> bool:
     """Whether such a scope is active."""
-    return _now.written is not None
+    return hasattr(_now, "written")
 
 
 def reference_of(thing: Any) -> str | None:
     """The folder that the file being written names for an object; None: it goes inside."""
-    return (_now.written or {}).get(id(thing))
+    return vars(_now).get("written", {}).get(id(thing))

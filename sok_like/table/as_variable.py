@@ -8,7 +8,7 @@ same by key.
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,8 @@ from sok_like.table.options import TableOptions
 look_up: Callable[[Any, Any, Any], Any] | None = None
 
 
-class _StandIns(threading.local):
-    """In a thread that exports a model: the handles that stand for tables, by the table's `id`."""
-
-    handles: Mapping[int, Any] = {}
-
-
-stand_ins = _StandIns()
+# .handles: in a thread that exports a model, those that stand for tables, by the table's `id`.
+stand_ins = threading.local()
 
 
 def _unreadable(what):
@@ -52,7 +47,7 @@ class AsVariable:
     @property
     def handle(self) -> Any:
         """The table's resource; TensorFlow places ops beside it."""
-        return stand_ins.handles.get(id(self), self._handle)
+        return vars(stand_ins).get("handles", {}).get(id(self), self._handle)
 
     @property
     def table_name(self) -> str:
