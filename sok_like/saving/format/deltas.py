@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -236,14 +237,8 @@ def _log_of(shard):
     named = _OPTIMIZER.fullmatch(shard.optimizer)
     if named is None:
         raise durable.wrong("A delta", "name its optimizer", f"{shard.optimizer!r:.200}")
-
-    def value_of(text) -> Any:
-        if text in ("true", "false"):
-            return text == "true"
-        return int(text) if text.isdigit() else float(text)
-
     pairs = (pair.split("=") for pair in named[2].split(", "))
-    return named[1], {name: value_of(text) for name, text in pairs}, shard.steps
+    return named[1], {name: json.loads(value) for name, value in pairs}, shard.steps
 
 
 def _bring_up(shard, number, logs, dim):
