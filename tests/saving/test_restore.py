@@ -255,25 +255,6 @@ def test_each_run_of_a_graph_writes_a_dump_of_its_own(sok, tmp_path):
     assert len(names[0]) == len(names[1]) == 1 and names[0] != names[1]
 
 
-def test_an_earlier_checkpoint_is_read(sok, tmp_path, monkeypatch):
-    from sok_like.table import variable
-
-    table, again = (sok.EmbeddingVariable(2, name="users") for _ in range(2))
-    step(table, make_optimizer(sok, "adam"))
-
-    def earlier(snapshot):
-        tensors = snapshot.fields()
-        tensors.pop("optimizer_step")
-        return tensors
-
-    with monkeypatch.context() as patch:
-        patch.setattr(variable, "checkpointed", earlier)
-        path = tf.train.Checkpoint(table=table).save(str(tmp_path / "old"))
-    tf.train.Checkpoint(table=again).restore(path)
-    for now, then in zip(state(again)[:5], state(table)[:5], strict=True):
-        np.testing.assert_array_equal(now, then)
-
-
 def test_memory_that_runs_out_is_not_called_damage(sok, tmp_path, monkeypatch):
     from sok_like.saving.format import durable
 
