@@ -25,7 +25,7 @@ from sok_like.runtime.ranks.agreement import GraphSteps, Steps, text_of
 from sok_like.saving import background
 from sok_like.saving.history import History, chosen_dump
 from sok_like.saving.parts import hash_tables, table_dumps
-from sok_like.saving.parts.table_dumps import CompactedDump, GrowingDump, Sok1Files, TableDump
+from sok_like.saving.parts.table_dumps import CompactedDump, GrowingDump, TableDump
 from sok_like.saving.parts.table_names import name_in_files
 from sok_like.saving.transaction import Saving
 from sok_like.table import table_reader
@@ -77,7 +77,7 @@ class Saver(History):
         saving.agree()
         saving.write([variable.register_for_read(not rows_only, evict=True)])
         if sok1_files:
-            Saving(steps, [Sok1Files(dump)]).run()
+            Saving(steps, [table_dumps.sok1_files(dump)]).run()
         return steps.end("OK")
 
     def restore(

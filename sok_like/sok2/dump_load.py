@@ -47,18 +47,11 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
     """
     dumped = _dumped("dump", dump_vars, optimizer)
     steps = Steps(f"sok2.dump of {[table.stem for table in dumped]}")
-    Saving(steps, [_Files(os.fspath(path), dumped)]).run()
 
+    def find():
+        return os.fspath(path), [file for table in dumped for file in table.joined_files()]
 
-class _Files(JoinedFiles):
-    """The files of all variables of a dump, as a part."""
-
-    def __init__(self, folder, dumped):
-        super().__init__("files of sok2.dump", folder)
-        self._dumped = dumped
-
-    def files(self):
-        return [file for table in self._dumped for file in table.joined_files()]
+    Saving(steps, [JoinedFiles("files of sok2.dump", find)]).run()
 
 
 def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None:

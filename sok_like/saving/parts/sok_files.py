@@ -24,7 +24,7 @@ import itertools
 import os
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,9 +85,6 @@ class _Shard(ShardSource):
         durable.read_into(self.name, 4 * self._dim * begin, rows)
         return TableShard(keys, rows, rows[:, :0], [], [])
 
-    def without_keys(self):
-        return self.part(0, 0)
-
 
 def find_dump(filepath: str, table: str, key_dtype: Any) -> Sok1Dump | None:
     """The dump of a table in a folder or a file of keys; None if there are no files of SOK 1.x."""
@@ -127,20 +124,16 @@ class JoinedFile(NamedTuple):
 
 
 class JoinedFiles(CheckpointPart):
-    """Such files in a folder, as a part."""
+    """Such files in a folder, as a part. When the save begins, `find` returns the two."""
 
-    def __init__(self, name: str, folder: str = ""):
-        self.name, self.folder, self._rank = name, folder, comm.current().rank
-        self._files: list[JoinedFile] = []
+    def __init__(self, name: str, find: Callable[[], tuple[str, list[JoinedFile]]]):
+        self.name, self._find, self._rank = name, find, comm.current().rank
+        self._files: list[JoinedFile] = []  # the same on all ranks
         self._staged: list[str] = []  # a path for each of them, until it has its name
         self._counts: Any = None  # items, by rank and file
 
-    def files(self) -> list[JoinedFile]:
-        """The files, the same on all ranks; called when the save begins."""
-        raise NotImplementedError
-
     def begin(self) -> Any:
-        self._files = self.files()
+        self.folder, self._files = self._find()
         self._is_local = durable.local(self.folder) is not None
         durable.make_folder(self.folder)
         counts = [file.num_items for file in self._files]

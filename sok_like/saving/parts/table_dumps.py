@@ -217,24 +217,18 @@ def _this_rank() -> tuple[int, int]:
     return comm.current().rank, comm.current().world_size
 
 
-class Sok1Files(JoinedFiles):
+def sok1_files(dump: TableDump) -> JoinedFiles:
     """The two files that SOK 1.x's Saver wrote of a table, from a dump that is complete."""
 
-    def __init__(self, dump: TableDump):
-        super().__init__(dump.name)
-        self._dump = dump
-
-    def begin(self) -> Any:
-        self.folder = self._dump.folder
-        return super().begin()
-
-    def files(self) -> list[JoinedFile]:
-        dim, key_dtype = self._dump.table.dim, self._dump.table.key_dtype.as_numpy_dtype
-        entry, start = self._dump.entry, stem(self.name)
-        shard = ShardFile(durable.join(self.folder, entry["file"]), dim, entry)
+    def find():
+        dim, key_dtype = dump.table.dim, dump.table.key_dtype.as_numpy_dtype
+        entry, start = dump.entry, stem(dump.name)
+        shard = ShardFile(durable.join(dump.folder, entry["file"]), dim, entry)
         keys = (part.astype(key_dtype) for part in shard.parts("keys"))
-        head = self.name, b"", entry["keys"]
-        return [
+        head = dump.name, b"", entry["keys"]
+        return dump.folder, [
             JoinedFile(start + KEYS, *head, np.dtype(key_dtype).itemsize, keys),
             JoinedFile(start + VALUES, *head, 4 * dim, shard.parts("rows")),
         ]
+
+    return JoinedFiles(dump.name, find)
