@@ -67,13 +67,13 @@ def write(
         keys, instant = _keys(variable, room, follows)
         share = _share(variable, table, keys, room)
         del keys
-        placement = None
         if follows and share.placed is not None:
             first_row, kind = table.first_row + share.begin, stock.number_dtype
             placement = Placement(share.placed, first_row, share.capacity, kind)
-        placements.append(placement)
+            share = share._replace(placement=placement)
+        placements.append(share.placement)
         instants.append(instant)
-        _write(variable, table, share, stock, placement, parts)
+        _write(variable, table, share, stock, parts)
     return stock, placements, instants
 
 
@@ -131,6 +131,7 @@ class _Share(NamedTuple):
     size: int  # with keys
     capacity: int
     placed: Buckets | None = None
+    placement: Placement | None = None  # if the table can be refreshed
 
 
 def _share(variable, table, keys, room):
@@ -156,7 +157,7 @@ def _share(variable, table, keys, room):
     return _Share(begin, int(sizes[rank]), capacity, placed)
 
 
-def _write(variable, table, share, stock, placement, parts):
+def _write(variable, table, share, stock, parts):
     """Writes this rank's share: rows with keys, the index, and rows of zeros."""
     name, placed, begin = _call(variable), share.placed, share.begin
     row_parts = [f"rows_{table.dim}", *([f"scales_{table.dim}"] if stock.scales else [])]
@@ -175,11 +176,11 @@ def _write(variable, table, share, stock, placement, parts):
     def index(at, end):
         bucket = table.first_bucket + placed.begin + at
         yield slice_of("keys", bucket, placed.keys[at:end])
-        if placement is None:
+        if share.placement is None:
             numbers = (table.first_row + begin + starts[at:end]).astype(stock.number_dtype)
             yield slice_of("starts", bucket, numbers)
         else:
-            yield slice_of("numbers", bucket * SLOTS, placement.numbers(at, end))
+            yield slice_of("numbers", bucket * SLOTS, share.placement.numbers(at, end))
 
     def keys_at(at, end):
         if placed is None:
