@@ -80,7 +80,7 @@ def find_key(key: int, *places: Any, table: str | None = None) -> list[KeyPlace]
         FileNotFoundError: there is no such file; on several ranks RuntimeError.
     """
     number = as_integer(key)
-    if number is None or isinstance(key, bool):
+    if number is None:
         raise wrong_argument("key", "an integer", key, error=TypeError)
     require(-(2**63) <= number < 2**64, "key", "a number that int64 or uint64 can hold", key)
     if not places:  # an empty list would say that the key is gone

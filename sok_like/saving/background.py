@@ -22,7 +22,6 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.runtime.ranks import agreement, comm
-from sok_like.runtime.ranks.agreement import Steps
 from sok_like.saving.format import checksums, durable, manifest, shard_file
 from sok_like.saving.parts.checkpointable import rank_to_read_back
 from sok_like.saving.parts.hash_tables import HashTablePart
@@ -293,4 +292,4 @@ os.register_at_fork(after_in_child=BackgroundDump._after_fork)
 
 def _agreed(function):
     """`function` on all ranks; a single rank raises what several would."""
-    Steps(CALL, alone_alike=True).take(function)
+    agreement.Steps(CALL, alone_alike=True).take(function)

@@ -25,7 +25,6 @@ from sok_like.runtime.ranks.agreement import GraphSteps, Steps, text_of
 from sok_like.saving import background
 from sok_like.saving.history import History, chosen_dump
 from sok_like.saving.parts import hash_tables, table_dumps
-from sok_like.saving.parts.table_dumps import CompactedDump, GrowingDump, TableDump
 from sok_like.saving.parts.table_names import name_in_files
 from sok_like.saving.transaction import Saving
 from sok_like.table import table_reader
@@ -72,7 +71,7 @@ class Saver(History):
         """
         variable = _ready(embedding_variable, filepath, rows_only=rows_only, sok1_files=sok1_files)
         steps = _steps("dump_to_file", "dump", variable)
-        dump = TableDump(variable, filepath, rows_only)
+        dump = table_dumps.TableDump(variable, filepath, rows_only)
         saving = Saving(steps, [dump])
         saving.agree()
         saving.write([variable.register_for_read(not rows_only, evict=True)])
@@ -154,7 +153,7 @@ class Saver(History):
         variable = _ready_eagerly("dump", embedding_variable, filepath)
         required = 'None, "last", what `dump` has returned, or a step'
         chosen = chosen_dump("since", required, since, variable.table_name)
-        dump = GrowingDump(variable, filepath, chosen)
+        dump = table_dumps.GrowingDump(variable, filepath, chosen)
         Saving(Steps(f"dump of table '{dump.name}'", alone_alike=True), [dump]).run()
         return tf.constant(dump.dump_id())
 
@@ -212,7 +211,7 @@ class Saver(History):
             RuntimeError: as for `restore_from_file`, or a rank could not write.
         """
         variable = _ready_eagerly("compact", embedding_variable, filepath)
-        dump = CompactedDump(variable, filepath)
+        dump = table_dumps.CompactedDump(variable, filepath)
         Saving(Steps(f"compact of table '{dump.name}'", alone_alike=True), [dump]).run()
         return tf.constant("OK")
 

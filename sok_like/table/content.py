@@ -10,10 +10,6 @@ BY_KEY = ("keys", "rows", "slot_rows", "records")  # one row per key
 OF_POLICIES = ("records", "waiting", "counters", "step")
 
 
-def _no_waiting():
-    return np.zeros([0, 3], np.int64)
-
-
 @dataclasses.dataclass
 class TableContent:
     """Keys, rows, slot rows and policies' records of one instant, as tensors or arrays."""
@@ -24,7 +20,8 @@ class TableContent:
     slot_names: Any  # strings [num_slots]
     slot_widths: Any  # int64 [num_slots]
     records: Any = None  # int64 [size, 3]: frequency, last step, custom score; None: no policies
-    waiting: Any = dataclasses.field(default_factory=_no_waiting)  # int64 [num_waiting, 3]
+    # int64 [num_waiting, 3]
+    waiting: Any = dataclasses.field(default_factory=lambda: np.zeros([0, 3], np.int64))
     # int64, of a Bloom filter
     counters: Any = dataclasses.field(default_factory=lambda: np.zeros([0], np.int64))
     step: Any = -1  # of the policies; -1: unknown, as in the next two
@@ -81,7 +78,7 @@ def nothing(dim: int = 0, with_records: bool = False) -> TableContent:
     rows: Any = np.zeros([0, dim], np.float32)
     content = TableContent(keys, rows, rows[:, :0], np.zeros([0], object), keys)
     if with_records:
-        content.records, content.step = _no_waiting(), np.int64(-1)
+        content.records, content.step = content.waiting, np.int64(-1)
     return content
 
 

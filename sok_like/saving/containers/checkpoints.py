@@ -41,7 +41,6 @@ from sok_like.saving.parts.checkpointable import (
     StagedContent,
     is_of_all_ranks,
 )
-from sok_like.saving.parts.dense_tables import StoredTables
 from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table import snapshots
 from sok_like.table.slices import TableSlice
@@ -435,4 +434,4 @@ def _dense(path):
             read = functools.partial(reader.get_tensor, name)
             place = TableSlice((0, 0), tuple(shape))
             slices.setdefault(holder, {})[key] = shape, place, read
-    return {holder: StoredTables.of_slices(whole) for holder, whole in slices.items()}
+    return {holder: dense_tables.StoredTables.of_slices(whole) for holder, whole in slices.items()}

@@ -26,7 +26,6 @@ from sok_like.saving import transaction
 from sok_like.saving.containers import keras_layers
 from sok_like.saving.format import checksums
 from sok_like.saving.parts import dense_tables, optimizer_variables
-from sok_like.saving.parts.dense_tables import Holder, StoredTables
 from sok_like.table.slices import TableSlice
 
 ID = "tables"  # the id of the only holder in a folder
@@ -50,7 +49,7 @@ def optimizers_of(model: Any) -> list[Any]:
     return [optimizer] if hasattr(optimizer, "save_own_variables") else []
 
 
-def save(holder: Holder, store: Any) -> None:
+def save(holder: dense_tables.Holder, store: Any) -> None:
     """Writes the part of a holder that Keras' file contains."""
     what = f"The tables of layer '{holder.name}' are"
     if keras_layers.save_reference(store, _PREFIX, holder, what):
@@ -63,7 +62,7 @@ def save(holder: Holder, store: Any) -> None:
     checksums.write_arrays(store, wholes, _PREFIX)
 
 
-def load(holder: Holder, store: Any) -> Any:
+def load(holder: dense_tables.Holder, store: Any) -> Any:
     """Reads what `save` wrote, at the end of `loading`; returns what the file has besides."""
     with optimizer_variables.of_root(()):
         parts = dense_tables.parts_of(holder)
@@ -80,7 +79,9 @@ def load(holder: Holder, store: Any) -> Any:
     else:
         checksums.check_arrays(store, f"the tables of layer '{holder.name}'", required=bool(names))
         keys = [key for key in store.keys() if re.fullmatch(r"\d+|=[^.]+", key)]
-        stored = StoredTables.of_slices(_slices_in(store, parts, _matched(holder, keys)))
+        stored = dense_tables.StoredTables.of_slices(
+            _slices_in(store, parts, _matched(holder, keys))
+        )
     stored.check_tables(holder, parts)
     if getattr(_state, "loaded", None) is None:
         transaction.prepare(stored.prepare(parts))

@@ -28,7 +28,6 @@ import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
-from sok_like.runtime.ranks.comm import Communicator
 from sok_like.saving import transaction
 from sok_like.saving.parts import table_names
 from sok_like.saving.parts.checkpointable import RankLocalVariables, StagedContent
@@ -186,9 +185,7 @@ def restore(own: Callable, self: Any, sess: Any, save_path: Any) -> Any:
 class SharedTimer:
     """Decides at which steps all ranks save, as a `CheckpointSaverHook` or another caller."""
 
-    def __init__(
-        self, every_secs: float, communicator: Communicator, call: str = "CheckpointSaverHook"
-    ):
+    def __init__(self, every_secs: float, communicator: comm.Communicator, call: str):
         self._every_secs, self._communicator, self._call = every_secs, communicator, call
         self._saved = self._looked = time.monotonic()
         self._looked_at: int | None = None
@@ -231,7 +228,7 @@ def begin(own: Callable, self: Any) -> None:
     if seconds is None or comm.current_or_single().world_size == 1:
         return
     if any(map(is_embedding_variable, tf.compat.v1.global_variables())):
-        self._shared_timer = SharedTimer(seconds, comm.current())
+        self._shared_timer = SharedTimer(seconds, comm.current(), "CheckpointSaverHook")
 
 
 def after_run(own: Callable, self: Any, run_context: Any, run_values: Any) -> None:

@@ -21,7 +21,6 @@ import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
 from sok_like.saving.format import array_files, durable
-from sok_like.saving.format.array_files import Folder
 from sok_like.saving.parts import optimizer_variables, table_names
 from sok_like.saving.parts.checkpointable import CheckpointPart, StagedContent
 from sok_like.table.slices import HeldSlice, TableSlice
@@ -92,7 +91,7 @@ def rank_variables(values: Callable[[], Iterable[tuple[str, Any]]]) -> ArraysPar
 
 def read_rank_variables(folder: str, world_size: int, listed: bool) -> dict[str, np.ndarray]:
     """The values of this rank, by key."""
-    files, rank = Folder(folder, world_size, listed), comm.current().rank
+    files, rank = array_files.Folder(folder, world_size, listed), comm.current().rank
     files.check([rank])
     with files.open(rank) as archive:
         return {key: archive[key] for key in archive.files}
@@ -235,7 +234,7 @@ def read_folder(path: str, world_size: int, listed: bool) -> dict[str, StoredTab
     """The tables that `world_size` ranks have written into a folder, by their holder's id."""
     # Each rank compares the checksums of some files, so that together they compare all. The blocks
     # that a rank reads have a CRC-32 besides.
-    folder, communicator = Folder(path, world_size, listed), comm.current()
+    folder, communicator = array_files.Folder(path, world_size, listed), comm.current()
     folder.check(range(communicator.rank, world_size, communicator.world_size))
     stored: dict[str, _Stored] = {}
     for rank in range(world_size):
