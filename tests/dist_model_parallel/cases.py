@@ -1,18 +1,24 @@
 """Tables, inputs and batches of the tests of `dmp.DistributedEmbedding`, and their dense oracle.
 
 The oracle is one process with stock layers only: the table is the kernel of a `Dense` layer, and
-an input the matrix that says how often each row counts in each row of the output.
+an input the matrix that says how often each row counts in each row of the output. A hash table has
+one row there for each of its keys.
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 import tensorflow as tf
 
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
+from sok_like.runtime.ranks import comm
 
 STEPS = 3
+KEYS = np.array([-(2**63), -5, 0, 3, 7, 11, 2**62, 2**63 - 1])  # of hash tables
+GIVEN = KEYS[2:]  # those of which the rows are set; the others begin as ones
+HASH_TABLE = (len(KEYS), 4, "mean")
 TABLES = [(10, 4, None), (7, 8, "sum"), (5, 4, "mean"), (20, 4, None), (2, 6, "sum")]
 # Input: table, kind, dtype, hotness (most ids of a sample where it varies).
 INPUTS = [
@@ -29,6 +35,7 @@ OPTIMIZERS = {
     "sgd": lambda: tf.keras.optimizers.SGD(0.005),
     "adagrad": lambda: tf.keras.optimizers.Adagrad(0.05),
     "adam": lambda: tf.keras.optimizers.Adam(0.02),
+    "momentum": lambda: tf.keras.optimizers.SGD(0.005, momentum=0.9),
 }
 
 
@@ -56,28 +63,59 @@ CASES = {
     "fewer_rows_than_ranks": Case(
         {"row_slice_threshold": 1}, [(2, 3, "mean")], [(0, "dense", "int64", 2)]
     ),
+    # A table that is cut, a replicated one, and a hash table with two inputs.
+    "hashed": Case(
+        {"data_parallel_threshold": 6},
+        [(10, 4, None), (3, 2, "sum"), HASH_TABLE],
+        [
+            (0, "dense", "int32", 2),
+            (2, "ragged", "int64", 3),
+            (1, "dense", "int64", 2),
+            (2, "dense", "int64", 1),
+        ],
+    ),
 }
 
 
 def table_values(case):
+    """What `set_weights` takes; of a hash table a pair of keys and rows."""
     rng = np.random.default_rng(3)
-    return [rng.normal(size=shape[:2]).astype(np.float32) for shape in case.tables]
+    found = [rng.normal(size=table[:2]).astype(np.float32) for table in case.tables]
+    is_hash_table = [table == HASH_TABLE for table in case.tables]
+    return [
+        (GIVEN, rows[2:]) if has_keys else rows
+        for rows, has_keys in zip(found, is_hash_table, strict=True)
+    ]
+
+
+def as_dense(weights):
+    """A table's weights; of a hash table one row per key of KEYS."""
+    if not isinstance(weights, tuple):
+        return weights
+    rows = np.ones([len(KEYS), HASH_TABLE[1]], np.float32)
+    for key, row in zip(*weights, strict=True):
+        rows[KEYS.tolist().index(key)] = row
+    return rows
+
+
+def make_embedding(table):
+    rows, dim, combiner = table
+    if table == HASH_TABLE:
+        return sok.HashEmbedding(dim, combiner, "ones")
+    # Stock embeddings for tables without a combiner, so that both kinds are in one list.
+    if combiner is None:
+        return tf.keras.layers.Embedding(rows, dim)
+    return sok.Embedding(rows, dim, combiner=combiner)
 
 
 def make_layer(case):
-    # Stock embeddings for tables without a combiner, so that both kinds are in one list.
-    embeddings = [
-        tf.keras.layers.Embedding(rows, dim)
-        if combiner is None
-        else sok.Embedding(rows, dim, combiner=combiner)
-        for rows, dim, combiner in case.tables
-    ]
+    embeddings = [make_embedding(table) for table in case.tables]
     input_map = [table for table, *_ in case.inputs]
     return dmp.DistributedEmbedding(embeddings, input_table_map=input_map, **case.arguments)
 
 
 def batch(case, step, rank, world_size):
-    """Ids of a rank's samples: one list per input with one list per sample. Some ranks get none."""
+    """Row numbers of a rank's samples: lists of lists, one per input. Some ranks get none."""
     rng = np.random.default_rng([step, rank])
     size = [3, 0, 2][(step + rank) % 3] if world_size > 1 else 4
     ids = []
@@ -88,7 +126,11 @@ def batch(case, step, rank, world_size):
     return ids
 
 
-def as_tensor(samples, kind, dtype, hotness):
+def as_tensor(case, number, samples):
+    """An input as the layer takes it: ids, or keys of a hash table."""
+    table, kind, dtype, hotness = case.inputs[number]
+    if case.tables[table] is HASH_TABLE:
+        samples = [KEYS[np.array(sample, int)] for sample in samples]
     if kind == "ragged":
         values = tf.constant([x for sample in samples for x in sample], dtype)
         return tf.RaggedTensor.from_row_lengths(
@@ -101,6 +143,13 @@ def as_tensor(samples, kind, dtype, hotness):
         return tf.SparseTensor(np.reshape(places, [-1, 2]).astype(np.int64), values, shape)
     dense = np.reshape(samples, [len(samples), hotness]).astype(dtype)
     return tf.constant(dense[:, 0] if kind == "flat" else dense)
+
+
+def tensors(case, step):
+    """The inputs of this rank."""
+    current = comm.current()
+    ids = batch(case, step, current.rank, current.world_size)
+    return [as_tensor(case, i, samples) for i, samples in enumerate(ids)]
 
 
 def spec(kind, dtype, hotness):
@@ -147,10 +196,46 @@ def loss_of(outputs, heads):
     )
 
 
-def oracle(case, optimizer, world_size):
+class Trainer:
+    """A layer with heads behind it, and steps of an optimizer.
+
+    Gradients are averaged by the tape, by DMP's optimizer, or by the wrapper that hash tables need.
+    """
+
+    def __init__(self, case, optimizer, graph, by):
+        self.case, self.layer, self.heads = case, make_layer(case), make_heads(case)
+        self.layer.set_weights(table_values(case))
+        self.by, self.optimizer = by, OPTIMIZERS[optimizer]()
+        if HASH_TABLE in case.tables:
+            average = by == "wrapper"
+            self.optimizer = sok.OptimizerWrapper(self.optimizer, average_dense_gradients=average)
+        if by == "optimizer":
+            self.optimizer = dmp.DistributedOptimizer(self.optimizer)
+        heads = [head.trainable_variables[0] for head in self.heads]
+        self.variables = [*self.layer.trainable_variables, *heads]
+        if optimizer != "adam":  # which makes its state as the first step is traced: traces twice
+            self.optimizer.build(self.variables)
+        signature = [spec(*of_input) for _, *of_input in case.inputs]
+        self.step = tf.function(self._step, input_signature=signature) if graph else self._step
+
+    def _step(self, *inputs):
+        with tf.GradientTape() as tape:
+            outputs = self.layer(list(inputs), training=True)
+            loss = loss_of(outputs, self.heads)
+        tape = dmp.DistributedGradientTape(tape) if self.by == "tape" else tape
+        gradients = tape.gradient(loss, self.variables)
+        self.optimizer.apply_gradients(zip(gradients, self.variables, strict=True))
+        return outputs
+
+    def train(self, steps=range(STEPS)):
+        return [self.step(*tensors(self.case, step)) for step in steps]
+
+
+@functools.cache
+def oracle(name, optimizer, world_size):
     """Per step each rank's outputs, flat; then the tables and heads after the last step."""
-    tables = []
-    for value in table_values(case):
+    case, tables = CASES[name], []
+    for value in map(as_dense, table_values(case)):
         layer = tf.keras.layers.Dense(value.shape[1], use_bias=False)
         layer.build([None, value.shape[0]])
         layer.set_weights([value])

@@ -1,6 +1,8 @@
 """What `dmp.DistributedEmbedding` refuses: the error's type, and that its text says what was
 required, what was received, and of which argument or table."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,9 +12,6 @@ import sok_like.dist_model_parallel as dmp
 
 pytestmark = pytest.mark.keras
 
-THRESHOLD = "must be None or a number of elements, an integer >= "
-WRONG_MAP = "Wrong input initializing input/map groups: `input_table_map` must hold integers in "
-
 
 def two_tables():
     return [
@@ -21,105 +20,73 @@ def two_tables():
     ]
 
 
-CONSTRUCTION = {
-    "no such strategy": (
-        {"strategy": "fast"},
-        ValueError,
-        [
-            "Unsupported shard strategy",
-            "('basic', 'memory_balanced', 'memory_optimized')",
-            "Received: strategy='fast'",
-        ],
-    ),
-    "strategy of another type": (
-        {"strategy": None},
-        ValueError,
-        ["Unsupported shard strategy", "Received: strategy=None"],
-    ),
-    **{
-        f"{name} {value!r}": (
-            {name: value},
+def raises(error, words):
+    """Words as they are, `...` between them."""
+    return pytest.raises(error, match="(?s)" + ".*".join(map(re.escape, words.split("..."))))
+
+
+OF_ELEMENTS = "must be None or a number of elements, an integer >= "
+WRONG_MAP = "Wrong input initializing input/map groups: `input_table_map` must hold integers in "
+POSITIVE = "must be a positive integer"
+STRATEGIES = "Unsupported shard strategy...('basic', 'memory_balanced', 'memory_optimized')..."
+
+
+@pytest.mark.parametrize(
+    "arguments, error, words",
+    [
+        ({"strategy": "fast"}, ValueError, STRATEGIES + "Received: strategy='fast'"),
+        ({"strategy": None}, ValueError, STRATEGIES + "Received: strategy=None"),
+        *(
+            (
+                {name: value},
+                ValueError,
+                f"`{name}` {OF_ELEMENTS}{least}...Received: {name}={value!r}",
+            )
+            for name, least, values in [
+                ("column_slice_threshold", 1, (-1, 0, 1.5, True, "all")),
+                ("row_slice_threshold", 0, (-1, 2.5, False)),
+                ("data_parallel_threshold", 0, (-1, "none")),
+            ]
+            for value in values
+        ),
+        # Without effect they are wrong as well.
+        ({"row_slice_threshold": -3, "dp_input": False}, ValueError, "row_slice_threshold=-3"),
+        ({"data_parallel_threshold": 0.5, "dp_input": False}, ValueError, "parallel_threshold=0.5"),
+        (
+            {"input_table_map": [0, 2]},
             ValueError,
-            [f"`{name}` {THRESHOLD}{least}", f"Received: {name}={value!r}"],
-        )
-        for name, least, values in [
-            ("column_slice_threshold", 1, (-1, 0, 1.5, True, "all")),
-            ("row_slice_threshold", 0, (-1, 2.5, False)),
-            ("data_parallel_threshold", 0, (-1, "none")),
-        ]
-        for value in values
-    },
-    "a threshold that has no effect": (
-        {"row_slice_threshold": -3, "dp_input": False},
-        ValueError,
-        ["`row_slice_threshold`", "Received: row_slice_threshold=-3"],
-    ),
-    "another threshold that has no effect": (
-        {"data_parallel_threshold": 0.5, "dp_input": False},
-        ValueError,
-        ["`data_parallel_threshold`", "Received: data_parallel_threshold=0.5"],
-    ),
-    "map to a table that does not exist": (
-        {"input_table_map": [0, 2]},
-        ValueError,
-        [WRONG_MAP + "[0, 2)", "the number of tables", "Received: input_table_map[1]=2"],
-    ),
-    "map to a negative table": (
-        {"input_table_map": [-1, 0]},
-        ValueError,
-        [WRONG_MAP, "Received: input_table_map[0]=-1"],
-    ),
-    "map of floats": (
-        {"input_table_map": [0, 1.0]},
-        ValueError,
-        [WRONG_MAP, "Received: input_table_map[1]=1.0"],
-    ),
-    "map that is not a list": (
-        {"input_table_map": 1},
-        TypeError,
-        ["`input_table_map` must be None or a list of integers", "Received: input_table_map=1"],
-    ),
-    "no embeddings": (
-        {"embeddings": []},
-        ValueError,
-        ["`embeddings` must hold at least one embedding", "Received: an empty list"],
-    ),
-    "embeddings that are not a list": (
-        {"embeddings": None},
-        TypeError,
-        ["`embeddings` must be a list of embeddings", "Received: embeddings=None"],
-    ),
-    "no embedding in the list": (
-        {"embeddings": [*two_tables(), 7]},
-        TypeError,
-        ["must hold layers with get_config()", "Received: embeddings[2]=7"],
-    ),
-    "a layer without input_dim": (
-        {"embeddings": [tf.keras.layers.Dense(3)]},
-        ValueError,
-        ["`input_dim` of embeddings[0] must be a positive integer", "Received: input_dim=None"],
-    ),
-    "a description without rows": (
-        {"embeddings": [{"input_dim": 3, "output_dim": 2}, {"input_dim": 0, "output_dim": 2}]},
-        ValueError,
-        ["`input_dim` of embeddings[1] must be a positive integer", "Received: input_dim=0"],
-    ),
-    "no such combiner": (
-        {"embeddings": [{"input_dim": 3, "output_dim": 2, "combiner": "max"}]},
-        ValueError,
-        ["`combiner` must be one of (None, 'sum', 'mean')", "Received: combiner='max'"],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CONSTRUCTION)
-def test_construction(sok, name):
-    arguments, kind, texts = CONSTRUCTION[name]
-    with pytest.raises(kind) as caught:
+            WRONG_MAP + "[0, 2), the number of tables...Received: input_table_map[1]=2",
+        ),
+        ({"input_table_map": [-1, 0]}, ValueError, WRONG_MAP + "...input_table_map[0]=-1"),
+        ({"input_table_map": [0, 1.0]}, ValueError, WRONG_MAP + "...input_table_map[1]=1.0"),
+        ({"input_table_map": 1}, TypeError, "must be None or a list of integers...Received: "),
+        ({"embeddings": []}, ValueError, "must hold at least one embedding...an empty list"),
+        ({"embeddings": None}, TypeError, "must be a list of embeddings...embeddings=None"),
+        (
+            {"embeddings": [*two_tables(), 7]},
+            TypeError,
+            "must hold layers with get_config()...Received: embeddings[2]=7",
+        ),
+        (
+            {"embeddings": [tf.keras.layers.Dense(3)]},
+            ValueError,
+            f"`input_dim` of embeddings[0] {POSITIVE}...Received: input_dim=None",
+        ),
+        (
+            {"embeddings": [{"input_dim": 3, "output_dim": 2}, {"input_dim": 0, "output_dim": 2}]},
+            ValueError,
+            f"`input_dim` of embeddings[1] {POSITIVE}...Received: input_dim=0",
+        ),
+        (
+            {"embeddings": [{"input_dim": 3, "output_dim": 2, "combiner": "max"}]},
+            ValueError,
+            "`combiner` must be one of (None, 'sum', 'mean')...Received: combiner='max'",
+        ),
+    ],
+)
+def test_construction(sok, arguments, error, words):
+    with raises(error, words):
         dmp.DistributedEmbedding(**{"embeddings": two_tables(), **arguments})
-    assert type(caught.value) is kind
-    for text in texts:
-        assert text in str(caught.value)
 
 
 def test_embeddings_may_come_from_a_generator(sok):
@@ -127,105 +94,66 @@ def test_embeddings_may_come_from_a_generator(sok):
     assert [w.shape for w in layer.get_weights()] == [(6, 3), (5, 3)]
 
 
-PLANS = {
-    "no ranks": ({"world_size": 0}, ["`world_size` must be a positive integer", "world_size=0"]),
-    "ranks as a text": ({"world_size": "2"}, ["`world_size` must be", "world_size='2'"]),
-    "ranks left without a table": (
-        {"world_size": 4, "column_slice_threshold": 300},
-        [
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"world_size": 0}, f"`world_size` {POSITIVE}...world_size=0"),
+        ({"world_size": "2"}, "`world_size` must be...world_size='2'"),
+        (
+            {"world_size": 4, "column_slice_threshold": 300},
             "Not enough table after slicing to run on all worker. Try decrease "
-            "column_slice_threshold or decrease worker count",
-            "Received: column_slice_threshold=300, world_size=4",
-            "leaves ranks [3] without a table",
-        ],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PLANS)
-def test_planning_for_more_ranks(name):
-    arguments, texts = PLANS[name]
+            "column_slice_threshold or decrease worker count...Received: "
+            "column_slice_threshold=300, world_size=4...leaves ranks [3] without a table",
+        ),
+    ],
+)
+def test_planning_for_more_ranks(arguments, words):
     tables = [{"input_dim": 100, "output_dim": 4}, {"input_dim": 10, "output_dim": 4}]
-    with pytest.raises(ValueError) as caught:
+    with raises(ValueError, words):
         dmp.DistEmbeddingStrategy(tables, **arguments)
-    for text in texts:
-        assert text in str(caught.value)
 
 
 ONE, SOME = tf.constant([[1]]), tf.constant([[1, 2]])
-INTEGERS = "Ids of table 'users' must be integers"
-CALLS = {
-    "too few inputs": ([ONE], {}, ValueError, ["Expect 2 inputs, got 1", "a list of all inputs"]),
-    "too many inputs": ([ONE, SOME, ONE], {}, ValueError, ["Expect 2 inputs, got 3"]),
-    "one tensor for all": (ONE, {}, ValueError, ["Expect 2 inputs, got 1"]),
-    "fewer inputs than in the map": (
-        [ONE, SOME],
-        {"input_table_map": [0, 1, 0]},
-        ValueError,
-        ["Expect 3 inputs, got 2"],
-    ),
-    "too few model-parallel inputs": (
-        [ONE],
-        {"dp_input": False},
-        ValueError,
-        ["Expect 2 inputs, got 1", "the inputs of rank 0"],
-    ),
-    "floats": ([tf.constant([[1.0]]), SOME], {}, TypeError, [INTEGERS, "Received: float32"]),
-    "booleans": ([tf.constant([[True]]), SOME], {}, TypeError, [INTEGERS, "Received: bool"]),
-    "texts": ([tf.constant([["a"]]), SOME], {}, TypeError, [INTEGERS, "Received: string"]),
-    "no tensor": (
-        [None, SOME],
-        {},
-        TypeError,
-        ["`inputs` must be a list of integer tensors", "Received: inputs[0]=None"],
-    ),
-    "a dictionary": (
-        {"a": ONE, "b": SOME},
-        {},
-        TypeError,
-        ["`inputs` must be a list of integer tensors", "Received: inputs[0]={'a': "],
-    ),
-    "1-D ids for a combiner": (
-        [ONE, tf.constant([1])],
-        {},
-        ValueError,
-        ["1-D ids with a combiner are ambiguous", "Received: shape (1,) (table 'items')"],
-    ),
-    "nested ragged ids": (
-        [ONE, tf.ragged.constant([[[1]]], dtype=tf.int64)],
-        {},
-        ValueError,
-        ["A RaggedTensor of ids must be 2-D, [batch, None]", "(table 'items')"],
-    ),
-    "3-D sparse ids": (
-        [ONE, tf.SparseTensor([[0, 0, 0]], [1], [1, 1, 1])],
-        {},
-        ValueError,
-        ["A SparseTensor of ids must be 2-D", "Received: shape (1, 1, 1) (table 'items')"],
-    ),
-    "an id behind the last row": (
-        [tf.constant([[6]]), SOME],
-        {},
-        tf.errors.InvalidArgumentError,
-        ["Ids of table 'users' must be in [0, input_dim)", "id 6 with input_dim 6"],
-    ),
-    "a negative id": (
-        [ONE, tf.constant([[-1, 2]])],
-        {},
-        tf.errors.InvalidArgumentError,
-        ["Ids of table 'items' must be in [0, input_dim)", "id -1 with input_dim 5"],
-    ),
-}
+SPARSE_3D = tf.SparseTensor([[0, 0, 0]], [1], [1, 1, 1])
+INTEGERS = "Ids of table 'users' must be integers...Received: "
+TENSORS = "`inputs` must be a list of integer tensors...Received: inputs[0]="
+OUTSIDE = tf.errors.InvalidArgumentError
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_call(sok, name):
-    inputs, arguments, kind, texts = CALLS[name]
+@pytest.mark.parametrize(
+    "inputs, arguments, error, words",
+    [
+        ([ONE], {}, ValueError, "Expect 2 inputs, got 1...a list of all inputs"),
+        ([ONE, SOME, ONE], {}, ValueError, "Expect 2 inputs, got 3"),
+        (ONE, {}, ValueError, "Expect 2 inputs, got 1"),
+        ([ONE, SOME], {"input_table_map": [0, 1, 0]}, ValueError, "Expect 3 inputs, got 2"),
+        ([ONE], {"dp_input": False}, ValueError, "Expect 2 inputs, got 1...the inputs of rank 0"),
+        ([tf.constant([[1.0]]), SOME], {}, TypeError, INTEGERS + "float32"),
+        ([tf.constant([[True]]), SOME], {}, TypeError, INTEGERS + "bool"),
+        ([tf.constant([["a"]]), SOME], {}, TypeError, INTEGERS + "string"),
+        ([None, SOME], {}, TypeError, TENSORS + "None"),
+        ({"a": ONE, "b": SOME}, {}, TypeError, TENSORS + "{'a': "),
+        (
+            [ONE, tf.constant([1])],
+            {},
+            ValueError,
+            "1-D ids with a combiner are ambiguous...Received: shape (1,) (table 'items')",
+        ),
+        (
+            [ONE, tf.ragged.constant([[[1]]], dtype=tf.int64)],
+            {},
+            ValueError,
+            "A RaggedTensor of ids must be 2-D, [batch, None]...(table 'items')",
+        ),
+        ([ONE, SPARSE_3D], {}, ValueError, "2-D...Received: shape (1, 1, 1) (table 'items')"),
+        ([tf.constant([[6]]), SOME], {}, OUTSIDE, "'users' must be in [0, input_dim)...id 6 with"),
+        ([ONE, tf.constant([[-1, 2]])], {}, OUTSIDE, "'items' must be in...id -1 with input_dim 5"),
+    ],
+)
+def test_call(sok, inputs, arguments, error, words):
     layer = dmp.DistributedEmbedding(two_tables(), **arguments)
-    with pytest.raises(kind) as caught:
+    with raises(error, words):
         layer(inputs)
-    for text in texts:
-        assert text in str(caught.value)
     layer([ONE, SOME, ONE][: len(layer.strategy.input_table_map)])  # and can go on
 
 
@@ -240,64 +168,33 @@ def test_batches_of_inputs_may_differ(sok):
 
 
 USERS, ITEMS = np.ones([6, 3]), np.ones([5, 3])
-WEIGHTS = {
-    "too few": ([USERS], {}, ["`weights` must hold 2 tables, one per embedding", "Received: 1"]),
-    "too many": ([USERS, ITEMS, ITEMS], {}, ["`weights` must hold 2 tables", "Received: 3"]),
-    "none": (None, {}, ["`weights` must hold 2 tables", "Received: None"]),
-    "a path alone": ("users.npy", {}, ["`weights` must hold 2 tables", "Received: 'users.npy'"]),
-    "another width": (
-        [USERS, np.ones([5, 2])],
-        {},
-        ["`weights[1]` must have the shape (5, 3)", "Received: shape (5, 2)"],
-    ),
-    "other tables' order": (
-        [ITEMS, USERS],
-        {},
-        ["`weights[0]` must have the shape (6, 3)", "Received: shape (5, 3)"],
-    ),
-    "flat": (
-        [USERS, np.ones(15)],
-        {},
-        ["`weights[1]` must have the shape (5, 3)", "Received: shape (15,)"],
-    ),
-    "texts": (
-        [USERS, np.full([5, 3], "a")],
-        {},
-        ["`weights[1]` must hold real numbers", "Received: <U1"],
-    ),
-    "complex": (
-        [USERS, ITEMS * 1j],
-        {},
-        ["`weights[1]` must hold real numbers", "Received: complex128"],
-    ),
-    "a file that does not exist": (
-        [USERS, "missing.npy"],
-        {},
-        ["`weights[1]` must be an array or the path of an .npy file", "Received: 'missing.npy'"],
-    ),
-    "no elements at a time": (
-        [USERS, ITEMS],
-        {"chunk": 0},
-        ["`chunk` must be a positive integer", "Received: chunk=0"],
-    ),
-    "half an element": (
-        [USERS, ITEMS],
-        {"chunk": 0.5},
-        ["`chunk` must be a positive integer", "Received: chunk=0.5"],
-    ),
-}
+OF_TWO = "`weights` must hold 2 tables, one per embedding...Received: "
+OF_ITEMS = "`weights[1]` must have the shape (5, 3)...Received: shape "
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_weights_are_refused_before_any_is_set(sok, name):
-    weights, arguments, texts = WEIGHTS[name]
+@pytest.mark.parametrize(
+    "weights, arguments, words",
+    [
+        ([USERS], {}, OF_TWO + "1"),
+        ([USERS, ITEMS, ITEMS], {}, OF_TWO + "3"),
+        (None, {}, OF_TWO + "None"),
+        ("users.npy", {}, OF_TWO + "'users.npy'"),
+        ([USERS, np.ones([5, 2])], {}, OF_ITEMS + "(5, 2)"),
+        ([ITEMS, USERS], {}, "`weights[0]` must have the shape (6, 3)...Received: shape (5, 3)"),
+        ([USERS, np.ones(15)], {}, OF_ITEMS + "(15,)"),
+        ([USERS, np.full([5, 3], "a")], {}, "`weights[1]` must hold real numbers...<U1"),
+        ([USERS, ITEMS * 1j], {}, "`weights[1]` must hold real numbers...Received: complex128"),
+        ([USERS, "missing.npy"], {}, "`weights[1]` must be an array or the path of an .npy file"),
+        ([USERS, ITEMS], {"chunk": 0}, f"`chunk` {POSITIVE}...Received: chunk=0"),
+        ([USERS, ITEMS], {"chunk": 0.5}, f"`chunk` {POSITIVE}...Received: chunk=0.5"),
+    ],
+)
+def test_weights_are_refused_before_any_is_set(sok, weights, arguments, words):
     layer = dmp.DistributedEmbedding(two_tables())
     layer.build(None)
     before = layer.get_weights()
-    with pytest.raises(ValueError) as caught:
+    with raises(ValueError, words):
         layer.set_weights(weights, **arguments)
-    for text in texts:
-        assert text in str(caught.value)
     for a, b in zip(layer.get_weights(), before, strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -1,0 +1,24 @@
+"""A step of a training by hand, and what a table holds after it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+def train_step(optimizer: Any, variables: Any, loss_of: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """Applies the gradients of `loss_of()`, by one variable or a list of them; its value."""
+    variables = variables if isinstance(variables, (list, tuple)) else [variables]
+    with tf.GradientTape() as tape:
+        loss = loss_of()
+    gradients = tape.gradient(loss, variables)
+    optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    return loss
+
+
+def rows_by_key(table: Any) -> dict[int, list[float]]:
+    """What this rank's shard of a table holds."""
+    import sok_like as sok
+
+    keys, rows = sok.export(table)
+    return dict(zip(keys.numpy().tolist(), rows.numpy().tolist(), strict=True))
