@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests import thread_ranks
+from tests.training import rows_by_key, train_step
 
 pytestmark = pytest.mark.keras
 
@@ -29,11 +30,6 @@ def oracle(steps):
                 step[key] += RATE * 2 * error / len(KEYS)
         row = {key: value - step[key] for key, value in row.items()}
     return row
-
-
-def rows_of(sok, table):
-    keys, rows = sok.export(table)
-    return dict(zip(keys.numpy().tolist(), rows.numpy()[:, 0].tolist(), strict=True))
 
 
 def fit(sok, model, steps=2):
@@ -70,28 +66,28 @@ HOLDERS = {
 }
 
 
-@pytest.mark.parametrize("how", HOLDERS)
-def test_a_table_that_a_model_holds_trains(sok, how):
-    hold, table_of = HOLDERS[how]
-    for name, lookup in lookups(sok).items():
-        table = make_table(sok)
-        model = model_of(hold(table.as_weight()), table_of, lookup)
-        fit(sok, model)
-        assert len(model.trainable_variables) == 1, name
-        expected = oracle(2)
-        found = rows_of(sok, table)
-        assert found.keys() == expected.keys()
-        for key, row in expected.items():
-            np.testing.assert_allclose(found[key], row, rtol=1e-5, err_msg=f"{name}, key {key}")
+def check_rows(table, steps):
+    right = {key: pytest.approx(row, rel=1e-5) for key, row in oracle(steps).items()}
+    assert right == {key: row[0] for key, row in rows_by_key(table).items()}
 
 
-@pytest.mark.parametrize("how", HOLDERS)
-def test_a_bare_table_in_a_model_trains(sok, how):
+@pytest.mark.parametrize(
+    "how, lookup, bare",
+    [
+        ("attribute", "embedding_lookup", False),
+        ("list", "gather", False),
+        ("dict", "group", False),
+        *((how, "gather", True) for how in HOLDERS),
+    ],
+)
+def test_a_table_that_a_model_holds_trains(sok, how, lookup, bare):
     hold, table_of = HOLDERS[how]
     table = make_table(sok)
-    fit(sok, model_of(hold(table), table_of, tf.gather))
-    found = rows_of(sok, table)
-    assert {key: pytest.approx(row, rel=1e-5) for key, row in oracle(2).items()} == found
+    held = hold(table if bare else table.as_weight())
+    model = model_of(held, table_of, lookups(sok)[lookup])
+    fit(sok, model)
+    assert bare or len(model.trainable_variables) == 1
+    check_rows(table, 2)
 
 
 def test_a_table_from_elsewhere_raises(sok):
@@ -143,8 +139,7 @@ def test_a_layer_within_may_look_up_what_the_model_holds(sok):
 
     table = make_table(sok)
     fit(sok, Outer(table.as_weight()), steps=1)
-    found = rows_of(sok, table)
-    assert {key: pytest.approx(row, rel=1e-5) for key, row in oracle(1).items()} == found
+    check_rows(table, 1)
 
 
 def test_two_layers_that_hold_a_table_list_one_variable(sok):
@@ -157,8 +152,7 @@ def test_two_layers_that_hold_a_table_list_one_variable(sok):
     )
     fit(sok, outer, steps=1)
     assert len(outer.trainable_variables) == 1
-    found = rows_of(sok, table)
-    assert {key: pytest.approx(row, rel=1e-5) for key, row in oracle(1).items()} == found
+    check_rows(table, 1)
 
 
 @pytest.mark.parametrize("hold", [lambda t: t, lambda t: [t], lambda t: {"users": t}])
@@ -172,13 +166,12 @@ def test_a_module_tracks_its_tables(sok, hold):
     module = Holder(hold(table))
     assert module.trainable_variables == (table,)
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
-    with tf.GradientTape() as tape:
-        error = tf.reduce_sum(tf.gather(table, KEYS), [1, 2]) - TARGETS
-        loss = tf.reduce_mean(error**2)
-    gradients = tape.gradient(loss, module.trainable_variables)
-    optimizer.apply_gradients(zip(gradients, module.trainable_variables, strict=True))
-    found = rows_of(sok, table)
-    assert {key: pytest.approx(row, rel=1e-5) for key, row in oracle(1).items()} == found
+
+    def loss_of():
+        return tf.reduce_mean((tf.reduce_sum(tf.gather(table, KEYS), [1, 2]) - TARGETS) ** 2)
+
+    train_step(optimizer, module.trainable_variables, loss_of)
+    check_rows(table, 1)
 
 
 @pytest.fixture
@@ -221,9 +214,7 @@ def test_keras_compiles_no_model_with_a_table_by_xla(sok, with_gpu, options):
     model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE)), "mse", **options)
     assert model.jit_compile is False
     model.fit(KEYS, TARGETS, batch_size=len(KEYS), epochs=2, shuffle=False, verbose=0)
-    expected, found = oracle(2), rows_of(sok, model.layers[-1].held._embedding_variable)
-    for key, row in expected.items():
-        assert found[key] == pytest.approx(row, abs=1e-6)
+    check_rows(model.layers[-1].held._embedding_variable, 2)
 
 
 @pytest.mark.parametrize("step", ["fit", "evaluate", "predict"])

@@ -14,7 +14,6 @@ DIM, LIMIT, RATE = 3, 0.05, 1.0
 KEYS = [[1, 2, 2, 5], [2, 4, 1, 1]]  # of each rank; one process has both
 OTHER = lambda keys: (keys + 1) % 6  # noqa: E731
 KERNEL = np.array([0.5, -1.0, 2.0], np.float32)
-MODES = ("eager", "function")
 
 
 def ramp(shape, dtype=None):
@@ -25,49 +24,9 @@ def ramp(shape, dtype=None):
 ROWS = ramp((6, DIM))
 
 
-def clipped(name, mode):
-    """Clipped gradients of this rank's keys and of the kernel, and the norm."""
-    layer = sok.All2AllDenseEmbedding(
-        None, DIM, 1, 1, dynamic_input=True, gradient_scale="mean",
-        embedding_initializer=ramp, name=f"{name}_{mode}",
-    )  # fmt: skip
-    kernel = tf.Variable(KERNEL)
-    keys = np.array(KEYS) if sok.size() == 1 else np.array(KEYS[sok.rank()])
-    variables = [layer.embedding_variable, kernel]
-
-    def gradients(keys):
-        with tf.GradientTape() as tape:
-            tape = dmp.DistributedGradientTape(tape) if name == "tape_of_dmp" else tape
-            loss = tf.reduce_mean(tf.reduce_sum(layer(keys, training=True) * kernel, -1))
-        return tf.clip_by_global_norm(tape.gradient(loss, variables), LIMIT)
-
-    call = tf.function(gradients) if mode == "function" else gradients
-    (of_rows, of_kernel), norm = call(tf.constant(keys.ravel(), tf.int64))
-    rows = dict(zip(of_rows.indices.numpy().tolist(), of_rows.values.numpy(), strict=True))
-    return rows, of_kernel.numpy(), float(norm)
-
-
-def tables():
-    """Norm of the gradients of two dense tables, on 2 ranks one on each, by the modes."""
-    embeddings = [tf.keras.layers.Embedding(rows, DIM) for rows in (6, 8)]
-    layer = dmp.DistributedEmbedding(embeddings, strategy="basic")
-    keys = np.array(KEYS) if sok.size() == 1 else np.array(KEYS[sok.rank()])
-    keys = tf.constant(keys.ravel(), tf.int64)
-    layer([keys, keys])
-    layer.set_weights([ROWS, ramp((8, DIM))])
-
-    def gradients(keys):
-        with tf.GradientTape() as tape:
-            tape = dmp.DistributedGradientTape(tape)
-            outputs = tf.concat(layer([keys, keys]), -1)
-            loss = tf.reduce_mean(tf.reduce_sum(outputs**2, -1))
-        return tape.gradient(loss, layer.trainable_variables)
-
-    def norm(keys, gradients=gradients):
-        return tf.linalg.global_norm(gradients(keys))
-
-    outside = norm(keys, tf.function(gradients))  # of what the function has returned
-    return float(norm(keys)), float(tf.function(norm)(keys)), float(outside)
+def keys_here():
+    keys = KEYS if sok.size() == 1 else KEYS[sok.rank()]
+    return tf.constant(np.ravel(keys), tf.int64)
 
 
 # What changes gradients of a table that two lookups read, and of the kernel.
@@ -79,33 +38,38 @@ CHANGES = {
     "by_norm_of_columns": lambda pair: ([tf.clip_by_norm(pair[0], LIMIT, [0]), pair[1]], 0.0),
     "by_value": lambda pair: ([tf.clip_by_value(pair[0], -LIMIT, LIMIT), pair[1]], 0.0),
 }
-SEVERAL = [("group", change) for change in CHANGES] + [("twice", "global_norm")]
-SEVERAL += [("gather", "by_global_norm"), ("sparse", "by_norm"), ("outside", "by_global_norm")]
-SEVERAL += [("sok2", change) for change in ("by_global_norm", "by_norm", "by_value")]
+MODES = ("eager", "function")
+SEVERAL = [("group", change, mode) for change in CHANGES for mode in MODES]
+SEVERAL += [("twice", "global_norm", "eager"), ("twice_by_dmp", "by_global_norm", "function")]
+SEVERAL += [("gather", "by_global_norm", "function"), ("sparse", "by_norm", "function")]
+SEVERAL += [("outside", "by_global_norm", "function"), ("outside", "by_norm", "function")]
+SEVERAL += [("sok2", change, "function") for change in ("by_global_norm", "by_norm", "by_value")]
+SEVERAL += [("sok2_home", change, "eager") for change in ("by_global_norm", "by_norm")]
 
 
-def of_table_of_two_lookups(door, change, mode):
-    """As `clipped`, of a table that two lookups read, the second one with twice the weight."""
+def of_table_of_two_lookups(door, change, mode, with_distribution):
+    """Changed gradients of a table that two lookups read, the second one with twice the weight."""
+    if with_distribution:  # whose gradients have norms of their own
+        import sok_like.distribution.sharded_gradient  # noqa: F401 (registers functions for lists)
     change = CHANGES[change]
     variable, look_up = _two_lookups(door, f"{door}_{mode}")
     kernel = tf.Variable(KERNEL)
 
     def gradients(keys):
         with tf.GradientTape() as tape:
+            tape = dmp.DistributedGradientTape(tape) if door == "twice_by_dmp" else tape
             first, second = look_up(keys)
             loss = tf.reduce_mean(tf.reduce_sum((first + 2 * second) * kernel, -1))
         pair = tape.gradient(loss, [variable, kernel])
         return pair if door == "outside" else change(pair)
 
-    call = tf.function(gradients) if mode == "function" else gradients
-    keys = np.ravel(KEYS if sok.size() == 1 else KEYS[sok.rank()])
-    result = call(tf.constant(keys, tf.int64))
+    result = (tf.function(gradients) if mode == "function" else gradients)(keys_here())
     (of_rows, of_kernel), norm = change(result) if door == "outside" else result
+    numbers = of_rows.indices.numpy()
+    if door.startswith("sok2"):  # of rows within this rank's part
+        numbers = variable._rows_here()[numbers]
     rows = {}
-    keys = of_rows.indices.numpy()
-    if door == "sok2":  # numbers of rows within this rank's part
-        keys = keys * sok.size() + sok.rank()
-    for key, row in zip(keys.tolist(), of_rows.values.numpy(), strict=True):
+    for key, row in zip(numbers.tolist(), of_rows.values.numpy(), strict=True):
         rows[key] = rows.get(key, 0.0) + row
     return rows, of_kernel.numpy(), float(norm)
 
@@ -118,8 +82,9 @@ def _averaged(rows):
 
 def _two_lookups(door, name):
     """A table, and a function that looks keys up, and the next ones, in two lookups of it."""
-    if door == "sok2":
-        variable = sok2.Variable(ROWS, name=name)
+    if door.startswith("sok2"):
+        home = f"localized:{sok.size() - 1}" if door == "sok2_home" else None
+        variable = sok2.Variable(ROWS, name=name, mode=home)
 
         def look_up(keys):
             ids = [tf.RaggedTensor.from_uniform_row_length(k, 1) for k in (keys, OTHER(keys))]
@@ -154,15 +119,20 @@ def _two_lookups(door, name):
         ids = tf.RaggedTensor.from_uniform_row_length(keys, 1)
         return _averaged(tf.nn.embedding_lookup_sparse(variable, ids, None, "sum"))
 
-    read = {"twice": by_layer, "outside": by_layer, "gather": by_gather, "sparse": by_sparse}[door]
+    read = {"gather": by_gather, "sparse": by_sparse}.get(door, by_layer)
     return variable, lambda keys: (read(keys), read(OTHER(keys)))
 
 
 # `plain` has a stock tape; `dense` has that, and dense gradients; `scaled` has those and a scaled
 # loss; the others have optimizers of this package.
-DOORS = ("sok2", "dmp", "plain", "dense", "scaled", "distributed", "legacy", "default")
-CLIPPING = [(door, name) for door in DOORS for name in ("clipnorm", "global_clipnorm")]
-CLIPPING += [("sok2", "clipvalue"), ("dmp", "clipvalue")]
+CLIPPING = [
+    (door, name)
+    for door in ("sok2", "dmp", "legacy")
+    for name in ("clipnorm", "global_clipnorm", "clipvalue")
+    if (door, name) != ("legacy", "clipvalue")
+]
+CLIPPING += [("plain", "clipnorm"), ("dense", "global_clipnorm"), ("scaled", "clipnorm")]
+CLIPPING += [("distributed", "global_clipnorm"), ("default", "clipnorm")]
 DENSE = ("dense", "scaled", "legacy")
 STRENGTH, SCALE = 0.25, 64.0
 
@@ -205,7 +175,7 @@ def moved_by_optimizer(door, setting):
             gradients = optimizer.get_unscaled_gradients(gradients)
         optimizer.apply_gradients(zip(gradients, weights, strict=True))
 
-    step(tf.constant(np.ravel(KEYS if sok.size() == 1 else KEYS[sok.rank()]), tf.int64))
+    step(keys_here())
     return dict(zip(numbers.tolist(), start - variable.numpy(), strict=True))
 
 
@@ -261,59 +231,12 @@ def _without_norm(count, most):
     return found | {"moved": sum(float((each**2).sum()) for each in moved)}
 
 
-each_world = pytest.mark.parametrize("world_size", [1, 2])
-each_mode = pytest.mark.parametrize("mode", MODES)
-
-
-def whole_gradients():
-    """Of a mean over all samples: of the rows by key, and of the kernel."""
-    keys = np.array(KEYS).ravel()
-    of_rows = {key: KERNEL * (keys == key).mean() for key in np.unique(keys).tolist()}
-    return of_rows, ROWS[keys].mean(0)
-
-
 def norm_of(*gradients):
     return np.sqrt(sum((gradient**2).sum() for gradient in gradients))
 
 
-def check(results, row_factor, kernel_factor, norm):
-    """Each key's row is on one rank; the kernel's gradients of all ranks have this mean."""
-    of_rows, of_kernel = whole_gradients()
-    seen = [(key, row) for rows, _, _ in results for key, row in rows.items()]
-    assert sorted(key for key, _ in seen) == sorted(of_rows)
-    for key, row in seen:
-        np.testing.assert_allclose(row, of_rows[key] * row_factor, rtol=1e-5)
-    kernel = np.mean([kernel for _, kernel, _ in results], 0)
-    np.testing.assert_allclose(kernel, of_kernel * kernel_factor, rtol=1e-5)
-    np.testing.assert_allclose([found for _, _, found in results], norm, rtol=1e-5)
-
-
-def global_norm():
-    of_rows, of_kernel = whole_gradients()
-    norm = norm_of(*of_rows.values(), of_kernel)
-    assert norm > LIMIT
-    return norm
-
-
-@each_world
-@each_mode
-@pytest.mark.parametrize("name", ["by_global_norm", "tape_of_dmp"])
-def test_clip_by_global_norm(on_threads, world_size, name, mode):
-    factor = LIMIT / global_norm()
-    check(on_threads(world_size, clipped, name, mode), factor, factor, global_norm())
-
-
-@each_world
-def test_global_norm_of_dense_tables(on_threads, world_size):
-    keys = np.array(KEYS).ravel()
-    of_rows = [2 * ROWS[key] * (keys == key).mean() for key in np.unique(keys)]
-    right = norm_of(*of_rows) * np.sqrt(2)  # both tables begin with the same rows
-    for found in on_threads(world_size, tables):
-        np.testing.assert_allclose(found, right, rtol=1e-5)
-
-
 def of_two_lookups():
-    """As `whole_gradients`, of a table that two lookups read: their parts are summed by key."""
+    """Of a mean over all samples: of the rows by key, of both lookups, and of the kernel."""
     keys = np.array(KEYS).ravel()
     counts = np.zeros(6)
     np.add.at(counts, keys, 1)
@@ -329,16 +252,22 @@ def clipped_to(rows, axis):
     return tf.clip_by_norm(tf.constant(rows, tf.float32), LIMIT, axis).numpy()
 
 
-@pytest.mark.parametrize("with_distribution", [False, True])
-@each_world
-@each_mode
-@pytest.mark.parametrize(("door", "change"), SEVERAL)
+@pytest.mark.parametrize(
+    "world_size, door, change, mode, with_distribution",
+    [
+        (1, "group", "by_global_norm", "function", False),
+        (1, "sok2", "by_norm", "eager", False),
+        *((2, *case, False) for case in SEVERAL),
+        (2, "group", "by_global_norm", "function", True),
+        (2, "sok2", "by_norm", "eager", True),
+        (2, "gather", "by_value", "eager", True),
+    ],
+)
 def test_a_table_that_two_lookups_read(
-    on_threads, with_distribution, world_size, door, change, mode
+    on_threads, world_size, door, change, mode, with_distribution
 ):
-    if with_distribution:  # whose gradients have norms of their own
-        import sok_like.distribution.sharded_gradient  # noqa: F401 (registers functions for lists)
-    results = on_threads(world_size, of_table_of_two_lookups, door, change, mode)
+    call = of_table_of_two_lookups, door, change, mode, with_distribution
+    results = on_threads(world_size, *call)
     of_rows, of_kernel = of_two_lookups()
     whole = norm_of(*of_rows.values(), of_kernel)
     dense = np.array(list(of_rows.values()))
@@ -365,8 +294,10 @@ def test_a_table_that_two_lookups_read(
 
 
 @pytest.mark.keras
-@each_world
-@pytest.mark.parametrize(("door", "setting"), CLIPPING)
+@pytest.mark.parametrize(
+    "world_size, door, setting",
+    [(1, "sok2", "clipnorm"), (1, "dmp", "global_clipnorm"), *((2, *case) for case in CLIPPING)],
+)
 def test_stock_optimizers_clip_the_gradient_of_the_whole_table(
     on_threads, world_size, door, setting
 ):

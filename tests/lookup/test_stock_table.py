@@ -29,11 +29,8 @@ def missing_rows(table, keys=KEYS, initial=True):
     return tf.function(lambda keys: initial_rows(missing, keys, None))(tf.constant(keys))
 
 
-@pytest.mark.parametrize("dim", [1, 6, 16])
-@pytest.mark.parametrize("name", INITIALIZERS)
+@pytest.mark.parametrize("name, dim", zip(INITIALIZERS, [1, 6, 16, 6, 1, 16], strict=True))
 def test_a_missing_key_reads_its_initial_row(sok, name, dim):
-    if name == "rows" and dim == 1:
-        pytest.skip("orthogonal needs two columns")
     table = sok.EmbeddingVariable(dim, name=f"missing_{name}", initializer=INITIALIZERS[name]())
     rows = missing_rows(table)
     expected, found = table.find(KEYS)
@@ -176,7 +173,7 @@ def test_tables_of_all_kinds_in_one_lookup(sok):
             np.testing.assert_allclose(rows, expected, atol=1e-6, err_msg=variable.table_name)
 
 
-@pytest.mark.parametrize("size", [1, 7, 400])
+@pytest.mark.parametrize("size", [1, 400])
 def test_keys_in_their_second_buckets(sok, size):
     """Tables of different widths, nearly full, so that many keys lie there."""
     random = np.random.default_rng(2)

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import sok_like as sok
 from tests.thread_ranks import raised
+from tests.training import train_step
 
 pytestmark = pytest.mark.keras
 STEPS, BATCH, LAYERS = 4, 4, tf.keras.layers
@@ -41,14 +42,15 @@ class OwnCall(LAYERS.BatchNormalization):
         return inputs - moving
 
 
-def model_of(layer, ending=tf.keras.Model):
-    """A table and, beside it, this layer on numbers."""
-    keys, numbers = tf.keras.Input([1], dtype="int64"), tf.keras.Input([3])
+def model_of(*layers, ending=tf.keras.Model, batch=None):
+    """A table and, beside it, these layers on numbers."""
+    keys = tf.keras.Input([1], batch_size=batch, dtype="int64")
+    numbers = tf.keras.Input([3], batch_size=batch)
     table = sok.All2AllDenseEmbedding(
         None, 2, 1, 1, dynamic_input=True, name="rows", gradient_scale="mean"
     )
     rows = table(LAYERS.Flatten()(keys)[:, 0])
-    joined = LAYERS.Concatenate()([rows, layer(numbers)])
+    joined = LAYERS.Concatenate()([rows, *(layer(numbers) for layer in layers)])
     outputs = LAYERS.Dense(1, kernel_initializer="ones", name="head")(joined)
     return ending([keys, numbers], outputs)
 
@@ -71,12 +73,11 @@ def loop(model, compiled):
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1))
     optimizer.build(model.trainable_variables)
 
-    def step(keys, numbers):
-        with tf.GradientTape() as tape:
-            outputs = model([keys, numbers], training=True)
-            loss = tf.reduce_mean(tf.square(outputs - 1.0))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    def step(*inputs):
+        def loss_of():
+            return tf.reduce_mean(tf.square(model(list(inputs), training=True) - 1.0))
+
+        train_step(optimizer, model.trainable_variables, loss_of)
 
     step, (inputs, _) = tf.function(step) if compiled else step, samples()
     for batch in zip(*(np.split(values, STEPS) for values in inputs), strict=True):
@@ -90,8 +91,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", [Center, PlainVariable, OwnCall])
+@pytest.mark.parametrize(
+    "kind, way", [*((Center, way) for way in WAYS), (PlainVariable, "fit"), (OwnCall, "eager")]
+)
 def test_statistics_of_the_own_rank_raise(on_threads, kind, way):
     def check():
         layer = kind(name="center")
@@ -182,12 +184,6 @@ class Alternating(tf.keras.Model):
         return {"loss": loss}
 
 
-def recurrent():
-    cell = LAYERS.LSTM(3, stateful=True, kernel_initializer="ones", recurrent_initializer="ones")
-    parts = [LAYERS.Reshape([1, 3]), cell]
-    return lambda numbers: parts[1](parts[0](numbers))
-
-
 def spectral():
     inner = LAYERS.Dense(2, kernel_initializer="ones")
     layer = LAYERS.SpectralNormalization(inner)
@@ -196,38 +192,35 @@ def spectral():
     return layer
 
 
-RIGHT = {
-    "marked": Marked,
-    "the same": Same,
-    "a metric": Counting,
-    "batch normalization": LAYERS.BatchNormalization,
-    "without weights": lambda: LAYERS.BatchNormalization(center=False, scale=False),
-    "dropout": lambda: LAYERS.Dropout(0.5),
-    "noise": lambda: LAYERS.GaussianNoise(0.5),
-    "spectral": spectral,
-    "not trained": lambda: LAYERS.Dense(2, trainable=False, kernel_initializer="ones"),
-}
+def right_layers():
+    """Whose variables may differ over ranks, or are kept alike."""
+    return [
+        Marked(),
+        Same(),
+        Counting(),
+        LAYERS.BatchNormalization(),
+        LAYERS.BatchNormalization(center=False, scale=False),
+        LAYERS.Dropout(0.5),
+        LAYERS.GaussianNoise(0.5),
+        spectral(),
+        LAYERS.Dense(2, trainable=False, kernel_initializer="ones"),
+    ]
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", RIGHT)
-def test_right_programs_pass(on_threads, kind, way):
-    on_threads(2, lambda: WAYS[way](model_of(RIGHT[kind]())))
+def test_right_programs_pass(on_threads, way):
+    on_threads(2, lambda: WAYS[way](model_of(*right_layers())))
 
 
 def test_states_of_recurrent_layers_pass(on_threads):
-    def check():
-        keys = tf.keras.Input(batch_shape=[BATCH, 1], dtype="int64")
-        numbers = tf.keras.Input(batch_shape=[BATCH, 3])
-        table = sok.All2AllDenseEmbedding(
-            None, 2, 1, 1, dynamic_input=True, name="rows", gradient_scale="mean"
+    def recurrent(numbers):
+        lstm = LAYERS.LSTM(
+            3, stateful=True, kernel_initializer="ones", recurrent_initializer="ones"
         )
-        joined = LAYERS.Concatenate()([table(keys[:, 0]), recurrent()(numbers)])
-        outputs = LAYERS.Dense(1, kernel_initializer="ones", name="head")(joined)
-        fit(tf.keras.Model([keys, numbers], outputs))
+        return lstm(LAYERS.Reshape([1, 3])(numbers))
 
-    on_threads(2, check)
+    on_threads(2, lambda: fit(model_of(recurrent, batch=BATCH)))
 
 
 def test_sums_of_gradients_that_a_train_step_holds_pass(on_threads):
-    on_threads(2, lambda: fit(model_of(LAYERS.Dropout(0.5), Alternating)))
+    on_threads(2, lambda: fit(model_of(LAYERS.Dropout(0.5), ending=Alternating)))
