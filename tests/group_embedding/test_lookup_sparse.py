@@ -60,9 +60,15 @@ def ways(function):
     yield tf.function(function, autograph=False)()
 
 
-@pytest.mark.parametrize("kind", ["ragged", "sparse"])
-@pytest.mark.parametrize("use_ev", [True, False])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name, use_ev, kind",
+    [
+        *((name, True, ("ragged", "sparse")[i % 2]) for i, name in enumerate(NAMES)),
+        ("weighted mean", False, "sparse"),
+        ("sqrtn", False, "ragged"),
+        ("weighted sum", False, "ragged"),
+    ],
+)
 def test_forward_and_gradient_equal_stock(sok, name, use_ev, kind):
     combiner = name.split()[-1]
     positions, weights = samples()
@@ -144,46 +150,6 @@ def test_rows_whose_weights_sum_to_zero(sok):
             zero_rows = [0, 1, 2] if combiner == "mean" else [1, 2]
             assert (found.numpy()[zero_rows] == 0).all()
             assert np.isfinite(gradient.values).all()
-
-
-def test_weights_have_a_gradient(sok):
-    weights = tf.Variable([0.5, 2.0])
-    positions = [[1, 2]]
-    for combiner in ("mean", "sum", "sqrtn"):
-        stock = tf.Variable(rows_of(2, 0), dtype=tf.float64)
-        wide = tf.Variable([0.5, 2.0], dtype=tf.float64)
-        ids = ragged(positions).to_sparse()
-        with tf.GradientTape() as tape:
-            right = tf.nn.embedding_lookup_sparse(
-                stock, ids, ids.with_values(wide), combiner=combiner
-            )
-            right = tape.gradient(right[:, 0], wide)
-        for table, lists in (
-            (make_variable(2), positions),
-            (make_ev(sok, "c", 2), keys_at([[1, 2]])),
-        ):
-            ids = ragged(lists)
-            with tf.GradientTape() as tape:
-                (found,) = sok.group_embedding_lookup_sparse(
-                    [table], [ids], [combiner], sp_weights=[ids.with_values(weights)]
-                )
-                gradient = tape.gradient(found[:, 0], weights)
-            np.testing.assert_allclose(gradient, right, atol=1e-6)
-
-
-def test_gradients_of_a_repeated_table_add_up(sok):
-    table = make_ev(sok, "shared", 2)
-    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
-    with tf.GradientTape() as tape:
-        found = sok.group_embedding_lookup_sparse(
-            [table, table], [ragged([[0, 7]]), ragged([[7]])], ["sum", "mean"]
-        )
-        loss = tf.reduce_sum(found[0]) + 10 * tf.reduce_sum(found[1])
-    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
-    moved = rows_of(2, 0) - table.find(KEYS)[0].numpy()
-    right = np.zeros([len(KEYS), 2])
-    right[[0, 2]] = [[1, 1], [11, 11]]
-    np.testing.assert_allclose(moved, right, atol=1e-5)
 
 
 @pytest.mark.parametrize("use_ev", [True, False])
@@ -283,59 +249,47 @@ def test_weights_of_a_keras_layer(sok):
     np.testing.assert_array_equal(found[1], plain(np.array([1])))
 
 
-def test_v1_graph_and_session(sok):
+def test_v1_graph_and_session(sok, graph):
     """Placeholders without shapes, a partitioned variable of one part, Adagrad."""
-    from sok_like.runtime.ranks import initialize
-
     v1 = tf.compat.v1
-    initialize.reset()
-    with tf.Graph().as_default():
-        init = sok.Init(global_batch_size=2, seed=1)
-        table = sok.EmbeddingVariable(2, name="v1", initializer="ones")
-        with v1.variable_scope("s", partitioner=v1.fixed_size_partitioner(1)):
-            dense = v1.get_variable("dense", [4, 2], initializer=v1.ones_initializer())
-        sparse = v1.sparse_placeholder(tf.int64)
-        weights = v1.sparse_placeholder(tf.float32)
-        found = sok.group_embedding_lookup_sparse(
-            [table, dense, table], [sparse] * 3, ["mean", "sum", "sqrtn"], sp_weights=[weights] * 3
-        )
-        loss = tf.add_n([tf.reduce_sum(f) for f in found[:2]])
-        optimizer = sok.OptimizerWrapper(v1.train.AdagradOptimizer(0.1, 1.0))
-        train = optimizer.minimize(loss)
-        size = table.size()
-        with v1.Session() as session:
-            session.run(init)
-            session.run(v1.global_variables_initializer())
-            value = v1.SparseTensorValue([[0, 0], [0, 1], [2, 0]], [1, 3, 1], [4, 3])
-            w = v1.SparseTensorValue(value.indices, [1.0, 3.0, 0.5], [4, 3])
-            outputs = session.run(found, {sparse: value, weights: w})
-            right = [[1, 0, 1, 0], [4, 0, 0.5, 0], [4 / np.sqrt(10), 0, 1, 0]]
-            for output, column in zip(outputs, right, strict=True):
-                np.testing.assert_allclose(output, np.tile(column, [2, 1]).T, rtol=1e-6)
-            session.run(train, {sparse: value, weights: w})
-            after = session.run(found[1], {sparse: value, weights: w})
-            # Gradients 1.5 of row 1 and 3 of row 3: Adagrad from an accumulator of 1.
-            rows = [1 - 0.1 * g / np.sqrt(1 + g * g) for g in (1.5, 3)]
-            np.testing.assert_allclose(after[0], [rows[0] + 3 * rows[1]] * 2, rtol=1e-6)
-            assert session.run(size) == 2
-            wrong = v1.SparseTensorValue([[0, 0], [0, 2], [2, 0]], [1.0, 3.0, 0.5], [4, 3])
-            with pytest.raises(tf.errors.InvalidArgumentError, match="one weight per id"):
-                session.run(found, {sparse: value, weights: wrong})
+    init = sok.Init(global_batch_size=2, seed=1)
+    table = sok.EmbeddingVariable(2, name="v1", initializer="ones")
+    with v1.variable_scope("s", partitioner=v1.fixed_size_partitioner(1)):
+        dense = v1.get_variable("dense", [4, 2], initializer=v1.ones_initializer())
+    sparse = v1.sparse_placeholder(tf.int64)
+    weights = v1.sparse_placeholder(tf.float32)
+    found = sok.group_embedding_lookup_sparse(
+        [table, dense, table], [sparse] * 3, ["mean", "sum", "sqrtn"], sp_weights=[weights] * 3
+    )
+    loss = tf.add_n([tf.reduce_sum(f) for f in found[:2]])
+    optimizer = sok.OptimizerWrapper(v1.train.AdagradOptimizer(0.1, 1.0))
+    train = optimizer.minimize(loss)
+    size = table.size()
+    with v1.Session() as session:
+        session.run(init)
+        session.run(v1.global_variables_initializer())
+        value = v1.SparseTensorValue([[0, 0], [0, 1], [2, 0]], [1, 3, 1], [4, 3])
+        w = v1.SparseTensorValue(value.indices, [1.0, 3.0, 0.5], [4, 3])
+        outputs = session.run(found, {sparse: value, weights: w})
+        right = [[1, 0, 1, 0], [4, 0, 0.5, 0], [4 / np.sqrt(10), 0, 1, 0]]
+        for output, column in zip(outputs, right, strict=True):
+            np.testing.assert_allclose(output, np.tile(column, [2, 1]).T, rtol=1e-6)
+        session.run(train, {sparse: value, weights: w})
+        after = session.run(found[1], {sparse: value, weights: w})
+        # Gradients 1.5 of row 1 and 3 of row 3: Adagrad from an accumulator of 1.
+        rows = [1 - 0.1 * g / np.sqrt(1 + g * g) for g in (1.5, 3)]
+        np.testing.assert_allclose(after[0], [rows[0] + 3 * rows[1]] * 2, rtol=1e-6)
+        assert session.run(size) == 2
+        wrong = v1.SparseTensorValue([[0, 0], [0, 2], [2, 0]], [1.0, 3.0, 0.5], [4, 3])
+        with pytest.raises(tf.errors.InvalidArgumentError, match="one weight per id"):
+            session.run(found, {sparse: value, weights: wrong})
 
 
 def test_key_dtypes(sok):
-    """uint64 by its bits, int32 by value; a v1 reference variable."""
+    """uint64 by its bits, int32 by value."""
     table = make_ev(sok, "dtypes", 2)
     unsigned = tf.ragged.constant([[2**64 - 1, 2**63]], dtype=tf.uint64)
     small = tf.ragged.constant([[-1, 7]], dtype=tf.int32, row_splits_dtype=tf.int32)
     found = sok.group_embedding_lookup_sparse([table, table], [unsigned, small], "sum")
     np.testing.assert_allclose(found[0], [rows_of(2, 0)[[1, 4]].sum(0)], rtol=1e-6)
     np.testing.assert_allclose(found[1], [rows_of(2, 0)[[1, 2]].sum(0)], rtol=1e-6)
-    v1 = tf.compat.v1
-    with tf.Graph().as_default(), v1.Session() as session:
-        plain = v1.get_variable("plain", initializer=rows_of(2, 0), use_resource=False)
-        ids = tf.ragged.constant([[3, 4], [5]], dtype=tf.int32)
-        found = sok.group_embedding_lookup_sparse([plain], [ids], "mean")
-        session.run(v1.global_variables_initializer())
-        right = [rows_of(2, 0)[[3, 4]].mean(0), rows_of(2, 0)[5]]
-        np.testing.assert_allclose(session.run(found[0]), right, rtol=1e-6)

@@ -21,8 +21,9 @@ def joined(rows, operation):
     )(*rows)
 
 
-@pytest.mark.parametrize("operation", ["add", "mul", "mult", "concat"])
-@pytest.mark.parametrize("module", [tf, v1])
+@pytest.mark.parametrize(
+    "operation, module", [("add", tf), ("mul", v1), ("mult", tf), ("concat", v1)]
+)
 def test_rows_and_their_training(multihash, operation, module):
     widths = (2, 4) if operation == "concat" else (3, 3)
     with tf.Graph().as_default(), v1.Session() as session:

@@ -118,6 +118,11 @@ def test_takes_one_op_for_all_tables(sok):
 
 IDS = tf.ragged.constant([[[1], [2, 3]], [[0]]], dtype=tf.int64)
 WEIGHTS = tf.ragged.constant([[[1.0], [2.0, 3.0]], [[4.0]]])
+INVALID, RISE = tf.errors.InvalidArgumentError, "row_splits must rise from 0 to"
+
+
+def split(values, row_splits):
+    return tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
 
 
 @pytest.mark.parametrize("is_mixed", [False, True])
@@ -134,38 +139,11 @@ WEIGHTS = tf.ragged.constant([[[1.0], [2.0, 3.0]], [[4.0]]])
         (IDS, WEIGHTS[0], ValueError, "`sp_weights` must be a RaggedTensor of the shape"),
         (IDS, [WEIGHTS[0], WEIGHTS[1]], ValueError, "`sp_weights` must be a RaggedTensor"),
         (IDS, WEIGHTS.to_tensor(), ValueError, "`sp_weights` must be a RaggedTensor"),
-        (
-            IDS,
-            tf.ragged.constant([[[1.0], [2.0]], [[3.0, 4.0]]]),
-            tf.errors.InvalidArgumentError,
-            "exactly one weight per id",
-        ),
-        (
-            IDS,
-            tf.ragged.constant([[[1.0]], [[2.0, 3.0], [4.0]]]),
-            tf.errors.InvalidArgumentError,
-            "exactly one weight per id",
-        ),
-        (
-            tf.RaggedTensor.from_row_splits(IDS.values, [0, 3, 2], validate=False),
-            None,
-            tf.errors.InvalidArgumentError,
-            "the tables' row_splits must rise from 0 to 3. Received: 0 3 2",
-        ),
-        (
-            tf.RaggedTensor.from_row_splits(IDS.values, [0, 2, 2], validate=False),
-            None,
-            tf.errors.InvalidArgumentError,
-            "the tables' row_splits must rise from 0 to 3",
-        ),
-        (
-            IDS.with_values(
-                tf.RaggedTensor.from_row_splits([1, 2, 3, 0], [0, 1, 3, 3], validate=False)
-            ),
-            None,
-            tf.errors.InvalidArgumentError,
-            "the samples' row_splits must rise from 0 to 4",
-        ),
+        (IDS, tf.ragged.constant([[[1.0], [2.0]], [[3.0, 4.0]]]), INVALID, "one weight per id"),
+        (IDS, tf.ragged.constant([[[1.0]], [[2.0, 3.0], [4.0]]]), INVALID, "one weight per id"),
+        (split(IDS.values, [0, 3, 2]), None, INVALID, f"the tables' {RISE} 3. Received: 0 3 2"),
+        (split(IDS.values, [0, 2, 2]), None, INVALID, f"the tables' {RISE} 3"),
+        (IDS.with_values(split([1, 2, 3, 0], [0, 1, 3, 3])), None, INVALID, f"samples' {RISE} 4"),
     ],
 )
 def test_refused(sok, ids, weights, error, words, is_mixed):

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.checks import groups, oracle, parity
+import sok_like as sok
+from sok_like import sok2
+from sok_like.runtime.ranks import comm, initialize
+from tests.checks import groups, parity
 from tests.checks.groups import BATCH, DENSE, FEATURES, NUM_KEYS
 from tests.lookup.test_learned_weights import right_gradient
+from tests.thread_ranks import exchanges_in
 
-each_world = pytest.mark.parametrize("world_size", [1, 3])
-each_training = pytest.mark.parametrize("world_size, optimizer", [(1, "ftrl"), (3, "adam")])
+each_training = pytest.mark.parametrize("world_size, optimizer", [(1, "adagrad"), (3, "adam")])
 
 
 @functools.cache
@@ -21,10 +24,7 @@ def _oracle(optimizer, world_size, initial):
         name: tf.Variable(np.frombuffer(rows, np.float32).reshape(NUM_KEYS, -1), dtype=tf.float64)
         for name, rows in initial
     }
-    updates = {
-        name: _dense_update(optimizer) if name in DENSE else oracle._rows_update(optimizer)
-        for name in tables
-    }
+    optimizers = {name: groups.keras_optimizer(optimizer) for name in tables}
     vectors = []
     for features, targets in groups.batches():
         with tf.GradientTape() as tape:
@@ -37,25 +37,10 @@ def _oracle(optimizer, world_size, initial):
         vectors.append([v.numpy() for v in found])
         for name, table in tables.items():
             gradient = tf.convert_to_tensor(gradients[name])
-            if name in DENSE:  # averaged over ranks, as all ordinary gradients are
-                updates[name](table, gradient / world_size)
-            else:
-                updates[name](table, gradient, _touched(name, features))
+            # Ordinary gradients are averaged over ranks.
+            gradient = gradient / world_size if name in DENSE else gradient
+            optimizers[name].apply_gradients([(gradient, table)])
     return vectors, {name: table.numpy() for name, table in tables.items()}
-
-
-def _dense_update(optimizer):
-    made = groups.keras_optimizer(optimizer)
-    return lambda table, gradient: made.apply_gradients([(gradient, table)])
-
-
-def _touched(name, features):
-    """Positions of the table's keys in a batch, whatever their weights."""
-    mask = np.zeros(NUM_KEYS, bool)
-    for (table, _, _, _), (positions, lengths, _) in zip(FEATURES, features, strict=True):
-        if table == name:
-            mask[positions[np.arange(positions.shape[1]) < lengths[:, None]]] = True
-    return np.flatnonzero(mask)
 
 
 def _stock(table, feature, positions, lengths, weights):
@@ -105,17 +90,7 @@ def test_rows_after_training(outcome):
             )
 
 
-@each_world
-def test_placement_does_not_depend_on_the_size_of_a_group(on_threads, world_size):
-    for rank, tables in enumerate(on_threads(world_size, groups.placement)):
-        keys = groups.keys().astype(np.uint64)
-        own = sorted(keys[keys % np.uint64(world_size) == rank])
-        for exported in tables:
-            assert exported.astype(np.uint64).tolist() == own
-
-
-@each_world
-def test_sequences(on_threads, world_size):
+def test_sequences(on_threads, world_size=3):
     right = np.zeros([4, 3, 2], np.float32)
     for (sample, place), position in zip(
         [(0, 0), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1)], range(6), strict=True
@@ -127,63 +102,174 @@ def test_sequences(on_threads, world_size):
         assert empty.shape == (2, 0, 2)
 
 
-@each_world
-def test_packed_ids_are_a_list(on_threads, world_size):
-    for lists, packed in on_threads(world_size, groups.packed):
-        assert len(lists) == len(packed) == 9
-        for right, ours in zip(lists, packed, strict=True):
-            np.testing.assert_array_equal(ours, right)
-            assert ours.any()
-
-
-@each_world
-def test_learned_weights(on_threads, world_size):
-    """Of spread tables, and of dense and localized ones, which travel by another exchange."""
-    for rank, (found, alone) in enumerate(on_threads(world_size, groups.learned_weights)):
-        rows, weights, factors = groups.learned(rank)
-        for combiner, gradients in found.items():
-            right = right_gradient(combiner, rows, groups.LEARNED, weights, factors)
-            for gradient in gradients:
-                np.testing.assert_allclose(gradient, right, rtol=1e-4, atol=1e-5)
-        assert (alone is None) == (rank > 0)
-        if rank == 0:  # which alone has watched them
-            np.testing.assert_allclose(alone, found["mean"][0], rtol=1e-6)
-
-
-@each_world
-def test_gradient_scales(on_threads, world_size):
+def test_gradient_scales(on_threads, world_size=3):
     for gradients in on_threads(world_size, groups.gradient_scales):
         for (scale, _), values in gradients.items():
             np.testing.assert_allclose(values, world_size if scale == "sum" else 1, rtol=1e-6)
 
 
-@each_world
-def test_reference_variables_in_a_group(on_threads, world_size):
-    uses = np.array([*([1] * world_size), *([0] * (3 - world_size)), world_size], float)
-    for kind, table, dense in on_threads(world_size, groups.reference_variables):
-        assert kind == "RefVariable"
-        np.testing.assert_allclose(table, np.repeat(1 - 0.5 * uses, 2).reshape(4, 2))
+def test_placement_does_not_depend_on_the_size_of_a_group(on_threads):
+    def check():
+        tables = [sok.EmbeddingVariable(2, name=f"placed{i}") for i in range(8)]
+        sok.group_embedding_lookup([tables[0]], [groups.keys()])
+        sok.group_embedding_lookup(tables[1:], [groups.keys()] * 7)
+        keys = groups.keys().astype(np.uint64)
+        own = sorted(keys[keys % np.uint64(3) == sok.rank()])
+        for table in tables:
+            assert sok.export(table)[0].numpy().astype(np.uint64).tolist() == own
+
+    on_threads(3, check)
+
+
+def test_packed_ids_are_a_list(on_threads):
+    """Embeddings and gradients of this rank's samples."""
+
+    def check():
+        tables = [sok.EmbeddingVariable(2 + i, name=f"packed{i}") for i in range(3)]
+        rng = np.random.default_rng([8, sok.rank()])
+        lists = [
+            tf.RaggedTensor.from_row_lengths(rng.choice(groups.keys(), 6), lengths)
+            for lengths in ([1, 0, 5], [2, 2, 2], [6 - sok.rank(), sok.rank()])
+        ]
+        weights = [i.with_values(rng.random(6).astype(np.float32)) for i in lists]
+        found = []
+        for ids, given in ((lists, weights), (tf.ragged.stack(lists), tf.ragged.stack(weights))):
+            with tf.GradientTape() as tape:
+                rows = sok.group_embedding_lookup_sparse(
+                    tables, ids, "mean", sp_weights=given, gradient_scale="sum"
+                )
+                loss = tf.add_n([tf.reduce_sum(r * r) for r in rows])
+            slices = tape.gradient(loss, tables)
+            found.append([*rows, *(g.values for g in slices), *(g.indices for g in slices)])
+        for right, ours in zip(*found, strict=True):
+            np.testing.assert_array_equal(ours, right)
+            assert ours.numpy().any()
+
+    on_threads(3, check)
+
+
+LEARNED = [[2, 4, 2], [], [7, 7], [1, 0, 6]]  # positions of keys, by sample
+
+
+def test_learned_weights(on_threads):
+    """Of spread tables, and of dense and localized ones, which travel by another exchange."""
+    rows = np.random.default_rng(9).normal(size=[NUM_KEYS, 3]).astype(np.float32)
+
+    def check():
+        rng = np.random.default_rng([9, sok.rank()])
+        flat = rng.uniform(0.5, 2.0, sum(map(len, LEARNED))).astype(np.float32)
+        factors = rng.normal(size=[len(LEARNED), 3]).astype(np.float32)
+        table = sok.EmbeddingVariable(3, name="learned")
+        sok.assign(table, groups.keys(), rows)
+        static = [sok2.Variable(rows, name="static"), sok2.Variable(rows, mode="localized:0")]
+        positions = tf.ragged.constant(LEARNED, dtype=tf.int64)
+        ids = positions.with_values(tf.gather(groups.keys(), positions.values))
+
+        def losses(weights, combiner):
+            of_ids, of_static = ids.with_values(weights), positions.with_values(weights)
+            outputs = sok.group_embedding_lookup_sparse(
+                [table, table],
+                [ids, ids.to_sparse()],
+                combiner,
+                sp_weights=[of_ids, of_ids.to_sparse()],
+                gradient_scale="sum",
+            )
+            outputs += sok2.lookup_sparse(static, [positions] * 2, [of_static] * 2, [combiner] * 2)
+            return [tf.reduce_sum(output * factors) for output in outputs]
+
+        for combiner in ("sum", "mean", "sqrtn"):
+            weights = tf.Variable(flat, name="local")
+            with tf.GradientTape(persistent=True) as tape:
+                of_tables = losses(weights, combiner)
+            right = right_gradient(combiner, rows, LEARNED, flat, factors)
+            for loss in of_tables:
+                np.testing.assert_allclose(tape.gradient(loss, weights), right, 1e-4, 1e-5)
+        weights = tf.constant(flat)
+        for call in (losses, tf.function(losses, autograph=False)):
+            with tf.GradientTape() as tape:
+                if sok.rank() == 0:  # which alone asks for them
+                    tape.watch(weights)
+                loss = call(weights, "mean")[0]
+            of_table, of_weights = tape.gradient(loss, [table, weights])
+            assert of_table.values.shape[1] == 3
+            assert (of_weights is None) == (sok.rank() > 0)
+        if sok.rank() == 0:
+            right = right_gradient("mean", rows, LEARNED, flat, factors)
+            np.testing.assert_allclose(of_weights, right, 1e-4, 1e-5)
+
+    on_threads(3, check)
+
+
+def test_reference_variables_in_a_group(on_threads):
+    """Rows of a table and of a reference variable after a step."""
+
+    def check():
+        v1 = tf.compat.v1
+        with tf.Graph().as_default(), v1.Session() as session:
+            ones = v1.ones_initializer()
+            dense = v1.get_variable("dense", [4, 2], initializer=ones, use_resource=False)
+            table = sok.EmbeddingVariable(2, name="beside_references", initializer="ones")
+            ids = tf.RaggedTensor.from_row_lengths(tf.constant([sok.rank(), 3], tf.int64), [2])
+            rows = sok.group_embedding_lookup_sparse(
+                [table, dense], [ids, ids], "sum", gradient_scale="sum"
+            )
+            optimizer = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(0.5))
+            train = optimizer.minimize(tf.add_n([tf.reduce_sum(r) for r in rows]))
+            session.run(v1.global_variables_initializer())
+            session.run(train)
+            every = tf.nn.embedding_lookup(table, tf.range(4, dtype=tf.int64))
+            found, found_dense = session.run([every, dense])
+        assert type(dense).__name__ == "RefVariable"
+        uses = np.array([[1], [1], [1], [3]])
+        np.testing.assert_allclose(found, np.tile(1 - 0.5 * uses, 2))
         # Ordinary gradients are averaged over ranks.
-        np.testing.assert_allclose(
-            dense, np.repeat(1 - 0.5 * uses / world_size, 2).reshape(4, 2), rtol=1e-6
-        )
+        np.testing.assert_allclose(found_dense, np.tile(1 - 0.5 * uses / 3, 2), rtol=1e-6)
+
+    on_threads(3, check)
 
 
-@each_world
-def test_switch(on_threads, world_size):
-    ranks = on_threads(world_size, groups.strategy)
-    for result in ranks:
-        assert result["graph"] == result["collective"][0] == world_size
-        # One seed, though none was given.
-        np.testing.assert_array_equal(result["collective"][1], ranks[0]["collective"][1])
+def test_switch(on_threads):
+    """In a fresh program: world sizes, rows of one seed, and what is refused."""
+
+    def check():
         for choice in ("localized", None):
-            if world_size == 1:
-                assert result[choice][0] == 1
-            else:
-                assert f"strategy={choice!r} in a job of {world_size}" in result[choice]
+            initialize.reset()
+            with pytest.raises(RuntimeError, match=f"strategy={choice!r} in a job of 3"):
+                sok.enable_distributed_strategy(choice)
+        initialize.reset()
+        sok.enable_distributed_strategy("collective")
+        table = sok.EmbeddingVariable(3, name="switched")
+        (rows,) = sok.group_embedding_lookup([table], [groups.keys()], training=False)
+        assert comm.current().world_size == 3
+        initialize.reset()
+        with tf.Graph().as_default():
+            sok.enable_distributed_strategy()
+            assert comm.current().world_size == 3
+        initialize.reset()
+        sok.Init(global_batch_size=12, seed=parity.SEED)
+        return rows.numpy()
+
+    first, *others = on_threads(3, check)
+    for rows in others:  # one seed, though none was given
+        np.testing.assert_array_equal(rows, first)
 
 
 def test_any_number_of_tables_takes_two_collectives_forward_and_one_back(on_threads):
-    for counts in on_threads(2, groups.collectives):
+    def check(num_tables):
+        tables = [sok.EmbeddingVariable(2 + i % 3, name=f"counted{i}") for i in range(num_tables)]
+        params = [*tables, tf.Variable(tf.ones([4, 2])), tables[0]]
+
+        def forward(keys):
+            ids = tf.RaggedTensor.from_row_lengths(keys, [1, 1])
+            return sok.group_embedding_lookup_sparse(params, [ids] * len(params), "mean")
+
+        def step(keys):
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(rows) for rows in forward(keys)])
+            return tape.gradient(loss, tables)
+
         # The fourth is in a branch for few steps: it compares the ordinary variable over ranks.
-        assert counts == {1: (2, 4), 12: (2, 4)}
+        assert (exchanges_in(forward), exchanges_in(step)) == (2, 4)
+
+    for num_tables in (1, 12):
+        on_threads(2, check, num_tables)

@@ -21,15 +21,6 @@ def mask_of(rows):
     return getattr(rows, "_keras_mask", None)
 
 
-def test_none_keeps_every_row(sok):
-    """The first line that a user tries; None was taken for "mean" before."""
-    layer = sok.GroupEmbedding([4], combiners=None)
-    (found,) = layer([tf.constant([[1, 2, 3]])])
-    assert found.shape == (1, 3, 4)
-    np.testing.assert_array_equal(found, rows_of(layer, "table_0", [[1, 2, 3]]))
-    assert mask_of(found) is None  # every value is a key
-
-
 @pytest.mark.parametrize("combiners", [None, {"candidate": None, "history": None}])
 def test_history_and_candidates_share_a_table(sok, combiners):
     layer = sok.GroupEmbedding(
@@ -138,11 +129,8 @@ def test_symbols_have_the_shape_of_the_rows(sok, shape, dtype):
     assert tuple(mask_of(rows).shape) == (None, *shape)
 
 
-def test_refused(sok):
-    with pytest.raises(ValueError, match="one of .None, 'sum', 'mean', 'sqrtn'.*'max'"):
-        sok.GroupEmbedding({"a": 2}, combiners={"a": "max"})
-    with pytest.raises(ValueError, match="`pad_key` must be.*1.5"):
-        sok.GroupEmbedding({"a": 2}, combiners=None, pad_key=1.5)
+def test_nested_ids_are_refused(sok):
     layer = sok.GroupEmbedding({"a": 2}, combiners=None)
+    assert mask_of(layer({"a": tf.constant([[1, 0]])})["a"]) is None  # every value is a key
     with pytest.raises(ValueError, match=r"two axes.*feature 'a'"):
         layer({"a": tf.ragged.constant([[[1], [2, 3]]])})
