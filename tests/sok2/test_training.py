@@ -7,6 +7,7 @@ import tf_keras
 
 import sok_like
 from sok_like import sok2
+from tests.training import train_step
 
 pytestmark = pytest.mark.keras
 legacy = tf_keras.optimizers.legacy
@@ -51,9 +52,9 @@ def train(make, table, all_rows, as_function=False, wrapped=True):
     optimizer = sok2.OptimizerWrapper(stock) if wrapped else stock
 
     def step(keys, weights):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, keys) * weights)
-        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+        train_step(
+            optimizer, table, lambda: tf.reduce_sum(tf.nn.embedding_lookup(table, keys) * weights)
+        )
 
     step = tf.function(step) if as_function else step
     for keys, weights in steps(all_rows):
@@ -61,8 +62,9 @@ def train(make, table, all_rows, as_function=False, wrapped=True):
     return optimizer
 
 
-@pytest.mark.parametrize("as_function", [False, True])
-@pytest.mark.parametrize("name", [*SPARSE, *LAZY])
+@pytest.mark.parametrize(
+    "name, as_function", [(name, i % 2 == 0) for i, name in enumerate([*SPARSE, *LAZY])]
+)
 def test_legacy_optimizers_train_rows_as_they_do_those_of_a_variable(name, as_function):
     make, all_rows = {**SPARSE, **LAZY}[name], name in LAZY
     table = sok2.DynamicVariable(DIM, "0", "hbm", name=f"table_{name}")
@@ -80,7 +82,7 @@ def test_legacy_optimizers_train_rows_as_they_do_those_of_a_variable(name, as_fu
         np.testing.assert_allclose(values, expected, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", list(SPARSE))
+@pytest.mark.parametrize("name", ["momentum", "Ftrl"])
 def test_both_kinds_of_variables_in_one_step(name):
     table = sok2.DynamicVariable(DIM, "0.5", "hbm", name=f"both_{name}")
     static = sok2.Variable(np.full([ROWS, DIM], 0.5, np.float32))
@@ -104,9 +106,7 @@ def test_adam_of_the_running_keras_moves_rows_of_the_batch_only():
     optimizer = sok2.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
     m, v, rows = np.zeros(2), np.zeros(2), np.ones(2)
     for step, keys in enumerate(([0, 1], [1], [1]), 1):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(3 * table.sparse_read(keys))
-        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+        train_step(optimizer, table, lambda k=keys: tf.reduce_sum(3 * table.sparse_read(k)))
         m[keys] = 0.9 * m[keys] + 0.1 * 3
         v[keys] = 0.999 * v[keys] + 0.001 * 9
         rate = 0.1 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
@@ -142,9 +142,7 @@ def test_slots_of_a_rule_are_assigned():
     table.sparse_read([4, 5])
     assert sok2.export(momentum)[1].numpy().tolist() == [[0, 0], [0, 0]]
     sok2.assign(momentum, [5], [[-2.0, -2.0]])
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(table.sparse_read([4, 5]))
-    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    train_step(optimizer, table, lambda: tf.reduce_sum(table.sparse_read([4, 5])))
     # momentum = 0.5 momentum - gradient; row += momentum
     assert sok2.export(table)[1].numpy()[:, 0].tolist() == [0, -1]
 
@@ -194,9 +192,7 @@ def test_a_learning_rate_that_is_set_counts(name):
         setattr(optimizer, name, 0.25)
         assert float(optimizer.learning_rate) == float(optimizer.lr) == 0.25
         table = sok2.DynamicVariable(1, "1", "hbm")
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(table.sparse_read([0]))
-        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+        train_step(optimizer, table, lambda t=table: tf.reduce_sum(t.sparse_read([0])))
         np.testing.assert_allclose(sok2.export(table)[1], [[0.75]], rtol=1e-5)
         with pytest.raises(AttributeError):
             optimizer.weight_decay = 0.1  # nobody would read it
