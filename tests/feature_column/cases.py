@@ -5,8 +5,12 @@ a hash table has under the same keys. Everything is written twice on purpose: th
 what is right.
 """
 
+import functools
+
 import numpy as np
 import tensorflow as tf
+
+import sok_like as sok
 
 v1 = tf.compat.v1
 BUCKETS = 12
@@ -35,9 +39,7 @@ NAMES = [
 GROUPS = ("user", "ads")  # two lookups, and one of the column outside of them
 
 
-def stock_columns(prefix=""):
-    """`prefix` tells the shared table's name from ours where both are in one graph."""
-
+def stock_columns():
     def identity(key):
         return STOCK.categorical_column_with_identity(key, BUCKETS)
 
@@ -53,7 +55,7 @@ def stock_columns(prefix=""):
         *v1.feature_column.shared_embedding_columns(
             [identity("seen"), identity("clicked")],
             4,
-            shared_embedding_collection_name=f"{prefix}seen_clicked",
+            shared_embedding_collection_name="seen_clicked",
         ),
     ]
 
@@ -126,4 +128,43 @@ def assignments(variables, assign):
 
 def table_name(column):
     """Key of `DIMS`."""
-    return column._var_scope_name.removeprefix("stock_")
+    return column._var_scope_name
+
+
+def dense_gradients(output, factors, variables):
+    """By table, the gradient of the sum of outputs times factors, one row per id; in a graph."""
+    tables = {table_name(column): held[0] for column, held in variables.items() if held}
+    loss = tf.reduce_sum(output * factors.astype(np.float32))
+    gradients = zip(tables, tf.gradients(loss, [*tables.values()]), strict=True)
+    return {
+        name: tf.math.unsorted_segment_sum(g.values, g.indices, BUCKETS) for name, g in gradients
+    }
+
+
+@functools.cache
+def expected():
+    """By stock `input_layer`: output, factors of it, and gradients by table."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        held = {}
+        output = v1.feature_column.input_layer(
+            tensors("sparse"), stock_columns(), cols_to_vars=held
+        )
+        factors = np.random.default_rng(0).normal(size=output.shape)
+        gradients = dense_gradients(output, factors, held)
+        session.run([v1.global_variables_initializer(), v1.tables_initializer()])
+        session.run(assignments(held, lambda table, rows: table.assign(rows)))
+        return session.run(output), factors, session.run(gradients)
+
+
+def dense_weight(layer):
+    """The rows of the column with hash buckets, a tf.Variable."""
+    (weight,) = (w for w in layer.weights if "hashed" in w.name)
+    return weight
+
+
+def filled(layer):
+    """A layer of `group_columns`, whose tables get their rows."""
+    for name, table in layer.tables.items():
+        sok.assign(table, np.arange(BUCKETS), rows_of(name, DIMS[name]))
+    dense_weight(layer).assign(rows_of("hashed_embedding", 2))
+    return layer

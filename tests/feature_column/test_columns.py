@@ -135,6 +135,13 @@ def keys_with(**arguments):
     return fc.categorical_column_with_embedding(**{"key": "k", **arguments})
 
 
+STEPS = sok.EmbeddingVariableOption(evict_option=sok.GlobalStepEvict(4))
+
+
+def sparse_column(**arguments):
+    return fc.sparse_column_with_embedding("k", **arguments)
+
+
 def share(*columns):
     return fc.shared_embedding_columns(list(columns), 2)
 
@@ -151,10 +158,7 @@ def identity(name, buckets):
         (lambda: embed(combiner="max"), "`combiner` must be 'mean', 'sum' or 'sqrtn'.*'max'"),
         (lambda: embed(initializer=3), "`initializer` must be callable.*3"),
         (lambda: embed(max_norm=1.0), "`max_norm` and `ckpt_to_load_from` must be None.*'k'"),
-        (
-            lambda: embed(ckpt_to_load_from="c", tensor_name_in_ckpt="t"),
-            "must be None for column 'k'",
-        ),
+        (lambda: embed(ckpt_to_load_from="c", tensor_name_in_ckpt="t"), "be None for column 'k'"),
         (lambda: embed(identity("i", 3), ckpt_to_load_from="c"), "must be given together"),
         (lambda: embed(tf.feature_column.numeric_column("n")), "A categorical column is required"),
         (lambda: keys_with(key=""), "`key` must be a non-empty string"),
@@ -165,25 +169,11 @@ def identity(name, buckets):
         (lambda: share(keys_with(), identity("j", 4)), "keys of one dtype"),
         (lambda: share(keys_with(), keys_with(key="l", dtype=tf.int32)), "keys of one dtype"),
         (lambda: share(keys_with(), keys_with(key="l", dtype=tf.int64)), "keys of one dtype"),
+        (lambda: sparse_column(init_data_source="file"), "`init_data_source` must be None"),
+        (lambda: sparse_column(steps_to_live=3, evconfig=STEPS), "once.*column 'k'"),
         (
-            lambda: fc.sparse_column_with_embedding("k", init_data_source="file"),
-            "`init_data_source` must be None",
-        ),
-        (
-            lambda: fc.sparse_column_with_embedding(
-                "k",
-                steps_to_live=3,
-                evconfig=sok.EmbeddingVariableOption(evict_option=sok.GlobalStepEvict(4)),
-            ),
-            "`steps_to_live` must be given once.*column 'k'",
-        ),
-        (
-            lambda: fc.sparse_column_with_embedding(
-                "k",
-                evconfig=sok.EmbeddingVariableOption(),
-                ev_option=sok.EmbeddingVariableOption(),
-            ),
-            "`ev_option` must be given once, under this name or as `evconfig`",
+            lambda: sparse_column(evconfig=STEPS, ev_option=STEPS),
+            "under this name or as `evconfig`",
         ),
     ],
 )

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.runtime.ranks import initialize
 from tests.feature_column import cases
 
 v1 = tf.compat.v1
@@ -12,16 +11,8 @@ stock = v1.feature_column
 
 
 @pytest.fixture
-def graph(sok):
-    """The package in a graph of its own."""
-    initialize.reset()
-    with tf.Graph().as_default() as graph:
-        sok.Init(global_batch_size=4, seed=3)
-        yield graph
-
-
-@pytest.fixture
 def fc(sok, graph):
+    sok.Init(global_batch_size=4, seed=3)
     return sok.feature_column
 
 
@@ -49,42 +40,25 @@ def operations(graph, kind):
 @pytest.mark.parametrize("kind", ["ragged", "sparse"])
 def test_equals_stock(sok, fc, graph, kind):
     """Order, shape, values and gradients; all combiners, weights, shared tables, other columns."""
-    ours, right = {}, {}
-    parts = {}
-    found = fc.input_layer(
+    held, parts = {}, {}
+    output = fc.input_layer(
         cases.tensors(kind),
         cases.group_columns(fc),
-        cols_to_vars=ours,
+        cols_to_vars=held,
         cols_to_output_tensors=parts,
     )
     assert len(operations(graph, "SokLookup")) == len(cases.GROUPS) + 1
-    expected = stock.input_layer(
-        cases.tensors("sparse"), cases.stock_columns("stock_"), cols_to_vars=right
-    )
-    assert found.shape == expected.shape and found.dtype == tf.float32
+    right, factors, right_gradients = cases.expected()
+    assert output.shape == right.shape and output.dtype == tf.float32
     assert [column.name for column in parts] == cases.NAMES
-    factors = np.random.default_rng(0).normal(size=found.shape)
-
-    def gradients(output, held):
-        tables = {cases.table_name(c): v[0] for c, v in held.items() if v}
-        slices = tf.gradients(
-            tf.reduce_sum(output * factors.astype(np.float32)), [*tables.values()]
-        )
-        return {
-            name: tf.math.unsorted_segment_sum(s.values, s.indices, cases.BUCKETS)
-            for name, s in zip(tables, slices, strict=True)
-        }
-
-    of_ours, of_stock = gradients(found, ours), gradients(expected, right)
-    assert set(of_ours) == set(of_stock) == set(cases.DIMS)
-    ready = cases.assignments(ours, assign(sok)) + cases.assignments(right, assign(sok))
-    found, expected, of_ours, of_stock, parts = run(
-        found, expected, of_ours, of_stock, parts, before=ready
-    )
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    gradients = cases.dense_gradients(output, factors, held)
+    ready = cases.assignments(held, assign(sok))
+    found, gradients, parts = run(output, gradients, parts, before=ready)
+    np.testing.assert_allclose(found, right, rtol=0, atol=1e-6)
     np.testing.assert_array_equal(np.concatenate(list(parts.values()), 1), found)
-    for name, gradient in of_stock.items():
-        np.testing.assert_allclose(of_ours[name], gradient, rtol=0, atol=1e-6, err_msg=name)
+    assert set(gradients) == set(right_gradients) == set(cases.DIMS)
+    for name, gradient in right_gradients.items():
+        np.testing.assert_allclose(gradients[name], gradient, rtol=0, atol=1e-6, err_msg=name)
 
 
 def test_names_are_those_of_stock(fc, graph):
@@ -201,38 +175,6 @@ def test_stock_columns_with_max_norm_are_looked_up_the_stock_way(fc, graph):
         )
         expected = stock.input_layer(IDS, [column])
     np.testing.assert_array_equal(*run(found, expected))
-
-
-def test_trains_in_a_session(sok, fc, graph):
-    """Adagrad on a group's tables and a dense variable against stock on dense variables."""
-    targets = np.array([[0.3], [-0.2], [0.5], [0.1]], np.float32)
-
-    def build(input_layer, features, columns, wrap):
-        held = {}
-        inputs = input_layer(features, columns, cols_to_vars=held)
-        kernel = v1.get_variable(
-            f"kernel_{wrap}", [inputs.shape[1], 1], initializer=v1.ones_initializer()
-        )
-        loss = tf.reduce_mean((inputs @ kernel - targets) ** 2)
-        optimizer = v1.train.AdagradOptimizer(0.1, 0.1)
-        optimizer = sok.OptimizerWrapper(optimizer) if wrap else optimizer
-        return held, optimizer.minimize(loss), loss
-
-    ours, step, loss = build(fc.input_layer, cases.tensors("ragged"), cases.group_columns(fc), True)
-    right, stock_step, stock_loss = build(
-        stock.input_layer, cases.tensors("sparse"), cases.stock_columns("stock_"), False
-    )
-    with v1.Session() as session:
-        session.run([v1.global_variables_initializer(), v1.tables_initializer()])
-        session.run(cases.assignments(ours, assign(sok)) + cases.assignments(right, assign(sok)))
-        losses = [
-            session.run([loss, stock_loss])
-            for _ in range(10)
-            if not session.run([step, stock_step])[0]
-        ]
-    losses = np.array(losses)
-    np.testing.assert_allclose(losses[:, 0], losses[:, 1], rtol=1e-4)
-    assert losses[-1, 0] < 0.5 * losses[0, 0]
 
 
 def test_sequences(sok, fc, graph):

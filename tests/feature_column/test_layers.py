@@ -16,39 +16,13 @@ def fc(sok):
     return sok.feature_column
 
 
-def expected():
-    """Stock `input_layer` in a graph."""
-    with tf.Graph().as_default(), v1.Session() as session:
-        held = {}
-        output = v1.feature_column.input_layer(
-            cases.tensors("sparse"), cases.stock_columns(), cols_to_vars=held
-        )
-        session.run([v1.global_variables_initializer(), v1.tables_initializer()])
-        session.run(cases.assignments(held, lambda table, rows: table.assign(rows)))
-        return session.run(output)
-
-
-def dense_weight(layer):
-    """The rows of the column with hash buckets, a tf.Variable."""
-    (weight,) = (w for w in layer.weights if "hashed" in w.name)
-    return weight
-
-
-def filled(sok, layer):
-    """The layer, its tables with the rows of `cases`."""
-    for name, table in layer.tables.items():
-        sok.assign(table, IDS, cases.rows_of(name, cases.DIMS[name]))
-    dense_weight(layer).assign(cases.rows_of("hashed_embedding", 2))
-    return layer
-
-
 @pytest.mark.parametrize("kind", ["ragged", "sparse"])
 def test_equals_stock_input_layer(sok, fc, kind):
-    layer = filled(sok, fc.DenseFeatures(cases.group_columns(fc), name="both"))
+    layer = cases.filled(fc.DenseFeatures(cases.group_columns(fc), name="both"))
     assert set(layer.tables) == set(cases.DIMS) - {"hashed_embedding"}
     assert len(layer.trainable_variables) == len(cases.DIMS)
     features = cases.tensors(kind)
-    right = expected()
+    right = cases.expected()[0]
     in_graph = tf.function(lambda: layer(features, training=True))
     for found in (layer(features), in_graph()):
         assert found.shape == right.shape
@@ -58,10 +32,10 @@ def test_equals_stock_input_layer(sok, fc, kind):
 
 
 def test_survives_its_config(sok, fc):
-    layer = filled(sok, fc.DenseFeatures(cases.group_columns(fc), gradient_scale="mean"))
+    layer = cases.filled(fc.DenseFeatures(cases.group_columns(fc), gradient_scale="mean"))
     again = fc.DenseFeatures.from_config(layer.get_config())
     assert again.gradient_scale == "mean" and again.name == layer.name
-    again = filled(sok, again)
+    again = cases.filled(again)
     features = cases.tensors("ragged")
     np.testing.assert_array_equal(again(features), layer(features))
     groups = [c.group for c in again._columns.fused]
@@ -141,10 +115,10 @@ def test_fit_and_predict(sok, fc, tmp_path, make):
 
 
 def test_checkpoint(sok, fc, tmp_path):
-    first, second = (filled(sok, fc.DenseFeatures(cases.group_columns(fc))) for _ in range(2))
+    first, second = (cases.filled(fc.DenseFeatures(cases.group_columns(fc))) for _ in range(2))
     for table in second.tables.values():
         table.clear()
-    dense_weight(second).assign(tf.zeros([cases.BUCKETS, 2]))
+    cases.dense_weight(second).assign(tf.zeros([cases.BUCKETS, 2]))
     path = tf.train.Checkpoint(layer=first).write(str(tmp_path / "checkpoint"))
     tf.train.Checkpoint(layer=second).read(path).assert_consumed()
     features = cases.tensors("ragged")

@@ -31,8 +31,7 @@ def stock(key):
     return v1.feature_column.categorical_column_with_identity(key, 6)
 
 
-@pytest.mark.parametrize("combiner", ["sum", "mean"])
-@pytest.mark.parametrize("with_stock", [False, True])
+@pytest.mark.parametrize("combiner, with_stock", [("sum", True), ("mean", False)])
 def test_linear_model(sok, combiner, with_stock):
     def columns(make):
         weighted = v1.feature_column.weighted_categorical_column(make("b"), "weight")
@@ -70,7 +69,7 @@ def test_after_install_under_its_stock_name(sok):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
 def test_weights_in_the_order_of_the_ids(sok, combiner):
     def columns(fc, make):
         weighted = v1.feature_column.weighted_categorical_column(make("a"), "weight")
