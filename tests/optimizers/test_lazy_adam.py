@@ -1,38 +1,25 @@
-"""LazyAdam in its three forms against Adam's formula on the touched rows, in float64 NumPy."""
+"""LazyAdam in its three forms, and lazy momentum, against the core's oracles."""
+
+import functools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.core import oracles
 from tests.optimizers.test_rules import (
     DIM,
     KEYS,
-    check,
     embedding_gradient,
+    follow,
     gradients,
     make_variable,
+    of_oracle,
 )
 
 pytestmark = pytest.mark.keras
 RATE, BETA_1, BETA_2 = 0.05, 0.8, 0.99
-
-
-class Formula:
-    """Kingma and Ba's Adam, rows without a gradient untouched, bias correction by all steps."""
-
-    def __init__(self, rows, epsilon):
-        self.rows, self.epsilon, self.step = rows.astype(np.float64), epsilon, 0
-        self.m, self.v = np.zeros_like(self.rows), np.zeros_like(self.rows)
-
-    def update(self, positions, values):
-        self.step += 1
-        total = np.zeros_like(self.rows)
-        np.add.at(total, positions, values)
-        at = np.unique(positions)
-        self.m[at] = BETA_1 * self.m[at] + (1 - BETA_1) * total[at]
-        self.v[at] = BETA_2 * self.v[at] + (1 - BETA_2) * total[at] ** 2
-        rate = RATE * np.sqrt(1 - BETA_2**self.step) / (1 - BETA_1**self.step)
-        self.rows[at] -= rate * self.m[at] / (np.sqrt(self.v[at]) + self.epsilon)
+ORACLE = functools.partial(oracles.Adam, beta_1=BETA_1, beta_2=BETA_2, epsilon=1e-6, lazy=True)
 
 
 def forms(sok):
@@ -46,23 +33,17 @@ def forms(sok):
 
 @pytest.mark.parametrize("form", ["v1", "keras", "wrapped"])
 def test_embedding_rows(sok, form):
-    variable, initial = make_variable(sok)
-    optimizer, formula, seen = forms(sok)[form], Formula(initial, 1e-6), set()
-    for positions, values in gradients():
-        optimizer.apply_gradients([(embedding_gradient(positions, values), variable)])
-        formula.update(positions, values)
-        seen.update(positions.tolist())
-    check(variable, formula.rows, seen)
+    follow(sok, forms(sok)[form], of_oracle(ORACLE, RATE))
 
 
 def test_sparse_gradients_of_ordinary_variables(sok):
     rows = np.random.default_rng(0).random([len(KEYS), DIM]).astype(np.float32)
-    ordinary, formula, optimizer = tf.Variable(rows), Formula(rows, 1e-6), forms(sok)["v1"]
-    for positions, values in gradients():
-        if len(positions):
-            optimizer.apply_gradients([(tf.IndexedSlices(values, positions, rows.shape), ordinary)])
-            formula.update(positions, values)
-    np.testing.assert_allclose(ordinary, formula.rows, rtol=0, atol=1e-5)
+    ordinary, oracle, optimizer = tf.Variable(rows), ORACLE(rows), forms(sok)["v1"]
+    batches = [batch for batch in gradients() if len(batch[0])]
+    for step, (positions, values) in enumerate(batches, 1):
+        optimizer.apply_gradients([(tf.IndexedSlices(values, positions, rows.shape), ordinary)])
+        oracle.step(step, RATE, positions, values)
+    np.testing.assert_allclose(ordinary, oracle.w, rtol=0, atol=1e-5)
 
 
 def test_dense_gradients_of_ordinary_variables_follow_adam(sok):
@@ -88,16 +69,6 @@ def test_absent_rows_keep_their_bits(sok):
 
 
 def test_lazy_momentum_follows_the_sparse_formula(sok):
-    variable, initial = make_variable(sok)
-    stock = tf.keras.optimizers.SGD(RATE, momentum=0.9)
-    optimizer = sok.OptimizerWrapper(stock, lazy=True)
-    rows, velocity, seen = initial.astype(np.float64), np.zeros(initial.shape), set()
-    for positions, values in gradients():
-        optimizer.apply_gradients([(embedding_gradient(positions, values), variable)])
-        total = np.zeros_like(rows)
-        np.add.at(total, positions, values)
-        at = np.unique(positions)
-        velocity[at] = 0.9 * velocity[at] - RATE * total[at]
-        rows[at] += velocity[at]
-        seen.update(positions.tolist())
-    check(variable, rows, seen)
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE, momentum=0.9), lazy=True)
+    lazy = functools.partial(oracles.Momentum, momentum=0.9, lazy=True)
+    follow(sok, optimizer, of_oracle(lazy, RATE))

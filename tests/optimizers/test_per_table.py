@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_like
+
 pytestmark = pytest.mark.keras
 keras = tf.keras.optimizers
 KEYS = {"users": np.array([1, 2, 1, 3]), "items": np.array([5, 6, 7, 5])}
@@ -229,29 +231,21 @@ def test_an_average_of_weights_leaves_tables_alone(sok):
         np.testing.assert_allclose(with_averages, without, rtol=1e-6)
 
 
-def trained(sok):
-    """Rows and weights after `fit`; each table has its own optimizer, ranks share each batch."""
-    keras, keys = tf.keras.optimizers, np.array([[1, 5], [2, 6], [1, 5], [3, 7]])
-    targets = np.array([[1.0], [-1.0], [2.0], [0.5]], np.float32)
-    inputs = {name: tf.keras.Input([], dtype="int64", name=name) for name in ("users", "items")}
-    layer = sok.GroupEmbedding({"users": 2, "items": 2}, name="own_optimizers")
-    both = tf.keras.layers.Concatenate()(list(layer(inputs).values()))
-    model = tf.keras.Model(inputs, tf.keras.layers.Dense(1, kernel_initializer="ones")(both))
-    schedule = keras.schedules.ExponentialDecay(0.05, 2, 0.5)
-    own = {"users": sok.optimizers.RowWiseAdagrad(0.1), "items": keras.Adam(schedule)}
-    model.compile(sok.OptimizerWrapper(own, default=keras.SGD(0.2)), "mse", jit_compile=False)
-    mine = slice(sok.rank(), None, sok.size())
-    features = dict(zip(inputs, keys[mine].T, strict=True))
-    model.fit(features, targets[mine], batch_size=4 // sok.size(), epochs=3, verbose=0)
-    found = {
-        name: tf.nn.embedding_lookup(table, keys[:, number]).numpy()
-        for number, (name, table) in enumerate(layer.tables.items())
-    }
-    return {**found, "kernel": model.layers[-1].get_weights()[0]}
+def test_two_ranks_train_as_one(on_threads):
+    def check():
+        tables, default = make(sok_like)
+        model = model_of(sok_like, sok_like.OptimizerWrapper(tables, default=default))
+        model.predict(KEYS, verbose=0)
+        model.get_layer("top").set_weights([np.ones([4, 1]), np.zeros([1])])
+        mine = slice(sok_like.rank(), None, sok_like.size())
+        keys = {name: values[mine] for name, values in KEYS.items()}
+        size = len(TARGETS) // sok_like.size()
+        model.fit(keys, TARGETS[mine], batch_size=size, epochs=3, verbose=0)
+        layer = model.get_layer("rows")
+        rows = {name: tf.nn.embedding_lookup(layer.tables[name], KEYS[name]) for name in KEYS}
+        return {**rows, "kernel": model.get_layer("top").get_weights()[0]}
 
-
-def test_two_ranks_train_as_one(sok, on_threads):
-    alone = trained(sok)
-    for found in on_threads(2, trained, sok):
+    (alone,) = on_threads(1, check)
+    for found in on_threads(2, check):
         for name, values in alone.items():
             np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6, err_msg=name)

@@ -4,65 +4,50 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.core import oracles
 from tests.optimizers.test_rules import (
     KEYS,
-    check,
+    STEPS,
     embedding_gradient,
-    gradients,
+    follow,
     make_variable,
+    of_oracle,
 )
 
 pytestmark = pytest.mark.keras
 RATE, START, EPSILON = 0.05, 0.2, 1e-3
 
 
-class Formula:
-    """One accumulator per row; equal positions are summed first."""
-
-    def __init__(self, rows):
-        self.rows = rows.astype(np.float64)
-        self.accumulator = np.full(len(rows), START)
-
-    def update(self, positions, values):
-        total = np.zeros_like(self.rows)
-        np.add.at(total, positions, values)
-        behind = tuple(range(1, total.ndim))
-        self.accumulator += (total**2).mean(axis=behind) if behind else total**2
-        scale = RATE / (np.sqrt(self.accumulator) + EPSILON)
-        self.rows -= total * scale.reshape([-1] + [1] * len(behind))
-
-
 def make(sok, **kwargs):
     return sok.optimizers.RowWiseAdagrad(RATE, START, EPSILON, **kwargs)
 
 
+def oracle(rows):
+    return oracles.RowWiseAdagrad(rows, START, EPSILON)
+
+
 def test_rows_of_a_table(sok):
-    variable, initial = make_variable(sok)
-    optimizer, formula, seen = make(sok), Formula(initial), set()
-    for positions, values in gradients():
-        optimizer.apply_gradients([(embedding_gradient(positions, values), variable)])
-        formula.update(positions, values)
-        seen.update(positions.tolist())
-    check(variable, formula.rows, seen)
-    slots = variable.snapshot()
+    optimizer = make(sok)
+    slots = follow(sok, optimizer, of_oracle(oracle, RATE)).snapshot()
     assert slots.slot_widths.numpy().tolist() == [1]  # a third of Adam's, at three floats per row
-    assert int(optimizer.iterations) == len(list(gradients()))
+    assert int(optimizer.iterations) == STEPS
 
 
 @pytest.mark.parametrize("shape", [[5], [5, 3], [5, 2, 3]])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_ordinary_variables(sok, shape, sparse):
-    rng = np.random.default_rng(5)
+    """One accumulator per row, whatever its axes."""
+    rng, optimizer = np.random.default_rng(5), make(sok)
     start = rng.normal(size=shape).astype(np.float32)
-    variable, formula, optimizer = tf.Variable(start), Formula(start), make(sok)
+    variable, formula = tf.Variable(start), oracle(start.reshape(5, -1))
     step = tf.function(lambda gradient: optimizer.apply_gradients([(gradient, variable)]))
-    for _ in range(4):
+    for number in range(1, 5):
         positions = rng.integers(0, 5, 7)
         values = rng.normal(size=[7, *shape[1:]]).astype(np.float32)
-        formula.update(positions, values)
+        formula.step(number, RATE, positions, values.reshape(7, -1))
         gradient = tf.IndexedSlices(*map(tf.constant, (values, positions, shape)))
         step(gradient if sparse else tf.convert_to_tensor(gradient))
-    np.testing.assert_allclose(variable, formula.rows, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(variable, formula.w.reshape(shape), rtol=1e-5, atol=1e-6)
 
 
 def model_of(sok, optimizer):
@@ -87,18 +72,6 @@ def test_in_compile_saved_and_loaded(sok, tmp_path):
     for mine, theirs in zip(model.get_weights(), loaded.get_weights(), strict=True):
         mine, theirs = getattr(mine, "rows", mine), getattr(theirs, "rows", theirs)
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "settings, words",
-    [
-        ({"epsilon": -1.0}, "epsilon"),
-        ({"initial_accumulator_value": -1.0}, "initial_accumulator"),
-    ],
-)
-def test_numbers_out_of_range(sok, settings, words):
-    with pytest.raises(ValueError, match=words):
-        sok.optimizers.RowWiseAdagrad(**settings)
 
 
 def test_settings_that_tables_cannot_follow(sok):

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from sok_like.runtime.framework.running_keras import is_keras_3
+from tests.training import train_step
 
 pytestmark = pytest.mark.keras
 
@@ -80,7 +81,7 @@ def test_a_stock_optimizer_moves_rows_as_it_moves_a_dense_variable(sok, make):
     np.testing.assert_allclose(rows, dense_oracle(make()), rtol=1e-4, atol=5e-6)
 
 
-@pytest.mark.parametrize("make", PARAMETERS)
+@pytest.mark.parametrize("make", [p for p in PARAMETERS if "adam" in p.id])
 def test_in_a_v1_graph_with_ordinary_variables(sok, make):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         layer, assigned = a_table(sok)
@@ -101,9 +102,7 @@ def test_in_a_v1_graph_with_ordinary_variables(sok, make):
     np.testing.assert_allclose(rows, dense_oracle(make()), rtol=1e-4, atol=5e-6)
     expected, optimizer = tf.Variable(np.ones([4, 1], np.float32)), make()
     for _ in STEPS:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(expected**2)
-        optimizer.apply_gradients([(tape.gradient(loss, expected), expected)])
+        train_step(optimizer, expected, lambda: tf.reduce_sum(expected**2))
     np.testing.assert_allclose(kernel, expected, rtol=1e-5)
 
 

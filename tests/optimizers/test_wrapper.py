@@ -51,24 +51,16 @@ def test_ordinary_variables_are_left_to_the_stock_optimizer(sok, layer, name):
     assert (before != after).all()
 
 
-@pytest.mark.parametrize("name", STOCK)
+@pytest.mark.parametrize("name", ["sgd", "adam", "v1 sgd", "v1 adam"])
 def test_stock_optimizer_names_the_wrapper(sok, layer, name):
     gradients, variables = loss_and_gradients(layer, tf.Variable([1.0, 2.0]))
     if name.startswith("v1"):  # v1's optimizers take no variable of Keras 3
         variables[0] = layer.table
+    wrapped = sok.OptimizerWrapper(STOCK[name.replace("adam", "sgd")]())
+    wrapped.apply_gradients([(gradients[0], variables[0])])  # which changes no other optimizer
     before = layer.table.numpy().rows
     with pytest.raises(NotImplementedError, match=r"'users'.*sok.OptimizerWrapper\(optimizer\)"):
         STOCK[name]().apply_gradients(zip(gradients, variables, strict=True))
-    assert (layer.table.numpy().rows == before).all()
-
-
-@pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_stock_optimizer_after_a_wrapped_one_still_does_no_harm(sok, layer, name):
-    gradients, variables = loss_and_gradients(layer, tf.Variable([1.0, 2.0]))
-    sok.OptimizerWrapper(keras.SGD(0.0)).apply_gradients(zip(gradients, variables, strict=True))
-    before = layer.table.numpy().rows
-    with pytest.raises(NotImplementedError, match="sok.OptimizerWrapper"):
-        STOCK[name]().apply_gradients([(gradients[0], variables[0])])
     assert (layer.table.numpy().rows == before).all()
 
 
@@ -133,14 +125,6 @@ def test_no_gradient_at_all(sok, layer, alone):
         sok.OptimizerWrapper(keras.Adam(0.1)).apply_gradients([(None, v) for v in variables])
 
 
-def test_an_optimizer_for_embeddings_alone(sok, layer):
-    wrapped = sok.OptimizerWrapper(keras.Adam(0.1))
-    for _ in range(2):
-        gradients, variables = loss_and_gradients(layer, tf.Variable([1.0, 2.0]))
-        wrapped.apply_gradients([(gradients[0], variables[0])])
-    assert int(wrapped.iterations) == 2
-
-
 @pytest.mark.parametrize("traced", [False, True])
 def test_the_rate_of_a_schedule_can_be_read_where_only_tables_are_trained(sok, layer, traced):
     rates = keras.schedules.PiecewiseConstantDecay([0, 1], [0.5, 0.25, 0.125])
@@ -188,7 +172,7 @@ def test_a_table_keeps_the_optimizer_of_its_first_step(sok, layer):
     assert (layer.table.numpy().rows == before).all()
 
 
-@pytest.mark.parametrize("name", ["Adagrad", "Adam", "SGD"])
+@pytest.mark.parametrize("name", ["Adagrad", "Adam"])
 def test_ordinary_rows_that_are_used_twice(sok, name):
     """Parts of a row's gradient count as their sum, as in a dense gradient."""
     wrapped = sok.OptimizerWrapper(getattr(tf.keras.optimizers, name)(0.1))
