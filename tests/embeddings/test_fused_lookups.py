@@ -29,40 +29,41 @@ def head(a, b, c, other):
     return layers.Dense(1, kernel_initializer="ones")(layers.Concatenate()([*parts, other]))
 
 
-def functional(name):
-    """Three tables; the third one's keys are made from an input by a layer of Keras."""
+def build(look_up):
+    """A model whose third lookup has keys that a layer of Keras makes from an input."""
     a = tf.keras.Input([3], dtype="int64", name="a")
     b = tf.keras.Input([2, 2], dtype="int64", name="b")
     c = tf.keras.Input([1], name="c")
-    hashed = tf.keras.layers.Hashing(KEYS)(a)
-    rows = [
-        sok.DistributedEmbedding(
-            "sum", None, 4, slot_num=3, max_nnz=1, embedding_initializer="ones", name=f"{name}_a"
-        )(a),
-        sok.DistributedEmbedding(
-            "mean", None, 2, slot_num=2, max_nnz=2, embedding_initializer="ones", name=f"{name}_b"
-        )(b),
-        sok.All2AllDenseEmbedding(None, 4, 3, 1, embedding_initializer="ones", name=f"{name}_c")(
-            hashed
-        ),
-    ]
+    rows = look_up(a, b, tf.keras.layers.Hashing(KEYS)(a))
     return tf.keras.Model({"a": a, "b": b, "c": c}, head(*rows, c))
+
+
+def functional(name):
+    options = {"embedding_initializer": "ones"}
+    layers = [
+        sok.DistributedEmbedding(
+            "sum", None, 4, slot_num=3, max_nnz=1, name=f"{name}_a", **options
+        ),
+        sok.DistributedEmbedding(
+            "mean", None, 2, slot_num=2, max_nnz=2, name=f"{name}_b", **options
+        ),
+        sok.All2AllDenseEmbedding(None, 4, 3, 1, name=f"{name}_c", **options),
+    ]
+    return build(lambda *keys: [layer(k) for layer, k in zip(layers, keys, strict=True)])
 
 
 def stock():
     """The same with one row per number, trained on the batches of all ranks."""
-    a = tf.keras.Input([3], dtype="int64", name="a")
-    b = tf.keras.Input([2, 2], dtype="int64", name="b")
-    c = tf.keras.Input([1], name="c")
     tables = [
         tf.keras.layers.Embedding(KEYS, dim, embeddings_initializer="ones") for dim in (4, 2, 4)
     ]
-    pairs = tables[1](b)
-    halves = tf.keras.layers.Average()([pairs[:, :, 0], pairs[:, :, 1]])
-    hashed = tf.keras.layers.Hashing(KEYS)(a)
-    whole = tf.keras.Model(
-        {"a": a, "b": b, "c": c}, head(tables[0](a), halves, tables[2](hashed), c)
-    )
+
+    def look_up(a, b, hashed):
+        pairs = tables[1](b)
+        halves = tf.keras.layers.Average()([pairs[:, :, 0], pairs[:, :, 1]])
+        return tables[0](a), halves, tables[2](hashed)
+
+    whole = build(look_up)
     whole.compile(tf.keras.optimizers.SGD(RATE), "mse")
     inputs, targets = data()
     whole.fit(inputs, targets, batch_size=BATCH, verbose=0, shuffle=False)

@@ -20,8 +20,9 @@ def expected(combiner):
     return [[[sum(s) / divisor(max(len(s), 1))] for s in sample] for sample in VALID]
 
 
-@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-@pytest.mark.parametrize("dtype", [tf.int64, tf.int32, tf.uint64])
+@pytest.mark.parametrize(
+    "combiner, dtype", [("sum", tf.int64), ("mean", tf.int32), ("sqrtn", tf.uint64)]
+)
 def test_dense_input_longer_than_max_nnz(sok, combiner, dtype):
     layer = make(sok, 9, combiner)
     keys = tf.constant(KEYS, dtype)

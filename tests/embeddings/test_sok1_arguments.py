@@ -41,7 +41,12 @@ def test_numbers_of_numpy(sok):
     variable = sok.EmbeddingVariable(four, capacity=eight, initial_capacity=two, name="numpy")
     assert variable.dim == 4
     assert json.dumps(variable.options["capacity"]) == "8"
-    assert sok.get_embedding_variable("by_name", four, capacity=eight).dim == 4
+    option = sok.EmbeddingVariableOption(
+        evict_option=sok.GlobalStepEvict(four), filter_option=sok.CounterFilter(two)
+    )
+    assert sok.get_embedding_variable("by_name", four, capacity=eight, ev_option=option).dim == 4
+    ids = tf.ragged.constant([[1]], dtype=tf.int64)
+    sok.group_embedding_lookup_sparse([variable], [ids], "sum", params_num_per_group=two)
     assert sok.Embedding(eight, four)(KEYS[0]).shape == (2, 2, 4)
     assert sok.HashEmbedding(four, capacity=eight, initial_capacity=two)(KEYS[0]).shape == (2, 2, 4)
 

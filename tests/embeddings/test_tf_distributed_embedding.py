@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.training import train_step
+
 pytestmark = pytest.mark.keras
 
 ROWS = np.arange(40, dtype=np.float32).reshape(10, 4)
@@ -29,11 +31,9 @@ def test_rows_and_gradient_are_those_of_a_dense_table(cls, in_strategy):
 
     @tf.function
     def step(keys):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(layer(keys) ** 2)
-        gradients = tape.gradient(loss, layer.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
-        return loss
+        return train_step(
+            optimizer, layer.trainable_variables, lambda: tf.reduce_sum(layer(keys) ** 2)
+        )
 
     loss = strategy.run(step, args=(tf.constant(KEYS),)) if in_strategy else step(tf.constant(KEYS))
     np.testing.assert_allclose(loss, (ROWS[KEYS] ** 2).sum())
