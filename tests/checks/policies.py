@@ -1,4 +1,4 @@
-"""Tables with policies on ranks: one training whatever their number, and dumps between them."""
+"""A training with policies on ranks, also of tables in device memory."""
 
 import pathlib
 import tempfile
@@ -64,77 +64,6 @@ def train():
         "evicted": table.pop_evicted().keys.numpy(),
         "dump": {file.name: file.read_bytes() for file in folder.iterdir()},
     }
-
-
-def restore():
-    """What ranks hold after restoring a dump of one rank, written here by hand."""
-    import sok_like as sok
-    from sok_like.runtime.ranks import comm
-    from sok_like.saving.format import manifest, shard_file
-    from sok_like.table.content import TableShard
-
-    folder = _shared_folder()
-    if comm.current().rank == 0:
-        keys = np.arange(10)
-        shard = TableShard(
-            *(keys, np.ones([10, 2], np.float32), np.zeros([10, 0], np.float32), [], []),
-            records=np.stack([keys + 5, keys, keys * 0], 1),
-            waiting=np.array([[20, 2, 9], [21, 1, 8]]),
-            step=9,
-        )
-        name = manifest.shard_name("restored", "0", 0, 1)
-        entry = shard_file.write_shard(str(folder), name, shard)
-        head = manifest.Head("restored", 2, "int64", "0")
-        manifest.write_manifest(str(folder), head, [entry])
-    comm.current().barrier()
-    counting = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(3))
-    table = sok.EmbeddingVariable(2, name="restored", ev_option=counting)
-    sok.Saver().restore_from_file(table, str(folder))
-    sok.group_embedding_lookup([table], [[20, 21, 30]])  # the same on all ranks: seen once
-    known = [field.numpy() for field in table.key_statistics([0, 9, 20, 21, 30])]
-    return known, table.statistics().step
-
-
-def full():
-    """The error that one full shard makes on all ranks, and a dump of full shards."""
-    import sok_like as sok
-    from sok_like.runtime.ranks import comm
-
-    scored = sok.EmbeddingVariableOption(evict_option=sok.ScoreEvict("lru", 2))
-    table = sok.EmbeddingVariable(2, name="full_by_score", ev_option=scored)
-    message = None
-    try:
-        sok.group_embedding_lookup([table], [np.arange(6) * 6])  # rank 0 owns them all
-    except tf.errors.ResourceExhaustedError as error:
-        message = str(error)
-    for key in range(6):
-        sok.group_embedding_lookup([table], [[key]])
-    folder = _shared_folder()
-    sok.Saver().dump_to_file(table, str(folder))
-    comm.current().barrier()
-    return message, {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
-def occurrences():
-    """Rows read in each step, those of the whole batch in order, and what is known at the end."""
-    import sok_like as sok
-    from sok_like.runtime.ranks import comm
-
-    rank, world_size = comm.current().rank, comm.current().world_size
-    option = sok.EmbeddingVariableOption(
-        filter_option=sok.CounterFilter(5),
-        init_option=sok.InitializerOption("ones", default_value_no_permission=0.5),
-        count="occurrences",
-    )
-    table = sok.EmbeddingVariable(2, name="occurrences", ev_option=option)
-    found = []
-    for number, batch in enumerate(batches()):
-        mine = ranks_of(number, BATCH, world_size) == rank
-        rows = sok.group_embedding_lookup([table, table], [keys[mine] for keys in batch])
-        found.append((mine, [r.numpy()[:, :, 0] for r in rows]))
-    # Each rank asks for keys of its own choice, wherever they are.
-    asked = KEYS[rank:]
-    return found, table.get_frequency(asked).numpy(), table.get_version(asked).numpy()
 
 
 def _known(table):

@@ -56,15 +56,6 @@ def test_the_default_is_uniform_in_a_twentieth(sok):
     assert 0.0499 < rows.max() <= 0.05
 
 
-def test_elements_are_independent(sok):
-    rows = rows_of(sok, "random_normal")
-    assert len(np.unique(rows)) > 0.99 * rows.size
-    columns = np.corrcoef(rows.T)
-    assert np.abs(columns - np.eye(DIM)).max() < 0.08
-    neighbours = np.corrcoef(rows[:-1].ravel(), rows[1:].ravel())[0, 1]
-    assert abs(neighbours) < 0.02
-
-
 @pytest.mark.parametrize(
     "initializer, value",
     [

@@ -174,8 +174,10 @@ def test_custom_scores(sok):
     assert sok.export(table)[0].numpy().tolist() == [1, 3, 5]
     with pytest.raises(ValueError, match="`scores` must have one item per key"):
         table.assign_scores([1, 2], [3])
-    with pytest.raises(TypeError, match="`scores` must be of an integer dtype"):
-        table.assign_scores([1], [0.5])
+    for scores in ([0.5], tf.constant([2**63], tf.uint64)):
+        with pytest.raises(TypeError, match="`scores` must be of an integer dtype.*users"):
+            table.assign_scores([1], scores)
+    assert int(table.assign_scores([], [])) == 0
 
 
 def test_several_lookups_of_one_step(sok):
@@ -426,8 +428,10 @@ def test_a_large_dump_is_read_in_parts(sok, tmp_path, monkeypatch):
 
 
 @pytest.mark.keras
-@pytest.mark.parametrize("way", ["weights file", "backup"])
-@pytest.mark.parametrize("option", ["filter", "eviction", "statistics"])
+@pytest.mark.parametrize(
+    "option, way",
+    [("filter", "weights file"), ("eviction", "backup"), ("statistics", "weights file")],
+)
 def test_the_weights_file_holds_what_is_known_of_keys(sok, tmp_path, option, way):
     """`zip() argument 2 is longer than argument 1` came of it."""
     policy = {

@@ -4,8 +4,13 @@ import collections
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import sok_like as sok
+from sok_like.saving.format import manifest, shard_file
+from sok_like.table.content import TableShard
 from tests.checks import policies
+from tests.checks.parity import ranks_of
 
 
 def rows_of(results):
@@ -42,7 +47,7 @@ def check_same_state(alone, ranks):
     assert evicted == sorted(alone["evicted"])
 
 
-def test_a_dump_of_ranks_is_known_on_one(sok, on_threads, tmp_path):
+def test_a_dump_of_ranks_is_known_on_one(on_threads, tmp_path):
     results = on_threads(3, policies.train)
     for name, content in results[0]["dump"].items():
         (tmp_path / name).write_bytes(content)
@@ -52,47 +57,77 @@ def test_a_dump_of_ranks_is_known_on_one(sok, on_threads, tmp_path):
     assert table.statistics().step == policies.STEPS
 
 
-def test_a_dump_of_one_rank_is_known_on_all(on_threads):
-    keys = np.array([0, 9, 20, 21, 30])
+def test_a_dump_of_one_rank_is_known_on_all(on_threads, tmp_path):
+    keys = np.arange(10)
+    shard = TableShard(
+        *(keys, np.ones([10, 2], np.float32), np.zeros([10, 0], np.float32), [], []),
+        records=np.stack([keys + 5, keys, keys * 0], 1),
+        waiting=np.array([[20, 2, 9], [21, 1, 8]]),
+        step=9,
+    )
+    name = manifest.shard_name("restored", "0", 0, 1)
+    entry = shard_file.write_shard(str(tmp_path), name, shard)
+    manifest.write_manifest(str(tmp_path), manifest.Head("restored", 2, "int64", "0"), [entry])
     expected = {0: (True, 5, 0), 9: (True, 14, 9), 20: (True, 3, 10), 21: (False, 2, 10)}
     expected[30] = (False, 1, 10)
-    for rank, (known, step) in enumerate(on_threads(3, policies.restore)):
-        assert step == 10
-        for i, key in enumerate(keys.tolist()):
-            found = tuple(field[i] for field in known)
-            assert found == (expected[key] if key % 3 == rank else (False, 0, -1))
+
+    def check():
+        counting = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(3))
+        table = sok.EmbeddingVariable(2, name="restored", ev_option=counting)
+        sok.Saver().restore_from_file(table, tmp_path)
+        sok.group_embedding_lookup([table], [[20, 21, 30]])  # the same on all ranks: seen once
+        assert table.statistics().step == 10
+        known = zip(*(f.numpy().tolist() for f in table.key_statistics([*expected])), strict=True)
+        own = [key % 3 == sok.rank() for key in expected]
+        rows = zip(expected.values(), own, strict=True)
+        assert list(known) == [row if is_own else (False, 0, -1) for row, is_own in rows]
+
+    on_threads(3, check)
 
 
 def test_occurrences_count_over_ranks_and_features(on_threads):
-    ranks = on_threads(3, policies.occurrences)
     counts, versions = collections.Counter(), dict.fromkeys(policies.KEYS.tolist(), 0)
+    right = []  # by step: the rows of both features
     for step, batch in enumerate(policies.batches()):
-        for found, *_ in ranks:
-            mine, rows = found[step]
-            for keys, read in zip(batch, rows, strict=True):
-                before = np.vectorize(counts.__getitem__, otypes=[int])(keys[mine])
-                np.testing.assert_array_equal(read, np.where(before >= 5, 1.0, 0.5))
+        seen = np.vectorize(counts.__getitem__, otypes=[int])(batch)
+        right.append(np.where(seen >= 5, 1.0, 0.5))
         counts.update(batch.ravel().tolist())
-        for key in batch.ravel().tolist():
-            versions[key] = step
+        versions |= dict.fromkeys(batch.ravel().tolist(), step)
     assert 5 < sum(count >= 5 for count in counts.values()) < len(counts)
-    for rank, (_, frequencies, last) in enumerate(ranks):
-        asked = policies.KEYS[rank:].tolist()
-        assert frequencies.tolist() == [counts[key] for key in asked]
-        assert last.tolist() == [versions[key] for key in asked]
+
+    def check():
+        option = sok.EmbeddingVariableOption(
+            filter_option=sok.CounterFilter(5),
+            init_option=sok.InitializerOption("ones", default_value_no_permission=0.5),
+            count="occurrences",
+        )
+        table = sok.EmbeddingVariable(2, name="occurrences", ev_option=option)
+        for step, batch in enumerate(policies.batches()):
+            mine = ranks_of(step, policies.BATCH, 3) == sok.rank()
+            rows = sok.group_embedding_lookup([table, table], [keys[mine] for keys in batch])
+            found = np.stack(rows)[..., 0]
+            np.testing.assert_array_equal(found, right[step][:, mine])
+        # Each rank asks for keys of its own choice, wherever they are.
+        asked = policies.KEYS[sok.rank() :].tolist()
+        assert table.get_frequency(asked).numpy().tolist() == [counts[key] for key in asked]
+        assert table.get_version(asked).numpy().tolist() == [versions[key] for key in asked]
+
+    on_threads(3, check)
 
 
-def test_a_full_shard_is_an_error_on_all_ranks(on_threads):
-    results = on_threads(3, policies.full)
-    assert all("max_capacity=2" in message for message, _ in results)
-
-
-def test_full_shards_go_on_on_one_rank(sok, on_threads, tmp_path):
-    """`holds at most 2 keys on this rank. Received: 4` ended a job on fewer ranks."""
-    (_, dump), *_ = on_threads(3, policies.full)
-    for name, content in dump.items():
-        (tmp_path / name).write_bytes(content)
+def test_full_shards(on_threads, tmp_path):
+    """An error on all ranks; and a dump of full shards goes on on one rank."""
     scored = sok.EmbeddingVariableOption(evict_option=sok.ScoreEvict("lru", 2))
+
+    def check():
+        table = sok.EmbeddingVariable(2, name="full_by_score", ev_option=scored)
+        with pytest.raises(tf.errors.ResourceExhaustedError, match="max_capacity=2"):
+            sok.group_embedding_lookup([table], [np.arange(6) * 6])  # rank 0 owns them all
+        for key in range(6):
+            sok.group_embedding_lookup([table], [[key]])
+        sok.Saver().dump_to_file(table, tmp_path)
+
+    on_threads(3, check)
     table = sok.EmbeddingVariable(2, name="full_by_score", ev_option=scored)
     given = "'full_by_score' holds at most 2 keys on rank 0, and was given 4"
     with pytest.warns(UserWarning, match=given):

@@ -8,30 +8,30 @@ import tensorflow as tf
 import sok_like as sok
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        lambda: sok.CounterFilter(),
+def test_equal_options_are_equal():
+    for make in (
         lambda: sok.CounterFilter(filter_freq=3),
-        lambda: sok.CBFFilter(),
         lambda: sok.CBFFilter(3, 1000, 0.01, tf.uint16),
-        lambda: sok.GlobalStepEvict(),
         lambda: sok.GlobalStepEvict(steps_to_live=10),
-        lambda: sok.L2WeightEvict(),
         lambda: sok.L2WeightEvict(0.5),
         lambda: sok.ScoreEvict("lfu", capacity=10),
-        lambda: sok.StorageOption("DRAM"),
         lambda: sok.StorageOption("HBM"),
         lambda: sok.StorageOption("DRAM_SSDHASH", "/tmp", [2**20, 2**30, 0, 0], "LRU"),
         lambda: sok.InitializerOption("zeros", 1, -1.0),
         lambda: sok.EmbeddingVariableOption(
             evict_option=[sok.GlobalStepEvict(2), sok.ScoreEvict()], evicted_buffer_size=3
         ),
-    ],
-)
-def test_equal_options_are_equal(option):
-    assert option() == option()
-    assert hash(option()) == hash(option())
+    ):
+        assert make() == make() and hash(make()) == hash(make())
+    for make in (sok.CounterFilter, sok.CBFFilter, sok.GlobalStepEvict, sok.L2WeightEvict):
+        assert make() == make()  # DeepRec's defaults, which do nothing
+
+
+def on_disk(*arguments, **options):
+    return sok.StorageOption("DRAM_SSDHASH", *arguments, **options)
+
+
+TWICE = [sok.ScoreEvict(), sok.ScoreEvict()]
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,7 @@ def test_equal_options_are_equal(option):
         (lambda: sok.CounterFilter(-1), "filter_freq", "-1"),
         (lambda: sok.CounterFilter(1.5), "filter_freq", "1.5"),
         (lambda: sok.CounterFilter(True), "filter_freq", "True"),
+        (lambda: sok.CBFFilter(-1, 5, 0.1), "filter_freq", "-1"),
         (lambda: sok.CBFFilter(3), "max_element_size", "0"),
         (lambda: sok.CBFFilter(3, 100), "false_positive_probability", "-1.0"),
         (lambda: sok.CBFFilter(3, 100, 1.0), "false_positive_probability", "1.0"),
@@ -51,43 +52,27 @@ def test_equal_options_are_equal(option):
         (lambda: sok.ScoreEvict("fifo"), "score", "fifo"),
         (lambda: sok.ScoreEvict("lru", 0), "capacity", "0"),
         (lambda: sok.InitializerOption(default_value_dim=0), "default_value_dim", "0"),
-        (
-            lambda: sok.InitializerOption(default_value_no_permission=float("inf")),
-            "default_value_no_permission",
-            "inf",
-        ),
+        (lambda: sok.InitializerOption("ones", 1, float("inf")), "no_permission", "inf"),
         (lambda: sok.StorageOption("SSDHASH"), "storage_type", "SSDHASH"),
         (lambda: sok.StorageOption(storage_path="x"), "storage_path", "x"),
         (lambda: sok.StorageOption("DRAM", storage_size=[9]), "storage_size", "9"),
-        (lambda: sok.StorageOption("DRAM_SSDHASH"), "storage_path", "None"),
-        (lambda: sok.StorageOption("DRAM_SSDHASH", ""), "storage_path", "''"),
-        (lambda: sok.StorageOption("DRAM_SSDHASH", "s3://a/b"), "storage_path", "s3://a/b"),
-        (lambda: sok.StorageOption("DRAM_SSDHASH", "file:///a"), "storage_path", "file:///a"),
-        (
-            lambda: sok.StorageOption("DRAM_SSDHASH", pathlib.Path("gs://a")),
-            "storage_path",
-            "gs:/a",
-        ),
-        (lambda: sok.StorageOption("DRAM_SSDHASH", "x", [0, 9]), "storage_size", "0, 9"),
-        (lambda: sok.StorageOption("DRAM_SSDHASH", "x", [9, 9, 9]), "storage_size", "9, 9, 9"),
-        (lambda: sok.StorageOption("DRAM_SSDHASH", "x", 1.5), "storage_size", "1.5"),
-        (lambda: sok.StorageOption("DRAM_SSDHASH", "x", None, "FIFO"), "cache_strategy", "FIFO"),
-        (lambda: sok.StorageOption("DRAM_SSDHASH", "x", layout="light"), "layout", "light"),
+        (lambda: on_disk(), "storage_path", "None"),
+        (lambda: on_disk(""), "storage_path", "''"),
+        (lambda: on_disk("s3://a/b"), "storage_path", "s3://a/b"),
+        (lambda: on_disk("file:///a"), "storage_path", "file:///a"),
+        (lambda: on_disk(pathlib.Path("gs://a")), "storage_path", "gs:/a"),
+        (lambda: on_disk("x", [0, 9]), "storage_size", "0, 9"),
+        (lambda: on_disk("x", [9, 9, 9]), "storage_size", "9, 9, 9"),
+        (lambda: on_disk("x", 1.5), "storage_size", "1.5"),
+        (lambda: on_disk("x", None, "FIFO"), "cache_strategy", "FIFO"),
+        (lambda: on_disk("x", layout="light"), "layout", "light"),
         (lambda: sok.EmbeddingVariableOption(ckpt="x"), "ckpt", "x"),
-        (
-            lambda: sok.EmbeddingVariableOption(evicted_buffer_size=3),
-            "evicted_buffer_size",
-            "3",
-        ),
-        (
-            lambda: sok.EmbeddingVariableOption(evict_option=[sok.ScoreEvict(), sok.ScoreEvict()]),
-            "evict_option",
-            "ScoreEvict",
-        ),
+        (lambda: sok.EmbeddingVariableOption(evicted_buffer_size=3), "evicted_buffer_size", "3"),
+        (lambda: sok.EmbeddingVariableOption(evict_option=TWICE), "evict_option", "ScoreEvict"),
     ],
 )
 def test_errors_name_argument_and_value(option, argument, received):
-    with pytest.raises(ValueError, match=f"`{argument}`.*Received.*{received}"):
+    with pytest.raises(ValueError, match=f"`.*{argument}`.*Received.*{received}"):
         option()
 
 

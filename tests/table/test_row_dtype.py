@@ -54,16 +54,10 @@ def test_what_16_bits_cannot_hold_is_refused(sok):
     sok.EmbeddingVariable(3, dtype="bfloat16", initializer=large)
 
 
-def test_rows_take_half_the_memory(sok):
-    half, full = (sok.EmbeddingVariable(64, name="t", dtype=dtype) for dtype in ("float16", None))
-    for variable in (half, full):
-        sok.assign(variable, np.arange(200_000), np.zeros([200_000, 64], np.float32))
-    assert half.stats().arena_bytes < 0.6 * full.stats().arena_bytes
-
-
-@each_dtype
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "dtype, training, compiled",
+    [("bfloat16", True, False), ("bfloat16", False, True), ("float16", True, True)],
+)
 def test_every_lookup_reads_the_rounded_rows(sok, dtype, training, compiled):
     variable, rows = filled(sok, dtype)
     weights = values([4], 1)
@@ -90,77 +84,17 @@ def test_every_lookup_reads_the_rounded_rows(sok, dtype, training, compiled):
     )
 
 
-@each_dtype
-def test_new_keys_read_the_same_before_and_after(sok, dtype):
-    variable = sok.EmbeddingVariable(DIM, name="items", dtype=dtype)
-    expected = nearest(sok.EmbeddingVariable(DIM, name="items").find(KEYS)[0], dtype)
-    for training in (False, True, False):
-        found = sok.group_embedding_lookup([variable], [KEYS], training=training)[0]
-        np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(variable.find(KEYS)[0], expected)
-
-
-OPTIMIZERS = {
-    "sgd": lambda: keras.SGD(0.1),
-    "adagrad": lambda: keras.Adagrad(0.1),
-    "v1 adagrad": lambda: tf.compat.v1.train.AdagradOptimizer(0.1),
-    "ftrl": lambda: keras.Ftrl(0.1),
-}
-
-
-@each_dtype
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_follows_a_dense_variable(sok, dtype, name):
-    variable, rows = filled(sok, dtype)
-    optimizer = sok.OptimizerWrapper(OPTIMIZERS[name]())
-    stock, dense = OPTIMIZERS[name](), tf.Variable(rows)
-    target = values(seed=2)
-    for _ in range(20):
-        with tf.GradientTape() as tape:
-            found = sok.group_embedding_lookup([variable], [KEYS])[0]
-            loss = tf.reduce_sum((found - target) ** 2)
-        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum((tf.gather(dense, range(len(KEYS))) - target) ** 2)
-        stock.apply_gradients([(tape.gradient(loss, dense), dense)])
-    found = variable.find(KEYS)[0].numpy()
-    np.testing.assert_array_equal(nearest(found, dtype), found)
-    # Twenty roundings of up to a spacing, in either direction.
-    np.testing.assert_allclose(found, dense, atol=6 * GAP[dtype])
-    assert np.abs(found - rows).max() > 20 * GAP[dtype]
-
-
-def test_a_layer_trains_in_16_bits(sok):
-    tf.keras.utils.set_random_seed(1)
-    keys = np.random.default_rng(3).integers(0, 200, [512, 4])
-    labels = (keys.sum(axis=1) % 2).astype(np.float32)
-    losses = {}
+def test_a_layer_takes_the_dtype(sok):
     for dtype in (None, "bfloat16", "float16"):
         layer = sok.All2AllDenseEmbedding(None, 8, 4, 1, row_dtype=dtype, name="items")
         assert layer.get_config()["row_dtype"] == dtype
         assert layer.embedding_variable.row_dtype == tf.as_dtype(dtype or "float32")
-        weight = tf.Variable(np.ones([32, 1], np.float32))
-        optimizer = sok.OptimizerWrapper(keras.Adagrad(0.3))
-
-        @tf.function
-        def step(layer=layer, weight=weight, optimizer=optimizer):
-            with tf.GradientTape() as tape:
-                logits = tf.reshape(layer(keys[..., None]), [-1, 32]) @ weight
-                loss = tf.reduce_mean(
-                    tf.nn.sigmoid_cross_entropy_with_logits(labels[:, None], logits)
-                )
-            variables = [layer.embedding_variable]
-            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-            return loss
-
-        losses[dtype] = [float(step()) for _ in range(60)]
-    assert losses[None][-1] < 0.75 * losses[None][0]
-    for dtype in DTYPES:
-        assert abs(losses[dtype][-1] - losses[None][-1]) < 0.02
 
 
-@each_dtype
-@pytest.mark.parametrize("make", [lambda: keras.Adam(0.1), lambda: keras.SGD(0.1, momentum=0.9)])
+@pytest.mark.parametrize(
+    "dtype, make",
+    [("bfloat16", lambda: keras.Adam(0.1)), ("float16", lambda: keras.SGD(0.1, momentum=0.9))],
+)
 def test_an_optimizer_that_changes_every_row_is_refused(sok, dtype, make):
     variable, rows = filled(sok, dtype)
     gradient = tf.IndexedSlices(tf.ones_like(rows), tf.constant(KEYS), [2**31 - 1, DIM])
@@ -182,14 +116,6 @@ def test_rows_that_do_not_fit_are_refused(sok):
 
 
 @each_dtype
-def test_copies_and_pickles(sok, dtype):
-    variable, rows = filled(sok, dtype)
-    for other in (copy.deepcopy(variable), pickle.loads(pickle.dumps(variable))):
-        assert other.row_dtype == variable.row_dtype
-        np.testing.assert_array_equal(other.find(KEYS)[0], rows)
-
-
-@each_dtype
 def test_a_dump_holds_every_bit(sok, dtype, tmp_path):
     variable, rows = filled(sok, dtype)
     gradient = tf.IndexedSlices(values(seed=4), tf.constant(KEYS), [2**31 - 1, DIM])
@@ -197,30 +123,27 @@ def test_a_dump_holds_every_bit(sok, dtype, tmp_path):
     optimizer.apply_gradients([(gradient, variable)])
     expected = variable.find(KEYS)[0].numpy()
     assert (expected != rows).any()
-    saver = sok.Saver()
-    saver.dump_to_file(variable, tmp_path)
-    checkpoint = tf.train.Checkpoint(variable=variable).save(str(tmp_path / "checkpoint"))
+    for copied in (copy.deepcopy(variable), pickle.loads(pickle.dumps(variable))):
+        assert copied.row_dtype == variable.row_dtype
+        np.testing.assert_array_equal(copied.find(KEYS)[0], expected)
+    wide = sok.EmbeddingVariable(DIM, name="items")
+    sok.assign(wide, KEYS, values())
+    saver, checkpoint = sok.Saver(), str(tmp_path / "checkpoint")
+    saver.dump_to_file(variable, tmp_path / dtype)
+    saver.dump_to_file(wide, tmp_path / "float32")
+    checkpoint = tf.train.Checkpoint(variable=variable).save(checkpoint)
 
-    def read(into):
+    def read(of, into):
         again = sok.EmbeddingVariable(DIM, name="items", dtype=into)
-        saver.restore_from_file(again, tmp_path)
+        saver.restore_from_file(again, tmp_path / of)
         return again.find(KEYS)[0]
 
-    np.testing.assert_array_equal(read(dtype), expected)
-    np.testing.assert_array_equal(read("float32"), expected)
+    np.testing.assert_array_equal(read(dtype, dtype), expected)
+    np.testing.assert_array_equal(read(dtype, "float32"), expected)
+    np.testing.assert_array_equal(read("float32", dtype), nearest(values(), dtype))
     again = sok.EmbeddingVariable(DIM, name="items", dtype=dtype)
     tf.train.Checkpoint(variable=again).restore(checkpoint).assert_consumed()
     np.testing.assert_array_equal(again.find(KEYS)[0], expected)
-
-
-@each_dtype
-def test_a_dump_of_float32_rows_is_rounded(sok, dtype, tmp_path):
-    variable = sok.EmbeddingVariable(DIM, name="items")
-    sok.assign(variable, KEYS, values())
-    sok.Saver().dump_to_file(variable, tmp_path)
-    again = sok.EmbeddingVariable(DIM, name="items", dtype=dtype)
-    sok.Saver().restore_from_file(again, tmp_path)
-    np.testing.assert_array_equal(again.find(KEYS)[0], nearest(values(), dtype))
 
 
 @each_dtype
