@@ -12,6 +12,37 @@ from sok_like.distribution.sharded_variable import path_of, shard_of
 from sok_like.runtime.ranks import comm
 
 TOLERANCE = 1e-5
+LAYOUTS = {
+    "wide/kernel": (None, "model"),
+    "wide/bias": ("model",),
+    "narrow/kernel": ("model", None),
+    "rows/embeddings": ("model", None),
+    "columns/embeddings": (None, "model"),
+    "over_batch/kernel": ("batch", None),
+}
+
+
+def make_model(dtype=None, penalties=(None, None, None)):
+    """Dense layers and embeddings, most of which `LAYOUTS` shards."""
+    layers = tf.keras.layers
+    tf.keras.utils.set_random_seed(3)
+    of_wide, of_rows, of_last = penalties
+    numbers, ids = layers.Input([6]), layers.Input([3], dtype="int64")
+    hidden = layers.Dense(5, "tanh", kernel_regularizer=of_wide, name="wide", dtype=dtype)(numbers)
+    hidden = layers.Dense(7, "tanh", name="narrow", dtype=dtype)(hidden)
+    rows = layers.Embedding(9, 3, embeddings_regularizer=of_rows, name="rows", dtype=dtype)(ids)
+    columns = layers.Embedding(9, 3, name="columns", dtype=dtype)(ids)
+    flat = [layers.Flatten(dtype=dtype)(each) for each in (rows, columns)]
+    hidden = layers.Concatenate(dtype=dtype)([hidden, *flat])
+    hidden = layers.Dense(4, kernel_regularizer=of_last, name="over_batch", dtype=dtype)(hidden)
+    return tf.keras.Model([numbers, ids], layers.Dense(1, name="head", dtype="float32")(hidden))
+
+
+def data():
+    """Inputs, in which the ids of a batch repeat, and targets."""
+    rng = np.random.default_rng(8)
+    numbers, ids = rng.normal(size=(10, 6)).astype("f"), rng.integers(0, 9, (10, 3))
+    return (numbers, ids), rng.normal(size=(10, 1)).astype("f")
 
 
 def layouts(shape, axes):

@@ -7,6 +7,7 @@ import tensorflow as tf
 from sok_like import distribution as dist
 from sok_like.runtime.ranks import comm
 from tests.distribution.meshes import layouts, of_loop
+from tests.training import train_step
 
 pytestmark = [pytest.mark.keras, pytest.mark.ranks]
 AXES = {"wide/kernel": (None, "model")}
@@ -81,10 +82,9 @@ def use(model, how, data):
 
         @tf.function
         def step(inputs):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(model(inputs) ** 2)
-            gradients = tape.gradient(loss, model.trainable_variables)
-            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            train_step(
+                optimizer, model.trainable_variables, lambda: tf.reduce_mean(model(inputs) ** 2)
+            )
 
         step(tf.constant(data["ids" if how == "loop_of_ids" else "x"]))
 

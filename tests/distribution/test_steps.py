@@ -6,50 +6,24 @@ import tensorflow as tf
 
 from sok_like import distribution as dist
 from sok_like.distribution.sharded_variable import path_of
-from tests.distribution.meshes import check_as_alone, of_loop, under, weights_of
+from tests.distribution.meshes import (
+    LAYOUTS,
+    check_as_alone,
+    data,
+    make_model,
+    of_loop,
+    under,
+    weights_of,
+)
+from tests.training import train_step
 
 pytestmark = [pytest.mark.keras, pytest.mark.ranks]
 for_keras_3 = pytest.mark.keras(slow=True)
-LAYOUTS = {
-    "wide/kernel": (None, "model"),
-    "wide/bias": ("model",),
-    "narrow/kernel": ("model", None),
-    "rows/embeddings": ("model", None),
-    "columns/embeddings": (None, "model"),
-    "over_batch/kernel": ("batch", None),
-}
 STEPS = 3
-
-
-def make_model():
-    layers = tf.keras.layers
-    tf.keras.utils.set_random_seed(3)
-    numbers, ids = layers.Input([6]), layers.Input([3], dtype="int64")
-    hidden = layers.Dense(5, "relu", name="wide")(numbers)
-    hidden = layers.Dense(7, "tanh", name="narrow")(hidden)
-    rows = layers.Flatten()(layers.Embedding(9, 3, name="rows")(ids))
-    columns = layers.Flatten()(layers.Embedding(9, 3, name="columns")(ids))
-    hidden = layers.Concatenate()([hidden, rows, columns])
-    hidden = layers.Dense(4, name="over_batch")(hidden)
-    return tf.keras.Model([numbers, ids], layers.Dense(1, name="head")(hidden))
-
-
-def data():
-    rng = np.random.default_rng(8)
-    numbers, ids = rng.normal(size=(10, 6)).astype("f"), rng.integers(0, 9, (10, 3))
-    return (numbers, ids), rng.normal(size=(10, 1)).astype("f")
 
 
 def sgd():
     return of_loop(tf.keras.optimizers.SGD(0.1))
-
-
-def train_step(variables, optimizer, loss_of):
-    """A step of a program's own."""
-    with tf.GradientTape() as tape:
-        loss = loss_of()
-    gradients = tape.gradient(loss, variables)
-    optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
 
 def centralized(gradients):
@@ -129,16 +103,9 @@ def accumulated():
 
 def penalties():
     """L1 and L2 penalties of sharded kernels, in a fit; one is a table, one is along the batch."""
-    layers, kinds = tf.keras.layers, tf.keras.regularizers
-    tf.keras.utils.set_random_seed(3)
-    numbers, ids = layers.Input([6]), layers.Input([3], dtype="int64")
-    hidden = layers.Dense(5, name="wide", kernel_regularizer=kinds.L2(0.1))(numbers)
-    rows = layers.Embedding(9, 3, name="rows", embeddings_regularizer=kinds.L1(0.1))(ids)
-    hidden = layers.Concatenate()([hidden, layers.Flatten()(rows)])
-    hidden = layers.Dense(4, name="over_batch", kernel_regularizer=kinds.L1L2(0.1, 0.1))(hidden)
-    model = tf.keras.Model([numbers, ids], layers.Dense(1, name="head")(hidden))
+    kinds, (inputs, target) = tf.keras.regularizers, data()
+    model = make_model(penalties=(kinds.L2(0.1), kinds.L1(0.1), kinds.L1L2(0.1, 0.1)))
     model.compile(optimizer=tf.keras.optimizers.SGD(0.1), loss="mse", jit_compile=False)
-    inputs, target = data()
     options = {"batch_size": 5, "epochs": 2, "shuffle": False, "verbose": 0}
     history = model.fit(list(inputs), target, **options).history
     return {"loss": np.array(history["loss"]), "weights": weights_of(model)}
@@ -157,7 +124,7 @@ def of_inputs():
         return tf.reduce_mean((outputs - target) ** 2) + penalty
 
     for _ in range(2):
-        train_step(model.trainable_variables, optimizer, loss_of)
+        train_step(optimizer, model.trainable_variables, loss_of)
     return weights_of(model)
 
 
@@ -174,7 +141,7 @@ def chained():
         return tf.reduce_mean((outputs - target) ** 2)
 
     for _ in range(2):
-        train_step(variables, optimizer, loss_of)
+        train_step(optimizer, variables, loss_of)
     return [v.numpy() for v in variables]
 
 
