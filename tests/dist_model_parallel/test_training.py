@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import sok_like
 import sok_like.dist_model_parallel as dmp
-from sok_like.lookup.local_variables import mark_local, unique_in_graph
+from sok_like.lookup.local_variables import mark_local
 from sok_like.runtime.ranks import comm
 
 pytestmark = pytest.mark.keras
@@ -159,11 +159,3 @@ def test_an_optimizer_averages_once(halving):
         dmp.DistributedOptimizer(averaging)
     with pytest.raises(TypeError, match="DistributedOptimizer goes around the wrapper"):
         sok_like.OptimizerWrapper(averaging)
-
-
-def test_names_are_numbered_within_a_graph():
-    assert unique_in_graph("x") == unique_in_graph("x") == "x"  # eager
-    for _ in range(2):
-        with tf.Graph().as_default():
-            assert [unique_in_graph("x") for _ in range(3)] == ["x", "x_2", "x_3"]
-            assert unique_in_graph("y") == "y"

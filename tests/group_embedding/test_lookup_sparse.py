@@ -196,24 +196,6 @@ def test_empty_batches_and_batches_without_ids(sok):
         assert [f.shape for f in found] == [(0, 0, 2), (0, 0, 2), (2, 0, 2), (2, 0, 2)]
 
 
-def test_evaluation_inserts_nothing(sok):
-    table = sok.EmbeddingVariable(2, name="unseen")
-    for lookup in (
-        lambda training: sok.group_embedding_lookup_sparse(
-            [table], [ragged([[3], [4]])], ["sum"], training=training
-        ),
-        lambda training: sok.group_embedding_lookup(
-            [table], [np.array([3, 4, 5])], training=training
-        ),
-    ):
-        before = int(table.size())
-        (read,) = lookup(False)
-        assert int(table.size()) == before
-        (inserted,) = lookup(True)
-        np.testing.assert_array_equal(read, inserted)
-        assert int(table.size()) == before + (2 if before == 0 else 1)
-
-
 def test_dense_ids_of_any_shape(sok):
     ev, dense = make_ev(sok, "dense", 3), make_variable(3, 5)
     positions = np.array([[1, 2, 3], [3, 0, 1]])

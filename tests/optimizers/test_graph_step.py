@@ -93,19 +93,6 @@ def eagerly(function):
     return results[0]
 
 
-def test_adam_of_tables_alone(sok, graph):
-    init = sok.Init(global_batch_size=4, seed=2)
-    keys, targets, loss, layer, weight = build(sok)
-    gradients = tf.gradients(loss, [layer.table])
-    op = sok.optimizers.Adam(0.02).apply_gradients(
-        zip(gradients, layer.trainable_variables, strict=True)
-    )
-    initial, rows, _ = train(init, keys, targets, op, layer, weight)
-    expected, _ = eagerly(lambda: stock(lambda: keras.Adam(0.02), initial, train_weight=False))
-    np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-5)
-    assert np.abs(rows - initial).max() > 0.01
-
-
 def test_the_initializer_of_an_optimizer(sok, graph):
     init = sok.Init(global_batch_size=4, seed=2)
     keys, targets, loss, layer, weight = build(sok)

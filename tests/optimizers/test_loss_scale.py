@@ -166,16 +166,3 @@ def test_ranks_skip_a_step_together(on_threads):
                 np.testing.assert_allclose(weights[moved], [1 - weight, -1 - weight], atol=1e-6)
             assert (rows[1] < rows[0]).all()
             np.testing.assert_allclose(rows[4] - rows[1], rows[1] - rows[0], atol=1e-5)
-
-
-@keras_3_only
-def test_compile_names_the_way_under_mixed_float16():
-    policy = tf.keras.config.dtype_policy()
-    tf.keras.config.set_dtype_policy("mixed_float16")
-    try:
-        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
-        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam())
-        with pytest.raises(ValueError, match="LossScaleOptimizer\\(optimizer\\)"):
-            model.compile(optimizer=optimizer, loss="mse")
-    finally:
-        tf.keras.config.set_dtype_policy(policy)

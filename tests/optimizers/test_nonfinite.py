@@ -105,21 +105,3 @@ def test_skipping_in_a_session(sok):
         session.run(step)
         assert session.run(count) == 2
         assert session.run(sok_rows)[0].tolist() == [[0.0], [1.0]]
-
-
-def test_skipping_in_fit(sok):
-    model = tf.keras.Sequential(
-        [
-            tf.keras.Input([1], dtype="int64"),
-            sok.All2AllDenseEmbedding(None, 1, 1, 1, embedding_initializer="ones", name="fitted"),
-            tf.keras.layers.Flatten(),
-        ]
-    )
-    wrapped = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.5), skip_nonfinite_gradients=True)
-    model.compile(wrapped, loss="mse", run_eagerly=False)
-    labels = np.array([[0.0], [NAN]], np.float32)
-    model.fit(np.array([[1], [2]]), labels, batch_size=1, epochs=2, shuffle=False, verbose=0)
-    table = model.layers[0].table
-    assert int(wrapped.skipped_gradients(table)) == 2
-    rows = table.find([1, 2])[0].numpy()
-    assert rows[0] < 1 and rows[1] == 1
