@@ -16,7 +16,6 @@ from tests.distribution.meshes import (
     assert_close,
     check_as_alone,
     local_shapes,
-    of_loop,
     shared_folder,
     under,
 )
@@ -114,23 +113,6 @@ def on_batches():
     }
 
 
-def own_loop():
-    """A loop with a tape."""
-    model, optimizer = make_model(), of_loop(tf.keras.optimizers.Adam(0.01))
-
-    @tf.function
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            losses = tf.keras.losses.sparse_categorical_crossentropy(y, model(x))
-            loss = tf.reduce_mean(losses)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return loss
-
-    losses = [float(step(*samples())) for _ in range(4)]
-    return {"losses": np.array(losses), "weights": numbers(model)}
-
-
 def loaded():
     """A model with its optimizer's state, loaded from a file and trained further."""
     name, model = shared_folder() / "m.keras", compiled(make_model())
@@ -182,7 +164,6 @@ def backed_up():
         pytest.param((2, 1), published, [True], marks=pytest.mark.keras(slow=True)),
         pytest.param((1, 2), deferred, [], marks=pytest.mark.keras(slow=True)),
         pytest.param((2, 1), on_batches, [], marks=pytest.mark.keras(slow=True)),
-        pytest.param((1, 2), own_loop, [], marks=pytest.mark.keras(slow=True)),
         pytest.param((1, 2), loaded, [], marks=of_keras_3),
         pytest.param((1, 2), backed_up, [], marks=pytest.mark.keras(slow=True)),
     ],

@@ -112,6 +112,25 @@ def test_the_initializer_of_an_optimizer(sok, graph):
         np.testing.assert_allclose(np.abs(session.run(weight) - 1.0), 0.02, rtol=0.02)
 
 
+def test_lazy_adam_moves_the_rows_of_the_batch_alone(sok, graph):
+    init = sok.Init(global_batch_size=4, seed=2)
+    keys, targets, loss, layer, _ = build(sok)
+    gradients = tf.gradients(loss, [layer.table])
+    op = sok.optimizers.LazyAdam(0.1).apply_gradients(
+        zip(gradients, layer.trainable_variables, strict=True)
+    )
+    read = layer.table.find(tf.constant([1, 3], tf.int64))[0]
+    with v1.Session() as session:
+        session.run(init)
+        session.run(v1.global_variables_initializer())
+        session.run(op, {keys: [[1, 3]], targets: [1.0]})
+        before = session.run(read)
+        session.run(op, {keys: [[1, 1]], targets: [1.0]})
+        after = session.run(read)
+    assert (before[0] != after[0]).all()
+    assert (before[1] == after[1]).all()
+
+
 @pytest.mark.skipif(is_keras_3(), reason="Keras 3 has no `minimize`")
 def test_minimize_of_a_tensor(sok, graph):
     init = sok.Init(global_batch_size=4, seed=2)

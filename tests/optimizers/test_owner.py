@@ -83,6 +83,24 @@ def test_a_new_optimizer_starts_anew(sok, table, name, compiled):
         np.testing.assert_allclose(rows_of(table), dense, atol=1e-5)
 
 
+def test_under_fit(sok):
+    """Fine-tuning: `compile` and `fit` twice."""
+    layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, name="tuned")
+    sok.assign(layer.table, np.arange(3), START)
+    keys = tf.keras.Input([1], dtype="int64")
+    model = tf.keras.Model(keys, tf.keras.layers.Flatten()(layer(keys)))
+    dense = tf.Variable(START)
+    for rate in (0.1, 0.01):
+        model.compile(sok.OptimizerWrapper(keras.Adam(rate)), "mse")
+        right = keras.Adam(rate)
+        for ids in IDS:
+            model.train_on_batch(np.array(ids)[:, None], np.zeros([3, 2], np.float32))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((tf.one_hot(ids, 3) @ dense) ** 2)
+            right.apply_gradients([(tape.gradient(loss, dense), dense)])
+        np.testing.assert_allclose(rows_of(layer.table), dense, atol=1e-5)
+
+
 def test_a_frozen_table_keeps_its_optimizer(sok, table):
     """Steps that an optimizer makes without a variable count, as for a dense one."""
     dense, other, too = tf.Variable(START), tf.Variable([1.0]), tf.Variable([1.0])

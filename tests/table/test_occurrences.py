@@ -109,12 +109,21 @@ def test_shapes_versions_and_exports_as_deeprec_has_them(sok):
 
 def test_methods_in_a_graph(sok):
     with tf.Graph().as_default(), v1.Session() as session:
-        table = table_of(sok)
+        old = sok.GlobalStepEvict(2)
+        table = table_of(sok, evict_option=old, evicted_buffer_size=5)
         keys = v1.placeholder(tf.int64, None)
         rows = tf.nn.embedding_lookup(table, keys)
         asked = table.get_frequency([1, 2]), table.get_dynamic_shape(), table.get_version([1, 2])
+        known, counts = table.key_statistics([1, 5]), table.statistics()
+        evict, popped = table.evict(), table.pop_evicted()
         session.run(v1.global_variables_initializer())
         for batch in ([1, 1], [1, 2]):
             session.run(rows, {keys: batch})
         found = [value.tolist() for value in session.run(asked)]
         assert found == [[3, 1], [2, 2], [1, 1]]
+        assert [field.tolist() for field in session.run(known)] == [[True, False], [3, 0], [1, -1]]
+        for _ in range(3):
+            session.run(rows, {keys: [2]})
+        assert session.run(evict) == 1  # key 1, by age
+        assert session.run(counts).evicted == 1
+        assert session.run(popped).keys.tolist() == [1]

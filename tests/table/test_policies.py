@@ -1,4 +1,4 @@
-"""Policies under TensorFlow: eagerly, in a tf.function, in a v1 session; and in files."""
+"""Policies under TensorFlow, eagerly and in a tf.function; and in files."""
 
 import copy
 import pickle
@@ -10,7 +10,6 @@ import tensorflow as tf
 from tests.core.policy_model import Model
 
 pytestmark = pytest.mark.keras(slow=True)
-v1 = tf.compat.v1
 RATE, STEPS = 0.5, 25
 NO_PERMISSION = -3.0
 KEYS = np.array([-1, 2**63 - 1, *range(8)], np.int64)
@@ -72,7 +71,7 @@ def feature_rows(sok, table, keys, training=True):
     return sok.group_embedding_lookup([table, table], [keys[:, 0], keys[:, 1]], training=training)
 
 
-def run_eager(sok, as_function):
+def run_training(sok, as_function):
     run = Run()
     run.table = table = sok.get_embedding_variable("users", 2, ev_option=option(sok))
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
@@ -97,36 +96,9 @@ def run_eager(sok, as_function):
     return run
 
 
-def run_session(sok):
-    from sok_like.runtime.ranks import initialize
-
-    initialize.reset()
-    run = Run()
-    with tf.Graph().as_default():
-        init = sok.Init(global_batch_size=4, seed=2)
-        table = sok.get_embedding_variable("users", 2, ev_option=option(sok))
-        keys = v1.placeholder(tf.int64, [None, 2])
-        rows = tf.stack(feature_rows(sok, table, keys), axis=1)
-        optimizer = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(RATE))
-        train = optimizer.minimize(tf.reduce_sum(rows), var_list=[table])
-        found, evict = table.key_statistics(KEYS), table.evict()
-        statistics, popped = table.statistics(), table.pop_evicted()
-        with v1.Session() as session:
-            session.run(init)
-            session.run(v1.global_variables_initializer())
-            for number, batch in enumerate(batches()):
-                run.rows.append(session.run([rows, train], {keys: batch})[0])
-                if number % 5 == 4:
-                    run.evicted.append(session.run(evict))
-            run.statistics = session.run(statistics)
-            run.keys = session.run(found)
-            run.popped = session.run(popped)
-    return run
-
-
-@pytest.mark.parametrize("mode", ["eager", "function", "session"])
-def test_training_against_the_model(sok, mode):
-    run = run_session(sok) if mode == "session" else run_eager(sok, mode == "function")
+@pytest.mark.parametrize("as_function", [False, True])
+def test_training_against_the_model(sok, as_function):
+    run = run_training(sok, as_function)
     wanted = expected()
     model = wanted.model
     np.testing.assert_array_equal(run.rows, wanted.rows)
