@@ -207,7 +207,9 @@ def right_layers():
     ]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", ["fit", "eager", pytest.param("graph", marks=pytest.mark.keras(slow=True))]
+)
 def test_right_programs_pass(on_threads, way):
     on_threads(2, lambda: WAYS[way](model_of(*right_layers())))
 
