@@ -68,6 +68,11 @@ def even_part(length: int, index: int, number: int) -> tuple[int, int]:
     return start, start + size + (index < longer)
 
 
+def slice_widths(output_dim: int, slices: int) -> list[int]:
+    bounds = (even_part(output_dim, index, slices) for index in range(slices))
+    return [stop - start for start, stop in bounds]
+
+
 def automatic_threshold(tables: Sequence[TableConfig], world_size: int) -> int | None:
     """The threshold that gives every rank a slice, as far as the tables' columns allow, or None."""
     # With at least as many tables as ranks no table is sliced. Otherwise the largest slice is

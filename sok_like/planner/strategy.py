@@ -25,7 +25,7 @@ from sok_like.planner.tables import (
     ROWS,
     Plan,
     Shard,
-    TableConfig,
+    is_hashed,
     read_tables,
 )
 from sok_like.runtime.checks import check_integer
@@ -108,37 +108,66 @@ class DistEmbeddingStrategy:
         self._tables = read_tables(embeddings)
         self.global_configs = [dict(table.config) for table in self._tables]
         self.input_table_map = placement.check_input_table_map(input_table_map, len(self._tables))
-        self._kinds = [self._kind_of(table) for table in self._tables]
-        self._group_inputs()
+        self.table_groups = self.init_table_groups(
+            self.global_configs, self.row_slice_threshold, self.data_parallel_threshold
+        )
         self._check_cuts()
+        self.input_groups, self.map_groups, self.rev_group_ids = self.init_input_and_map_groups(
+            self.table_groups, self.input_table_map
+        )
         self.dp_configs = [dict(self.global_configs[i]) for i in self.table_groups[DATA_PARALLEL]]
         self.hash_configs = [dict(table.config) for table in self._tables if table.hashed]
         self._place_columns()
         self._list_inputs_of_ranks()
-        self._slice_rows()
+        self.row_sliced_configs, self.row_inputs_offsets = self.create_row_sliced_configs(
+            [self.global_configs[i] for i in self.table_groups[ROW_WISE]], ranks
+        )
         self.plan = self._make_plan()
 
-    def _kind_of(self, table: TableConfig) -> int:
-        if table.hashed:
-            return HASHED
-        if self.world_size == 1:
-            return COLUMN_WISE
-        if self.data_parallel_threshold is not None and table.size <= self.data_parallel_threshold:
-            return DATA_PARALLEL
-        is_large = self.row_slice_threshold is not None and table.size >= self.row_slice_threshold
-        return ROW_WISE if is_large else COLUMN_WISE
+    def init_table_groups(
+        self,
+        table_configs: Sequence[Mapping[str, Any]],
+        row_slice_threshold: int | None,
+        data_parallel_threshold: int | None,
+    ) -> list[list[int]]:
+        """Ids of the data-parallel, column-wise, row-wise and, if there are any, hash tables."""
+        groups: list[list[int]] = [[], [], []]
+        if any(is_hashed(config) for config in table_configs):
+            groups.append([])
+        for table_id, config in enumerate(table_configs):
+            kind = COLUMN_WISE
+            if is_hashed(config):
+                kind = HASHED
+            elif self.world_size > 1:
+                size = config["input_dim"] * config["output_dim"]
+                if data_parallel_threshold is not None and size <= data_parallel_threshold:
+                    kind = DATA_PARALLEL
+                elif row_slice_threshold is not None and size >= row_slice_threshold:
+                    kind = ROW_WISE
+            groups[kind].append(table_id)
+        return groups
 
-    def _group_inputs(self) -> None:
-        groups = range(4 if HASHED in self._kinds else 3)
-        tables = list(enumerate(self._kinds))
-        self.table_groups = [[i for i, kind in tables if kind == group] for group in groups]
-        position = {table: i for group in self.table_groups for i, table in enumerate(group)}
-        self.input_groups: list[list[int]] = [[] for _ in groups]
-        self.map_groups: list[list[int]] = [[] for _ in groups]
-        for i, table in enumerate(self.input_table_map):
-            self.input_groups[self._kinds[table]].append(i)
-            self.map_groups[self._kinds[table]].append(position[table])
-        self.rev_group_ids = _inverse([i for group in self.input_groups for i in group])
+    def init_input_and_map_groups(
+        self, table_groups: Sequence[Sequence[int]], input_table_map: Sequence[int]
+    ) -> tuple[list[list[int]], list[list[int]], list[int]]:
+        """Groups inputs by kind of table: the inputs, their tables' positions, the order back."""
+        place = {
+            table: (group, i)
+            for group, tables in enumerate(table_groups)
+            for i, table in enumerate(tables)
+        }
+        input_groups: list[list[int]] = [[] for _ in table_groups]
+        map_groups: list[list[int]] = [[] for _ in table_groups]
+        for i, table in enumerate(input_table_map):
+            if table not in place:
+                raise ValueError(
+                    "Wrong input initializing input/map groups: every entry of `input_table_map` "
+                    f"must be a table of `table_groups`. Received: input_table_map[{i}]={table!r}"
+                )
+            group, position = place[table]
+            input_groups[group].append(i)
+            map_groups[group].append(position)
+        return input_groups, map_groups, _inverse([i for group in input_groups for i in group])
 
     def _check_cuts(self) -> None:
         """Refuses thresholds that cut what must be whole; without one, it is not cut."""
@@ -151,6 +180,15 @@ class DistEmbeddingStrategy:
             if is_larger and min(self.world_size, table.output_dim) > 1:
                 table.check_cut(COLUMNS, "`column_slice_threshold` not below its {}")
 
+    def maybe_slice_table_column(
+        self, orig_config: Mapping[str, Any], column_slice_threshold: int | None, world_size: int
+    ) -> list[Config]:
+        """Configurations of a table's slices, in column order; one if it is not sliced."""
+        (table,) = read_tables([orig_config])
+        slices = placement.num_slices(table, column_slice_threshold, world_size)
+        widths = placement.slice_widths(table.output_dim, slices)
+        return [{**orig_config, "output_dim": width} for width in widths]
+
     def create_col_sliced_configs(
         self,
         global_col_configs: Sequence[Mapping[str, Any]],
@@ -159,14 +197,14 @@ class DistEmbeddingStrategy:
         input_table_map: Sequence[int],
     ) -> tuple[list[list[Config]], list[list[int]]]:
         """Slices of each column-wise table, and the `sliced_out_ranges` if none were merged."""
-        tables = read_tables(global_col_configs) if global_col_configs else []
-        if column_slice_threshold is None:
-            column_slice_threshold = placement.automatic_threshold(tables, world_size)
-        sliced = []
-        for table, config in zip(tables, global_col_configs, strict=True):
-            slices = placement.num_slices(table, column_slice_threshold, world_size)
-            bounds = (placement.even_part(table.output_dim, i, slices) for i in range(slices))
-            sliced.append([{**config, "output_dim": stop - start} for start, stop in bounds])
+        if column_slice_threshold is None and global_col_configs:
+            column_slice_threshold = placement.automatic_threshold(
+                read_tables(global_col_configs), world_size
+            )
+        sliced = [
+            self.maybe_slice_table_column(config, column_slice_threshold, world_size)
+            for config in global_col_configs
+        ]
         return sliced, _out_ranges([len(slices) for slices in sliced], input_table_map)
 
     def apply_strategy(
@@ -247,8 +285,7 @@ class DistEmbeddingStrategy:
         # tables were already sliced as far as it helps.
         if self.column_slice_threshold is None or all(ranks) or len(configs) < len(self._tables):
             return
-        tables = (self._tables[i] for i in self.table_groups[COLUMN_WISE])
-        most = [table.most_slices(self.world_size) for table in tables]
+        most = [table.most_slices(self.world_size) for table in read_tables(configs)]
         if any(len(slices) < limit for slices, limit in zip(sliced, most, strict=True)):
             idle = [rank for rank, slices in enumerate(ranks) if not slices]
             raise ValueError(
@@ -269,38 +306,44 @@ class DistEmbeddingStrategy:
         for i in self.input_groups[HASHED]:
             min(self.input_ids_list, key=len).append(i)
 
-    def _slice_rows(self) -> None:
-        tables = [self._tables[i] for i in self.table_groups[ROW_WISE]]
-        self.row_sliced_configs: list[list[Config]] = []
-        self.row_inputs_offsets: list[list[int]] = []
-        for rank in range(self.world_size):
-            ranges = [placement.even_part(t.input_dim, rank, self.world_size) for t in tables]
+    def create_row_sliced_configs(
+        self, global_row_configs: Sequence[Mapping[str, Any]], world_size: int
+    ) -> tuple[list[list[Config]], list[list[int]]]:
+        """Per rank: configurations of the row-wise shards, and first rows, one per row input."""
+        configs, offsets = [], []
+        for rank in range(world_size):
+            sizes = [config["input_dim"] for config in global_row_configs]
+            ranges = [placement.even_part(size, rank, world_size) for size in sizes]
             shards = []
-            for table, (start, stop) in zip(tables, ranges, strict=True):
-                shards.append({**table.config, "input_dim": stop - start})
-                if "name" in table.config:
-                    shards[-1]["name"] = f"{table.config['name']}_rows_{start}_{stop}"
-            self.row_sliced_configs.append(shards)
-            self.row_inputs_offsets.append(
-                [ranges[table][0] for table in self.map_groups[ROW_WISE]]
-            )
+            for config, (start, stop) in zip(global_row_configs, ranges, strict=True):
+                shards.append({**config, "input_dim": stop - start})
+                if "name" in config:
+                    shards[-1]["name"] = f"{config['name']}_rows_{start}_{stop}"
+            configs.append(shards)
+            offsets.append([ranges[table][0] for table in self.map_groups[ROW_WISE]])
+        return configs, offsets
 
     def _make_plan(self) -> Plan:
-        kinds, world_size = self._kinds, self.world_size
+        kinds = {i: kind for kind, group in enumerate(self.table_groups) for i in group}
         positions = {table_id: i for i, table_id in enumerate(self.table_groups[COLUMN_WISE])}
         shards = []
         for table_id, table in enumerate(self._tables):
-            for rank in range(world_size):
+            for rank in range(self.world_size):
                 rows = (0, table.input_dim)
                 columns: tuple[int, int] | None = (0, table.output_dim)
                 if kinds[table_id] == ROW_WISE:
-                    rows = placement.even_part(table.input_dim, rank, world_size)
+                    rows = placement.even_part(table.input_dim, rank, self.world_size)
                 elif kinds[table_id] == COLUMN_WISE:
                     columns = self._column_ranges[rank].get(positions[table_id])
                 if columns is not None:
                     shards.append(Shard(table_id, rank, kinds[table_id], *rows, *columns))
-        inputs = tuple(self.input_table_map)
-        return Plan(world_size, tuple(self._tables), tuple(kinds), tuple(shards), inputs)
+        return Plan(
+            self.world_size,
+            tuple(self._tables),
+            tuple(kinds[table_id] for table_id in range(len(self._tables))),
+            tuple(shards),
+            tuple(self.input_table_map),
+        )
 
     def report(
         self,

@@ -3,7 +3,7 @@
 import pytest
 
 from sok_like.planner import DistEmbeddingStrategy, TableConfig
-from sok_like.planner.placement import automatic_threshold, even_part, num_slices, place
+from sok_like.planner.placement import automatic_threshold, num_slices, place, slice_widths
 
 
 def tables(*shapes):
@@ -31,9 +31,7 @@ def configs(*shapes):
 )
 def test_column_slices(shape, threshold, world_size, expected):
     (table,) = configs(shape)
-    slices = num_slices(table, threshold, world_size)
-    bounds = [even_part(table.output_dim, i, slices) for i in range(slices)]
-    assert [stop - start for start, stop in bounds] == expected
+    assert slice_widths(table.output_dim, num_slices(table, threshold, world_size)) == expected
 
 
 @pytest.mark.parametrize(
