@@ -12,6 +12,7 @@ import sok_like as sok
 
 FIELDS = "max_vocabulary_size_per_gpu, embedding_vec_size, slot_num, "
 EV_COLUMN = "key, dtype=tf.string, partition_num=None, ev_option=None"
+PLANNER = "dist_model_parallel.DistEmbeddingStrategy"
 CALLABLES = {
     "Init": "*, global_batch_size, seed=None, **kwargs",
     "DistributedEmbedding": "combiner, "
@@ -62,9 +63,16 @@ CALLABLES = {
     "export_delta": "model, path",
     "dist_model_parallel.BroadcastGlobalVariablesCallback": "root_rank=0, device=''",
     "dist_model_parallel.ConcatInitializer": "initializer, sizes",
-    "dist_model_parallel.DistEmbeddingStrategy": "embeddings, world_size, strategy='basic', "
+    PLANNER: "embeddings, world_size, strategy='basic', "
     "input_table_map=None, column_slice_threshold=None, row_slice_threshold=None, "
     "data_parallel_threshold=None",
+    f"{PLANNER}.init_table_groups": "table_configs, row_slice_threshold, data_parallel_threshold",
+    f"{PLANNER}.init_input_and_map_groups": "table_groups, input_table_map",
+    f"{PLANNER}.maybe_slice_table_column": "orig_config, column_slice_threshold, world_size",
+    f"{PLANNER}.create_col_sliced_configs": "global_col_configs, world_size, "
+    "column_slice_threshold, input_table_map",
+    f"{PLANNER}.create_row_sliced_configs": "global_row_configs, world_size",
+    f"{PLANNER}.apply_stragety": "strategy, world_size, sliced_configs",
     "deeprec.CollectiveStrategy": "",
     "deeprec.CollectiveStrategy.scope": "*args, **kwargs",
     "deeprec.install": "",

@@ -83,7 +83,7 @@ class TableConfig:
 
     @property
     def hashed(self) -> bool:
-        return bool(self.config.get("hash_table", False))
+        return is_hashed(self.config)
 
     @property
     def name(self) -> str:
@@ -177,14 +177,13 @@ def read_tables(embeddings: Sequence[Any]) -> list[TableConfig]:
             required = "hold layers with get_config(), or dictionaries"
             received = f"embeddings[{table_id}]={embedding!r}"
             raise unmet("`embeddings`", required, received, error=TypeError)
-        is_hashed = bool(config.get("hash_table", False))
-        for argument in ("output_dim",) if is_hashed else ("input_dim", "output_dim"):
+        for argument in ("output_dim",) if is_hashed(config) else ("input_dim", "output_dim"):
             value = as_integer(config.get(argument))
             if value is None or value < 1:
                 required, received = "be a positive integer", f"{argument}={config.get(argument)!r}"
                 raise unmet(f"`{argument}` of embeddings[{table_id}]", required, received)
             config[argument] = value
-        num_rows = 0 if is_hashed else config["input_dim"]
+        num_rows = 0 if is_hashed(config) else config["input_dim"]
         tables.append(TableConfig(table_id, num_rows, config["output_dim"], config))
     return tables
 
@@ -194,3 +193,7 @@ def list_embeddings(embeddings: Any) -> list[Any]:
     if isinstance(embeddings, Mapping) or not isinstance(embeddings, Iterable):
         raise wrong_argument("embeddings", "a list of embeddings", embeddings, error=TypeError)
     return list(embeddings)
+
+
+def is_hashed(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("hash_table", False))
