@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.framework import cpp_shape_inference_pb2
 from tensorflow.python.ops import handle_data_util, resource_variable_ops
 
 from sok_like.runtime.framework import hooks
@@ -179,10 +178,7 @@ class EmbeddingVariable(
                     name="handle",
                     **policies.attributes(capacity),
                 )
-                of_handle = cpp_shape_inference_pb2.CppShapeInferenceResult
-                row = {"shape": shape.as_proto(), "dtype": tf.float32.as_datatype_enum}
-                rows_data = [of_handle.HandleShapeAndType(**row)]
-                data = of_handle.HandleData(is_set=True, shape_and_type=rows_data)
+                data = handle_data_util.create_handle_data(shape, tf.float32)
                 handle_data_util.set_handle_data(handle, data)
                 initializer_op = is_initialized = None
                 if in_graph_mode:
