@@ -1,9 +1,12 @@
 """DeepRec's optimizers on tables and on ordinary variables, against NumPy, in v1 graphs."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from sok_like.optimizers import deeprec
 from tests.core import oracles
 
 v1 = tf.compat.v1
@@ -11,41 +14,20 @@ KEYS = [[0, 1, 1, 4], [1, 2], [0, 4, 4, 2], [3], [1, 3, 0], [0, 2, 4], [1], [0, 
 WIDTH, RATE = 3, 0.1
 
 
-def optimizers():
-    """Name: what makes the optimizer from the global step, and the oracle of rows."""
-    from sok_like.optimizers import deeprec
-
-    decay = {"initial_accumulator": 0.3, "decay_steps": 2, "decay_rate": 0.5}
-    args = {
-        "initial_accumulator_value": 0.3,
-        "accumulator_decay_step": 2,
-        "accumulator_decay_rate": 0.5,
-    }
-    adam = {"lazy": True, "epsilon": 1e-8}
-    return {
-        "decay": (
-            lambda step: deeprec.AdagradDecayOptimizer(RATE, step, **args),
-            lambda w: oracles.AdagradDecay(w, **decay),
-        ),
-        "decay_v2": (
-            lambda step: deeprec.AdagradDecayOptimizerV2(RATE, step, **args),
-            lambda w: oracles.AdagradDecay(w, **decay),
-        ),
-        "async": (
-            lambda step: deeprec.AdamAsyncOptimizer(RATE),
-            lambda w: oracles.Adam(w, **adam),
-        ),
-        "rmsprop": (
-            lambda step: deeprec.AdamAsyncOptimizer(
-                RATE, 0.6, 0.9, 1e-3, apply_sparse_rmsprop=True
-            ),
-            lambda w: oracles.Rmsprop(w, 0.6, 0.9, 1e-3),
-        ),
-        "adamw": (
-            lambda step: deeprec.AdamWOptimizer(0.2, RATE),
-            lambda w: oracles.Adam(w, row_weight_decay=0.2, **adam),
-        ),
-    }
+DECAY = {
+    "initial_accumulator_value": 0.3,
+    "accumulator_decay_step": 2,
+    "accumulator_decay_rate": 0.5,
+}
+OPTIMIZERS = {  # from the global step
+    "decay": lambda step: deeprec.AdagradDecayOptimizer(RATE, step, **DECAY),
+    "decay_v2": lambda step: deeprec.AdagradDecayOptimizerV2(RATE, step, **DECAY),
+    "async": lambda step: deeprec.AdamAsyncOptimizer(RATE),
+    "rmsprop": lambda step: deeprec.AdamAsyncOptimizer(
+        RATE, 0.6, 0.9, 1e-3, apply_sparse_rmsprop=True
+    ),
+    "adamw": lambda step: deeprec.AdamWOptimizer(0.2, RATE),
+}
 
 
 class VariableAdamW(oracles.Adam):
@@ -54,6 +36,22 @@ class VariableAdamW(oracles.Adam):
     def update(self, t, lr, g, touched):
         self.w[touched] *= 1 - 0.2
         super().update(t, lr, g, touched)
+
+
+adam = functools.partial(oracles.Adam, epsilon=1e-8)
+SPARSE = {  # oracles of a table's rows
+    "decay": lambda rows: oracles.AdagradDecay(rows, 0.3, 2, 0.5),
+    "decay_v2": lambda rows: oracles.AdagradDecay(rows, 0.3, 2, 0.5),
+    "async": functools.partial(adam, lazy=True),
+    "rmsprop": lambda rows: oracles.Rmsprop(rows, 0.6, 0.9, 1e-3),
+    "adamw": functools.partial(adam, lazy=True, row_weight_decay=0.2),
+}
+DENSE = {  # of a variable with dense gradients
+    "decay": SPARSE["decay"],
+    "async": adam,
+    "rmsprop": functools.partial(oracles.Adam, beta_1=0.6, beta_2=0.9, epsilon=1e-3),
+    "adamw": functools.partial(VariableAdamW, epsilon=1e-8),
+}
 
 
 def train(variable, make_optimizer, gather=True):
@@ -87,41 +85,29 @@ def expected(rows, make_oracle):
     return found
 
 
-@pytest.mark.parametrize("name", ["decay", "decay_v2", "async", "rmsprop", "adamw"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("kind", ["table", "resource", "reference"])
 def test_rows_follow_the_formula(sok, name, kind):
-    make_optimizer, make_oracle = optimizers()[name]
+    make_oracle = SPARSE[name]
     if name == "adamw" and kind != "table":
-
-        def make_oracle(w):
-            return VariableAdamW(w, lazy=True, epsilon=1e-8)
-
+        make_oracle = functools.partial(VariableAdamW, lazy=True, epsilon=1e-8)
     with tf.Graph().as_default():
         if kind == "table":
             variable = sok.EmbeddingVariable(WIDTH, name="t", initializer="random_uniform")
         else:
             initial = np.random.default_rng(1).normal(size=[5, WIDTH]).astype(np.float32)
             variable = v1.get_variable("v", initializer=initial, use_resource=kind == "resource")
-        found = train(variable, make_optimizer)
+        found = train(variable, OPTIMIZERS[name])
     assert np.abs(found[-1] - found[0]).max() > 0.05
     for ours, right in zip(found, expected(found[0], make_oracle), strict=True):
         np.testing.assert_allclose(ours, right, rtol=0, atol=2e-6)
 
 
-DENSE = {
-    "decay": lambda w: oracles.AdagradDecay(w, 0.3, 2, 0.5),
-    "async": lambda w: oracles.Adam(w, epsilon=1e-8),
-    "rmsprop": lambda w: oracles.Adam(w, beta_1=0.6, beta_2=0.9, epsilon=1e-3),
-    "adamw": lambda w: VariableAdamW(w, epsilon=1e-8),
-}
-
-
 @pytest.mark.parametrize("name", DENSE)
 def test_dense_gradients_move_every_element(sok, name):
-    make_optimizer, _ = optimizers()[name]
     with tf.Graph().as_default():
         initial = np.random.default_rng(1).normal(size=[5, WIDTH]).astype(np.float32)
-        found = train(v1.get_variable("v", initializer=initial), make_optimizer, gather=False)
+        found = train(v1.get_variable("v", initializer=initial), OPTIMIZERS[name], gather=False)
     oracle = DENSE[name](initial)
     for number, (batch, gradient) in enumerate(steps(), 1):
         g, _ = oracles.batch_gradient(5, WIDTH, batch, gradient)
@@ -132,13 +118,12 @@ def test_dense_gradients_move_every_element(sok, name):
 
 def test_decays_go_by_the_global_step(sok):
     """One that nobody counts on asks for no decay; one that starts late asks at once."""
-    from sok_like.optimizers.deeprec import AdagradDecayOptimizer
 
     def rows(first, counted):
         with tf.Graph().as_default(), v1.Session() as session:
             table = sok.EmbeddingVariable(1, name="t", initializer="zeros")
             step = v1.get_variable("step", initializer=np.int64(first), trainable=False)
-            optimizer = AdagradDecayOptimizer(RATE, step, 1.0, 3, 0.5)
+            optimizer = deeprec.AdagradDecayOptimizer(RATE, step, 1.0, 3, 0.5)
             loss = tf.reduce_sum(tf.nn.embedding_lookup(table, tf.constant([7], tf.int64)))
             update = optimizer.minimize(loss, global_step=step if counted else None)
             session.run(v1.global_variables_initializer())
@@ -171,7 +156,5 @@ def test_decays_go_by_the_global_step(sok):
     ],
 )
 def test_what_cannot_be_honoured_raises(sok, options, message):
-    from sok_like.optimizers.deeprec import AdagradDecayOptimizer
-
     with pytest.raises(ValueError, match=message):
-        AdagradDecayOptimizer(0.1, tf.Variable(0), **options)
+        deeprec.AdagradDecayOptimizer(0.1, tf.Variable(0), **options)
