@@ -161,7 +161,6 @@ def backed_up():
     "shape, body, arguments",
     [
         ((1, 2), published, [False]),
-        pytest.param((2, 1), published, [True], marks=pytest.mark.keras(slow=True)),
         pytest.param((1, 2), deferred, [], marks=pytest.mark.keras(slow=True)),
         pytest.param((2, 1), on_batches, [], marks=pytest.mark.keras(slow=True)),
         pytest.param((1, 2), loaded, [], marks=of_keras_3),

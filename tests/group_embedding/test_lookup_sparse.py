@@ -23,10 +23,10 @@ def make_variable(dim, seed=0, dtype=tf.float32):
     return tf.Variable(rows_of(dim, seed), dtype=dtype)
 
 
-def samples(seed=0, empty=True):
+def samples(seed=0):
     """Positions in KEYS and weights, lists of lists; empty samples at the end and between."""
     rng = np.random.default_rng(seed)
-    lengths = [2, 0, 3, 1, 4, 0] if empty else [2, 1, 3, 1, 4, 2]
+    lengths = [2, 0, 3, 1, 4, 0]
     positions = [rng.integers(0, len(KEYS), n).tolist() for n in lengths]
     weights = [rng.uniform(0.5, 2.0, n).astype(np.float32).tolist() for n in lengths]
     return positions, weights
@@ -104,37 +104,6 @@ def test_forward_and_gradient_equal_stock(sok, name, use_ev, kind):
         rows = [KEYS.tolist().index(k) for k in indices.numpy()] if use_ev else indices.numpy()
         np.add.at(gradient, rows, values.numpy())
         np.testing.assert_allclose(gradient, right_gradient, rtol=0, atol=1e-6)
-
-
-def test_tables_of_one_width_keep_their_combiners_and_their_order(sok):
-    """Mixed kinds, a shared table, different batches, a weight for some."""
-    ev, other, dense = make_ev(sok, "a", 4, 1), make_ev(sok, "b", 4, 2), make_variable(4, 3)
-    params = [ev, dense, other, ev, dense]
-    combiners = ["mean", "sum", "sum", "sqrtn", "mean"]
-    every = [samples(seed) for seed in range(5)]
-    every[2] = [[1, 2], [3]], [[1.0, 2.0], [0.5]]
-    is_ev = [True, False, True, True, False]
-    weighted = [True, False, False, True, True]
-    ids = [ragged(keys_at(p) if e else p) for (p, _), e in zip(every, is_ev, strict=True)]
-    ids[3] = ids[3].to_sparse()
-    weights = [
-        ragged(w, tf.float32) if g else None for (_, w), g in zip(every, weighted, strict=True)
-    ]
-    weights[3] = weights[3].to_sparse()
-    before = list(params), list(ids), list(weights), list(combiners)
-    tables = [rows_of(4, seed) for seed in (1, 3, 2, 1, 3)]
-    for found in ways(
-        lambda: sok.group_embedding_lookup_sparse(params, ids, combiners, "mod", weights, "group")
-    ):
-        assert [len(f) for f in found] == [6, 6, 2, 6, 6]
-        for i, (positions, w) in enumerate(every):
-            right = expected(
-                tf.Variable(tables[i]), positions, combiners[i], w if weighted[i] else None
-            )
-            np.testing.assert_allclose(found[i], right, rtol=0, atol=1e-6)
-    after = params, ids, weights, combiners
-    for left, right in zip(before, after, strict=True):
-        assert all(x is y for x, y in zip(left, right, strict=True))
 
 
 def test_rows_whose_weights_sum_to_zero(sok):
