@@ -1,12 +1,7 @@
-"""`sok.callbacks.ServeWhileTraining`, and a reader with stock TensorFlow that follows it."""
+"""`sok.callbacks.ServeWhileTraining`, and a server that follows it."""
 
 import datetime
-import json
-import os
-import pathlib
-import subprocess
-import sys
-import tempfile
+import threading
 import time
 
 import numpy as np
@@ -14,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
+from sok_like.runtime.ranks import comm
 from tests import emulated
 
 pytestmark = pytest.mark.keras
@@ -37,63 +33,83 @@ def data():
     return sok.shard(found, drop_remainder=True).batch(BATCH // sok.size())
 
 
-class _Wait(tf.keras.callbacks.Callback):
+class Reader(threading.Thread):
+    """A server that follows: takes each SavedModel and delta below a folder, and answers."""
+
+    def __init__(self, folder):
+        super().__init__(daemon=True)
+        self.folder, self.answers, self.ends = folder, [], threading.Event()
+
+    def run(self):
+        version, loaded, taken = 0, None, set()
+        while True:
+            ends, done = self.ends.is_set(), True
+            models = [int(p.name) for p in self.folder.glob("*") if p.name.isdigit()]
+            if max(models, default=0) > version:
+                version, taken, done = max(models), set(), False
+                loaded = tf.saved_model.load(str(self.folder / str(version)))
+            for file in sorted((self.folder / f"{version}.deltas").glob("*.index")):
+                if file.stem not in taken:
+                    try:
+                        loaded.signatures["refresh"](delta=tf.constant(file.stem))
+                    except tf.errors.OpError:
+                        break  # a new SavedModel has replaced the deltas
+                    taken.add(file.stem)
+                    done = False
+            if not done:
+                self.answers.append((version, answer(loaded)))
+            if ends and done:
+                return
+            time.sleep(0.02)
+
+
+def answer(loaded):
+    (found,) = loaded.signatures["serving_default"](keys=np.stack([ASKED, ASKED], 1)).values()
+    return found.numpy()
+
+
+class Wait(tf.keras.callbacks.Callback):
     """Lets the reader answer before the first batch, and now and then after it."""
 
-    def __init__(self, answers):
+    def __init__(self, reader):
         super().__init__()
-        self.answers = answers
+        self.reader = reader
 
     def on_train_batch_begin(self, batch, logs=None):
-        if batch % 6 == 0:
-            wait_for(lambda: len(read(self.answers)) > batch // 6)
+        limit = time.monotonic() + 300
+        while batch % 6 == 0 and len(self.reader.answers) <= batch // 6:
+            if time.monotonic() > limit or not self.reader.is_alive():
+                raise TimeoutError("the reader does not answer")
+            time.sleep(0.05)
 
 
-def read(answers):
-    lines = answers.read_text().splitlines() if answers.exists() else []
-    return [json.loads(line) for line in lines]
-
-
-def wait_for(condition):
-    limit = time.monotonic() + 300
-    while not condition():
-        if time.monotonic() > limit:
-            raise TimeoutError("the reader does not answer")
-        time.sleep(0.05)
-
-
-def followed(world_size):
-    """The reader's answers; where the SavedModels are; and a fresh export of the end."""
-    folder = pathlib.Path(tempfile.gettempdir()) / f"sok_live_{os.getppid()}_{world_size}"
-    reader, answers = None, folder / "answers"
+def followed(folder):
+    model, callbacks = made(f"live_{sok.size()}"), []
     if sok.rank() == 0:
-        folder.mkdir()
-        np.save(folder / "keys.npy", np.stack([ASKED, ASKED], 1))
-        program = pathlib.Path(__file__).with_name("follower.py")
-        # Stock TensorFlow: no rank, no package.
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI", "PMI", "PRTE"))}
-        clean.pop("PYTHONPATH", None)
-        reader = subprocess.Popen([sys.executable, str(program), str(folder)], cwd="/", env=clean)
-    model = made(f"live_{world_size}")
-    serve = sok.callbacks.ServeWhileTraining(folder / "models", every=3)
-    callbacks = [serve, _Wait(answers)] if sok.rank() == 0 else [serve]
-    try:
-        model.fit(data(), verbose=0, callbacks=callbacks)
-        sok.export_saved_model(model, folder / "fresh")
-        if reader is not None:
-            (folder / "end").touch()
-            assert reader.wait(300) == 0
-    finally:
-        if reader is not None:
-            reader.kill()
-    places = sorted(path.name for path in (folder / "models").iterdir())
-    by_time = sok.callbacks.ServeWhileTraining(
-        folder / "models", every=datetime.timedelta(milliseconds=20)
-    )
+        reader = Reader(folder)
+        reader.start()
+        callbacks = [Wait(reader)]
+    serve = sok.callbacks.ServeWhileTraining(folder, every=3)
+    model.fit(data(), verbose=0, callbacks=[serve, *callbacks])
+    fresh = f"{folder}_fresh"
+    sok.export_saved_model(model, fresh)
+    if sok.rank() == 0:
+        reader.ends.set()
+        reader.join(300)
+        versions, answers = zip(*reader.answers, strict=True)
+        np.testing.assert_array_equal(answers[-1], answer(tf.saved_model.load(fresh)))
+        assert len({str(each) for each in answers}) >= 4
+        # The first SavedModel has no room for the keys of three batches; the next ones fill up.
+        newest = versions[-1]
+        assert newest >= 3 and {*versions} > {1}
+        models, found = {str(newest - 1), str(newest)}, {path.name for path in folder.iterdir()}
+        assert models <= found <= models | {f"{newest}.deltas"}
+    comm.current().barrier()
+    every = datetime.timedelta(milliseconds=20)
+    by_time = sok.callbacks.ServeWhileTraining(folder, every=every)
     model.fit(data(), verbose=0, callbacks=[by_time])
-    newest = max(int(path.name) for path in (folder / "models").glob("*[0-9]"))
-    deltas = len(list((folder / "models").glob(f"{newest}.deltas/*.index")))
-    return {"folder": folder, "places": places, "answers": read(answers), "by_time": deltas}
+    newest = max(int(path.name) for path in folder.glob("*[0-9]"))
+    assert any(folder.glob(f"{newest}.deltas/*.index"))
 
 
 @pytest.fixture(autouse=True)
@@ -105,20 +121,10 @@ def on_host():
 @pytest.mark.ranks
 @pytest.mark.keras(slow=True)
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_stock_reader_follows_and_ends_with_the_answers_of_a_fresh_export(on_processes, ranks):
-    found = on_processes(ranks, followed, ranks)
-    first = found[0]
-    fresh = tf.saved_model.load(str(first["folder"] / "fresh")).signatures["serving_default"]
-    (expected,) = fresh(keys=tf.constant(np.stack([ASKED, ASKED], 1))).values()
-    answers = first["answers"]
-    np.testing.assert_array_equal(answers[-1]["answer"], expected)
-    assert len(answers) >= 4 and len({str(each["answer"]) for each in answers}) >= 4
-    # The first SavedModel has no room for the keys of three batches; the next ones fill up, too.
-    newest = answers[-1]["version"]
-    assert newest >= 3 and {each["version"] for each in answers} > {1}
-    models = {str(newest - 1), str(newest)}
-    assert models <= set(first["places"]) <= models | {f"{newest}.deltas"}
-    assert first["by_time"] >= 1
+def test_a_server_follows_and_ends_with_the_answers_of_a_fresh_export(
+    on_processes, tmp_path, ranks
+):
+    on_processes(ranks, followed, tmp_path / "models")
 
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True, datetime.timedelta(0), "epoch"])

@@ -1,125 +1,14 @@
-"""Models of all front doors, exported: what they compute here, for stock TensorFlow to repeat."""
-
-import os
-import pathlib
-import tempfile
+"""Models of all front doors: what they compute, for stock TensorFlow to repeat."""
 
 import numpy as np
 import tensorflow as tf
+
+import sok_like as sok
 
 BATCH = 12
 ITEMS = np.array([-(2**63), -5, 0, 3, 2**40, 2**63 - 1])
 COMBINERS = ("sum", "mean", None)
 UNSEEN = np.array([7, -9, 2**50 + 1])
-
-
-def exported(world_size):
-    """Folder by model's name; each holds a SavedModel, rank 0's inputs and outputs."""
-    import sok_like as sok
-    from sok_like.runtime.ranks import comm
-
-    folder = pathlib.Path(tempfile.gettempdir()) / f"sok_serving_{os.getppid()}_{world_size}"
-    found, models = {}, {}
-    for make in (group, columns, sok1, sharded, parallel, module):
-        tf.keras.utils.set_random_seed(3)
-        model, inputs, signatures, compute = make(sok)
-        expected = compute(inputs)
-        place = folder / make.__name__
-        sok.export_saved_model(model, place, signatures=signatures)
-        if comm.current().rank == 0:
-            np.savez(place / "inputs.npz", **_flat(inputs))
-            np.savez(place / "expected.npz", output=np.asarray(expected))
-        found[make.__name__], models[make.__name__] = str(place), model
-    found["refused"] = refused(sok, folder, models)
-    return found
-
-
-def following():
-    """Models, and the dtype of the rows that they serve."""
-    all_kinds = [(sharded, "int8"), (group, "float32"), (parallel, "float32")]
-    # live.followed follows a group, serving_dense.parallel the variables of `ModelParallel`.
-    return all_kinds if os.environ.get("SLOW") else all_kinds[:1]
-
-
-def refreshed(world_size):
-    """Models that train on after their export; what deltas say, and what is refused.
-
-    Folders as in `exported`: by name a base with its deltas, and a full export of the end.
-    """
-    import sok_like as sok
-    from sok_like.runtime.ranks import comm
-
-    rank = comm.current().rank
-    base = pathlib.Path(tempfile.gettempdir()) / f"sok_refreshed_{os.getppid()}_{world_size}"
-    found = {}
-    for make, row_dtype in following():
-        tf.keras.utils.set_random_seed(3)
-        model, inputs, signatures, compute = make(sok)
-        options = {"missing": "initial", "signatures": signatures, "row_dtype": row_dtype}
-        place = base / make.__name__
-        sok.export_saved_model(model, place, refreshable=True, **options)
-        before = np.asarray(compute(inputs))
-        messages = [message(lambda: sok.export_delta(model, base / f"{rank} x"))]  # noqa: B023
-        if world_size > 1:
-            messages.append(message(lambda: sok.export_delta(model, base / f"{rank}")))  # noqa: B023
-        (base / "file").touch()
-        messages.append(message(lambda: sok.export_delta(model, base / "file" / "1")))  # noqa: B023
-        deltas = []
-        for name in ("1", "2"):
-            _go_on(model, inputs)
-            deltas.append(sok.export_delta(model, f"{place}.deltas/{name}")._asdict())
-        full = base / f"{make.__name__}_full"
-        sok.export_saved_model(model, full, **options)
-        after = np.asarray(compute(inputs))
-        if rank == 0:
-            for folder in (place, full):
-                np.savez(folder / "inputs.npz", **_flat(inputs))
-                np.savez(folder / "expected.npz", output=after, before=before)
-        found[make.__name__] = {
-            "folders": [str(place), str(full)],
-            "deltas": deltas,
-            "refused": messages,
-        }
-    return found
-
-
-def message(call):
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
-
-
-def _go_on(model, inputs):
-    """Trains a model on, with keys that are new to its tables, and erases a few."""
-    import sok_like as sok
-
-    if getattr(model, "optimizer", None) is not None:
-        labels = np.zeros([BATCH, *model.output.shape[1:]], np.float32)
-        model.fit(inputs if len(inputs) > 1 else inputs["items"], labels, verbose=0)
-    else:
-        model(inputs, training=True)
-        for variable in model.trainable_variables:
-            table = getattr(variable, "_embedding_variable", variable)
-            if isinstance(table, sok.EmbeddingVariable):
-                keys, rows = sok.export(table)
-                sok.assign(table, keys, rows + 0.5)
-                table.erase(ITEMS[:2])
-            else:
-                variable.assign(variable + 0.25)
-
-
-def _flat(inputs):
-    """Arrays by the signature's names."""
-    flat = {}
-    for name, value in inputs.items():
-        if isinstance(value, tf.RaggedTensor):
-            flat[f"{name}_values"] = value.values.numpy()
-            flat[f"{name}_row_splits"] = value.row_splits.numpy()
-        else:
-            flat[name] = np.asarray(value)
-    return {k: v.astype("S") if v.dtype == object else v for k, v in flat.items()}
 
 
 def _features():
@@ -148,14 +37,14 @@ def _keras_inputs():
     }
 
 
-def _trained(sok, model):
+def _trained(model):
     known, both, labels = _features()
     model.compile(sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1)), "mse", run_eagerly=True)
     model.fit(known, labels, batch_size=4, epochs=2, verbose=0)
     return model, both, None, lambda inputs: model.predict(inputs, verbose=0)
 
 
-def group(sok):
+def group():
     """sok.GroupEmbedding: strings, integers, lists that are filled up."""
     inputs = _keras_inputs()
     rows = sok.GroupEmbedding(
@@ -169,10 +58,10 @@ def group(sok):
         name="served_group",
     )(inputs)
     both = tf.keras.layers.Concatenate()([rows["user"], rows["item"], rows["tags"]])
-    return _trained(sok, tf.keras.Model(inputs, tf.keras.layers.Dense(2)(both)))
+    return _trained(tf.keras.Model(inputs, tf.keras.layers.Dense(2)(both)))
 
 
-def columns(sok):
+def columns():
     """Feature columns of DeepRec's kind, as a layer."""
     keys = [
         sok.feature_column.categorical_column_with_embedding("user"),
@@ -182,13 +71,13 @@ def columns(sok):
         made = [sok.feature_column.embedding_column(key, dimension=4) for key in keys]
     inputs = _keras_inputs()
     rows = sok.feature_column.DenseFeatures(made, name="served_columns")(inputs)
-    return _trained(sok, tf.keras.Model(inputs, tf.keras.layers.Dense(1)(rows)))
+    return _trained(tf.keras.Model(inputs, tf.keras.layers.Dense(1)(rows)))
 
 
 class Sok1(tf.keras.Model):
     """SOK's two layers, padded with -1, in a subclassed model with a tf.function inside."""
 
-    def __init__(self, sok):
+    def __init__(self):
         super().__init__(name="served_sok1")
         self.fields = sok.DistributedEmbedding(
             "mean", None, 4, slot_num=2, max_nnz=3, pad_key=-1, name="served_fields"
@@ -205,9 +94,9 @@ class Sok1(tf.keras.Model):
         return self.top(self.vectors(keys, training))
 
 
-def sok1(sok):
+def sok1():
     rng = np.random.default_rng(1)
-    model = Sok1(sok)
+    model = Sok1()
     model(tf.constant(rng.choice(np.r_[ITEMS, -1], [BATCH, 2, 3])), training=True)
     keys = rng.choice(np.r_[ITEMS, UNSEEN, -1], [BATCH, 2, 3])
     specs = tf.TensorSpec([None, 2, 3], tf.int64, "keys")
@@ -217,7 +106,7 @@ def sok1(sok):
 class Sharded(tf.keras.Model):
     """DMP: tables sliced by columns and by rows, replicated, and hashed."""
 
-    def __init__(self, sok):
+    def __init__(self):
         super().__init__(name="served_sharded")
         sizes = [(40, 8), (6, 4), (30, 4)]
         tables = [
@@ -239,9 +128,9 @@ class Sharded(tf.keras.Model):
         return self.top(tf.concat(rows, 1))
 
 
-def sharded(sok):
+def sharded():
     rng = np.random.default_rng(2)
-    model = Sharded(sok)
+    model = Sharded()
     inputs = {n: rng.integers(0, m, [BATCH, 3]) for n, m in (("a", 40), ("b", 6), ("c", 30))}
     inputs = {name: tf.constant(value) for name, value in inputs.items()}
     model({**inputs, "d": tf.constant(rng.choice(ITEMS, [BATCH, 3]))}, training=True)
@@ -249,7 +138,7 @@ def sharded(sok):
     return model, inputs, inputs, lambda inputs: model.predict(inputs, verbose=0)
 
 
-def model_parallel(sok, layouts, shape=None):
+def model_parallel(layouts, shape=None):
     """`ModelParallel` with layouts by path, on a mesh of all ranks; by default a row of them."""
     distribution = sok.distribution
     devices = distribution.list_devices()
@@ -260,10 +149,10 @@ def model_parallel(sok, layouts, shape=None):
     return distribution.ModelParallel(mesh, by_path)
 
 
-def parallel(sok):
+def parallel():
     """Keras' ModelParallel: a table by rows, a kernel by columns."""
     layouts = {"served_items/embeddings": ("model", None), "served_dense.*kernel": (None, "model")}
-    with model_parallel(sok, layouts).scope():
+    with model_parallel(layouts).scope():
         items = tf.keras.Input([3], dtype="int64", name="items")
         rows = tf.keras.layers.Embedding(50, 8, name="served_items")(items)
         hidden = tf.keras.layers.Dense(6, "relu", name="served_dense")
@@ -277,7 +166,7 @@ def parallel(sok):
 class Module(tf.Module):
     """TensorFlow's own lookups of a table, weighted, beside a string lookup of TensorFlow's."""
 
-    def __init__(self, sok):
+    def __init__(self):
         super().__init__()
         self.table = sok.EmbeddingVariable(4, name="served_module")
         self.lookup = sok.group_embedding_lookup_sparse
@@ -299,9 +188,9 @@ class Module(tf.Module):
         return rows + self.bias + safe + named
 
 
-def module(sok):
+def module():
     rng = np.random.default_rng(4)
-    made = Module(sok)
+    made = Module()
     sok.assign(made.table, ITEMS, rng.normal(size=[len(ITEMS), 4]).astype(np.float32))
     splits = np.sort(np.r_[0, rng.integers(0, 20, BATCH - 1), 20])
     keys = tf.RaggedTensor.from_row_splits(rng.choice(np.r_[ITEMS, UNSEEN], 20), splits)
@@ -311,48 +200,3 @@ def module(sok):
         "names": tf.constant(np.array(["ann", "bob", "who"])[rng.integers(0, 3, BATCH)]),
     }
     return made, inputs, None, lambda inputs: made(*inputs.values())
-
-
-def refused(sok, folder, models):
-    """What each of these raises: TensorFlow's and Keras' exports, wrong calls, what has no form."""
-    from sok_like.runtime.ranks import comm
-
-    rank = comm.current().rank
-    model, sliced, under_mesh = (models[name] for name in ("group", "sharded", "parallel"))
-
-    class WithPython(tf.Module):
-        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
-        def __call__(self, keys):
-            return tf.numpy_function(lambda x: x, [keys], tf.int64)
-
-    class Unheld(tf.Module):
-        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
-        def __call__(self, keys):
-            return tf.gather(TABLES[0], keys)
-
-    held = tf.Module()  # a model of Keras 3 would first be traced with a signature of floats
-    held.tables = sliced.tables
-    held.call = tf.function(
-        lambda ids: {"rows": held.tables([ids] * 4, training=False)[0]},
-        input_signature=[tf.TensorSpec([None, 3], tf.int64)],
-    )
-
-    TABLES = [sok.EmbeddingVariable(2, name="served_unheld")]
-    other = "initial" if rank == 0 else "zeros"
-    export = sok.export_saved_model
-    calls = {
-        "saved_model": lambda: tf.saved_model.save(model, str(folder / "tf")),
-        "export": lambda: model.export(str(folder / "keras")),
-        "sharded": lambda: tf.saved_model.save(held, str(folder / "dmp"), held.call),
-        "under_mesh": lambda: tf.saved_model.save(under_mesh, str(folder / "mesh")),
-        "missing": lambda: export(model, folder / "x", missing="none"),
-        "row_dtype": lambda: export(model, folder / "x", row_dtype="float16"),
-        "kind": lambda: export([model], folder / "x"),
-        "not_built": lambda: export(tf.keras.layers.Dense(2), folder / "x"),
-        "signatures": lambda: export(tf.Module(), folder / "x"),
-        "ranks": lambda: export(model, folder / "x", missing=other),
-        "python": lambda: export(WithPython(), folder / "x"),
-        "unheld": lambda: export(Unheld(), folder / "x"),
-        "path": lambda: export(model, folder),
-    }
-    return {name: message(call) for name, call in calls.items()}

@@ -2,9 +2,6 @@
 
 import contextlib
 import io
-import os
-import pathlib
-import tempfile
 from unittest import mock
 
 import numpy as np
@@ -12,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
-from tests.checks.files import message_of
 
 pytestmark = pytest.mark.keras
 
@@ -21,9 +17,8 @@ KEYS = list(range(12))
 SKEWED = np.concatenate([np.arange(796), np.zeros(199, np.int64), np.arange(800, 999)])
 
 
-def reported(world_size):
-    """The same samples on every rank."""
-    folder = pathlib.Path(tempfile.gettempdir()) / f"sok_inside_{os.getppid()}_{world_size}"
+def reported(folder):
+    """The same samples on every rank; what rank 0 prints."""
     inputs = tf.keras.Input([1], dtype="int64")
     rows = sok.DistributedEmbedding("sum", None, 4, slot_num=1, max_nnz=1, name="inside")(inputs)
     model = tf.keras.Model(inputs, tf.keras.layers.Flatten()(rows))
@@ -39,66 +34,32 @@ def reported(world_size):
     model.fit(SKEWED[:, np.newaxis], np.zeros([len(SKEWED), 4]), **of_skewed)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        tables = sok.report(model)
-    unwritable = sok.callbacks.TableMetrics(log_dir=__file__)
+        (table,) = sok.report(model)
+    check_table(table)
+    options["callbacks"] = [sok.callbacks.TableMetrics(log_dir=__file__)]
+    of_rank = "rank 0: .*" if sok.size() > 1 else ""
+    with pytest.raises(Exception, match=f"(?s){of_rank}not a directory"):
+        model.fit(keys, np.zeros([12, 4]), **options)
+    options["callbacks"] = [metrics]
     plain = tf.keras.Sequential([tf.keras.Input([1]), tf.keras.layers.Dense(1)])
     plain.compile("sgd", "mse")
-    try:
+    with pytest.raises(ValueError, match="needs a model with hash tables"):
         plain.fit(np.zeros([2, 1]), np.zeros([2, 1]), **options)
-        without = ""
-    except ValueError as error:
-        without = str(error)
-    return {
-        "tables": [{**t._asdict(), "imbalance": t.imbalance} for t in tables],
-        "printed": printed.getvalue(),
-        "without": without,
-        "unwritable": message_of(
-            model.fit, keys, np.zeros([12, 4]), **{**options, "callbacks": [unwritable]}
-        ),
-        "folder": str(folder),
-    }
+    return printed.getvalue()
 
 
-@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
-def test_a_report_counts_all_ranks(on_processes, world_size):
-    ranks = on_processes(world_size, reported, world_size)
-    for found in ranks:
-        (table,) = found["tables"]
-        keys = set(SKEWED.tolist())
-        assert table["name"] == "inside" and table["keys"] == len(keys)
-        assert table["keys_by_rank"] == tuple(
-            sum(key % world_size == rank for key in keys) for rank in range(world_size)
-        )
-        assert table["bytes"] == sum(table["bytes_by_rank"]) > 0 and 0 < table["load"] <= 1
-        assert table["imbalance"] == max(table["keys_by_rank"]) * world_size / len(keys)
-        # Of 398 keys 200 are different; the most frequent 2 of these come 199 times and once.
-        assert table["unique_ratio"] == table["hottest_share"] == 200 / 398
-        assert found["tables"] == ranks[0]["tables"]
-        assert "needs a model with hash tables" in found["without"]
-        assert "not a directory" in found["unwritable"]
-        assert world_size == 1 or found["unwritable"].startswith("RuntimeError: rank 0: ")
-    head, line = ranks[0]["printed"].splitlines()
-    assert head.endswith("unique  hottest 1 %") and line.split()[0] == "inside"
-    assert line.split()[1] == str(len(keys)) and line.split()[-2:] == ["0.50", "0.50"]
-    assert all(rank["printed"] == "" for rank in ranks[1:])
+def check_table(table):
+    keys, ranks = set(SKEWED.tolist()), range(sok.size())
+    assert table.name == "inside" and table.keys == len(keys)
+    assert table.keys_by_rank == tuple(sum(key % len(ranks) == r for key in keys) for r in ranks)
+    assert table.bytes == sum(table.bytes_by_rank) > 0 and 0 < table.load <= 1
+    assert table.imbalance == max(table.keys_by_rank) * len(ranks) / len(keys)
+    # Of 398 keys 200 are different; the most frequent 2 of these come 199 times and once.
+    assert table.unique_ratio == table.hottest_share == 200 / 398
 
 
-def test_lists_of_models_and_what_is_no_model(sok):
-    first, second = (sok.HashEmbedding(2, name=name) for name in ("first", "second"))
-    model = tf.keras.Sequential([tf.keras.Input([], dtype="int64"), second])
-    first(tf.constant([1, 2])), model(tf.constant([1]), training=True)
-    listed = [first, (model, tf.Variable(1.0)), first.trainable_variables]
-    found = sok.report(listed, print_table=False)
-    assert [(table.name, table.keys) for table in found] == [("first", 2), ("second", 1)]
-    for wrong in (None, {"model": model}, [first, "second"]):
-        with pytest.raises(TypeError, match="`model` must be a Keras model.* Received: model="):
-            sok.report(wrong)
-
-
-@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
-def test_metrics_are_written_by_rank_0(on_processes, world_size):
-    ranks = on_processes(world_size, reported, world_size)
-    (file,) = pathlib.Path(ranks[0]["folder"], "tables").iterdir()  # rank 0 alone writes
+def check_metrics(folder, world_size):
+    (file,) = (folder / "tables").iterdir()  # rank 0 alone writes
     written = [
         (value.tag, event.step, tf.make_ndarray(value.tensor).item())
         for event in tf.compat.v1.train.summary_iterator(str(file))
@@ -120,9 +81,35 @@ def test_metrics_are_written_by_rank_0(on_processes, world_size):
     assert [step for step, _ in values("bytes")] == [6] and values("load")[0][1] > 0
 
 
-def test_tensorboard_takes_the_metrics_for_scalars(on_processes):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    (found,) = on_processes(1, reported, 1)
-    events = accumulator.EventAccumulator(found["folder"] + "/tables")
-    events.Reload()
-    assert "inside/keys" in events.PluginTagToContent("scalars")
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.ranks)])
+def test_reports_and_metrics_count_all_ranks(on_processes, tmp_path, world_size):
+    printed, *others = on_processes(world_size, reported, tmp_path / "metrics")
+    head, line = printed.splitlines()
+    assert head.endswith("unique  hottest 1 %") and line.split()[0] == "inside"
+    assert line.split()[1] == str(len(set(SKEWED))) and line.split()[-2:] == ["0.50", "0.50"]
+    assert set(others) <= {""}
+    check_metrics(tmp_path / "metrics", world_size)
+    if world_size == 1:
+        check_tensorboard(tmp_path / "metrics")
+
+
+def check_tensorboard(folder):
+    """TensorBoard takes the metrics for scalars, where it is installed."""
+    with contextlib.suppress(ModuleNotFoundError):
+        from tensorboard.backend.event_processing import event_accumulator
+
+        events = event_accumulator.EventAccumulator(str(folder / "tables"))
+        events.Reload()
+        assert "inside/keys" in events.PluginTagToContent("scalars")
+
+
+def test_lists_of_models_and_what_is_no_model(sok):
+    first, second = (sok.HashEmbedding(2, name=name) for name in ("first", "second"))
+    model = tf.keras.Sequential([tf.keras.Input([], dtype="int64"), second])
+    first(tf.constant([1, 2])), model(tf.constant([1]), training=True)
+    listed = [first, (model, tf.Variable(1.0)), first.trainable_variables]
+    found = sok.report(listed, print_table=False)
+    assert [(table.name, table.keys) for table in found] == [("first", 2), ("second", 1)]
+    for wrong in (None, {"model": model}, [first, "second"]):
+        with pytest.raises(TypeError, match="`model` must be a Keras model.* Received: model="):
+            sok.report(wrong)

@@ -1,6 +1,5 @@
 """Models exported on 1 and 2 ranks, loaded by a process that cannot import the package."""
 
-import functools
 import os
 import pathlib
 import subprocess
@@ -10,31 +9,150 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_like as sok
 from tests.checks import serving
-from tests.checks.serving import following
+from tests.checks.serving import BATCH, ITEMS
 from tests.ranks import HANG_LIMIT
 
 pytestmark = pytest.mark.keras
-WORLDS = [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.ranks)]
 DOORS = ("group", "columns", "sok1", "sharded", "parallel", "module")
-FOLLOWING = [make.__name__ for make, _ in following()]
+# Those that are followed, too, and the dtype of their rows. test_serve_while_training.py follows a
+# group, test_dense.py the variables of `ModelParallel`.
+FOLLOWED = {"sharded": "int8"}
+if os.environ.get("SLOW"):
+    FOLLOWED |= {"group": "float32", "parallel": "float32"}
 
 
-@pytest.fixture(params=WORLDS)
-def served(request, on_processes):
-    """The number of ranks, and what each found: each folder has what stock TensorFlow computed."""
-    found = on_processes(request.param, serving.exported, request.param)
-    compute(tuple(found[0][door] for door in DOORS))
-    return request.param, found
+def flat(inputs):
+    """Arrays by the signature's names."""
+    found = {}
+    for name, value in inputs.items():
+        if isinstance(value, tf.RaggedTensor):
+            found[f"{name}_values"] = value.values.numpy()
+            found[f"{name}_row_splits"] = value.row_splits.numpy()
+        else:
+            found[name] = np.asarray(value)
+    return {k: v.astype("S") if v.dtype == object else v for k, v in found.items()}
 
 
-@functools.cache
+def export(model, place, inputs, expected, **options):
+    sok.export_saved_model(model, place, **options)
+    if sok.rank() == 0:
+        np.savez(place / "inputs.npz", **flat(inputs))
+        np.savez(place / "expected.npz", output=np.asarray(expected))
+
+
+def exported(folder):
+    """SavedModels by the doors' names, each with rank 0's inputs and outputs."""
+    models = {}
+    for door in DOORS:
+        tf.keras.utils.set_random_seed(3)
+        model, inputs, signatures, compute = getattr(serving, door)()
+        export(model, folder / door, inputs, compute(inputs), signatures=signatures)
+        if door in FOLLOWED:
+            follow(model, folder / f"{door}_base", inputs, signatures, compute)
+        models[door] = model
+    refuses(models, folder)
+
+
+def follow(model, base, inputs, signatures, compute):
+    """A base with its deltas, and a full export of the end; each has the outputs of the end."""
+    door = base.name.removesuffix("_base")
+    options = {"missing": "initial", "signatures": signatures, "row_dtype": FOLLOWED[door]}
+    sok.export_saved_model(model, base, refreshable=True, **options)
+    before, deltas = np.asarray(compute(inputs)), []
+    with pytest.raises(ValueError, match="The name of a delta must"):
+        sok.export_delta(model, base.parent / f"{sok.rank()} x")
+    if sok.size() > 1:
+        with pytest.raises(Exception, match="with the same path"):
+            sok.export_delta(model, base.parent / f"{sok.rank()}")
+    for name in ("1", "2"):
+        go_on(model, inputs)
+        deltas.append(sok.export_delta(model, f"{base}.deltas/{name}"))
+    after = np.asarray(compute(inputs))
+    assert np.abs(after - before).max() > 0.01
+    assert door == "parallel" or deltas[0].num_new > 0  # without tables
+    export(model, base.with_name(f"{door}_full"), inputs, after, **options)
+    if sok.rank() == 0:
+        np.savez(base / "inputs.npz", **flat(inputs))
+
+
+def go_on(model, inputs):
+    """Trains a model on, with keys that are new to its tables, and erases a few."""
+    if getattr(model, "optimizer", None) is not None:
+        labels = np.zeros([BATCH, *model.output.shape[1:]], np.float32)
+        model.fit(inputs if len(inputs) > 1 else inputs["items"], labels, verbose=0)
+        return
+    model(inputs, training=True)
+    for variable in model.trainable_variables:
+        table = getattr(variable, "_embedding_variable", variable)
+        if isinstance(table, sok.EmbeddingVariable):
+            keys, rows = sok.export(table)
+            sok.assign(table, keys, rows + 0.5)
+            table.erase(ITEMS[:2])
+        else:
+            variable.assign(variable + 0.25)
+
+
+class WithPython(tf.Module):
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def __call__(self, keys):
+        return tf.numpy_function(lambda x: x, [keys], tf.int64)
+
+
+def refuses(models, folder):
+    """TensorFlow's and Keras' exports, wrong calls, and what has no form."""
+    model, sliced, under_mesh = (models[name] for name in ("group", "sharded", "parallel"))
+    tables = [sok.EmbeddingVariable(2, name="served_unheld")]
+
+    class Unheld(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+        def __call__(self, keys):
+            return tf.gather(tables[0], keys)
+
+    held = tf.Module()  # a model of Keras 3 would first be traced with a signature of floats
+    held.tables = sliced.tables
+    held.call = tf.function(
+        lambda ids: {"rows": held.tables([ids] * 4, training=False)[0]},
+        input_signature=[tf.TensorSpec([None, 3], tf.int64)],
+    )
+
+    def raises(error, *words):
+        return pytest.raises(error, match="(?s)" + ".*".join(words))
+
+    new, save = str(folder / "new"), tf.saved_model.save
+    for call in (lambda: save(model, new), lambda: model.export(new)):
+        with raises(NotImplementedError, "served_group", "sok.export_saved_model"):
+            call()
+    if sok.size() > 1:
+        with raises(NotImplementedError, "served_", "sok.export_saved_model"):
+            save(held, new, held.call)
+        with raises(ValueError, "sok.export_saved_model"):
+            save(under_mesh, new)
+        with raises(Exception, "missing=initial.*missing=zeros"):
+            missing = "zeros" if sok.rank() else "initial"
+            sok.export_saved_model(model, new, missing=missing)
+    for error, words, given, options in (
+        (ValueError, ["`missing`", "'none'"], model, {"missing": "none"}),
+        (ValueError, ["`row_dtype`", "'float16'"], model, {"row_dtype": "float16"}),
+        (TypeError, ["`model` must be a Keras model"], [model], {}),
+        (ValueError, ["must be built"], tf.keras.layers.Dense(2), {}),
+        (ValueError, ["`signatures` must say what", "Module"], tf.Module(), {}),
+        (ValueError, ["serving_default", "PyFunc"], WithPython(), {}),
+        (ValueError, ["served_unheld", "not among its variables"], Unheld(), {}),
+    ):
+        with raises(error, *words):
+            sok.export_saved_model(given, new, **options)
+    with raises(ValueError, "`path` must be a new folder"):
+        sok.export_saved_model(model, folder)
+
+
 def compute(folders):
-    """One process for all models of one launch."""
+    """Has one process of stock TensorFlow compute."""
     script = pathlib.Path(__file__).with_name("stock_process.py")
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, str(script), *folders],
+        [sys.executable, str(script), *map(str, folders)],
         cwd=script.parent,
         env=environment,
         capture_output=True,
@@ -44,78 +162,31 @@ def compute(folders):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_stock_tensorflow_computes_what_the_model_does(served, door):
-    world_size, found = served
-    folder = pathlib.Path(found[0][door])
-    expected = np.load(folder / "expected.npz")["output"]
-    outputs = np.load(folder / "outputs.npz")
-    assert np.abs(expected).max() > 0 and len(np.unique(expected)) > 6
-    for loader in ("v1", "v2"):
-        if door == "parallel" and world_size > 1:  # a product in parts rounds in another way
-            np.testing.assert_allclose(outputs[loader], expected, rtol=1e-5, atol=1e-6)
-        else:
-            np.testing.assert_array_equal(outputs[loader], expected, loader)
-
-
-@pytest.fixture(params=WORLDS)
-def refreshed(request, on_processes):
-    """The number of ranks, and what each found; each folder has what stock TensorFlow computed."""
-    found = on_processes(request.param, serving.refreshed, request.param)
-    compute(tuple(folder for door in FOLLOWING for folder in found[0][door]["folders"]))
-    return request.param, found
-
-
-@pytest.mark.parametrize("door", FOLLOWING)
-def test_a_server_that_follows_computes_what_a_full_export_computes(refreshed, door):
-    world_size, found = refreshed
-    followed, full = (pathlib.Path(folder) for folder in found[0][door]["folders"])
-    outputs = np.load(followed / "outputs.npz")
-    expected = np.load(full / "outputs.npz")["v2"]
-    for loader in ("v1", "v2"):
-        np.testing.assert_array_equal(outputs[loader], expected, loader)
-    computed = np.load(full / "expected.npz")
-    assert np.abs(computed["output"] - computed["before"]).max() > 0.01
-    if door == "group":
-        np.testing.assert_array_equal(outputs["v2"], computed["output"])
-    assert all(rank[door]["deltas"] == found[0][door]["deltas"] for rank in found)
-    if door != "parallel":  # without tables
-        assert found[0][door]["deltas"][0]["num_new"] > 0
-    for rank in found:
-        refused = rank[door]["refused"]
-        assert "The name of a delta must" in refused[0]
-        assert world_size == 1 or "with the same path" in refused[1]
-        assert "could not be written" in refused[-1]
-
-
-WORDS = {
-    "saved_model": ("NotImplementedError", "sok.export_saved_model", "served_group"),
-    "export": ("NotImplementedError", "sok.export_saved_model", "served_group"),
-    "missing": ("ValueError", "`missing`", "'none'"),
-    "row_dtype": ("ValueError", "`row_dtype`", "'float16'"),
-    "kind": ("TypeError", "`model` must be a Keras model"),
-    "not_built": ("ValueError", "must be built"),
-    "signatures": ("ValueError", "`signatures` must say what", "Module"),
-    "python": ("ValueError", "EagerPyFunc|PyFunc", "serving_default"),
-    "unheld": ("ValueError", "served_unheld", "not among its variables"),
-    "path": ("ValueError", "`path` must be a new folder"),
-}
-ON_RANKS = {
-    "sharded": ("NotImplementedError", "sok.export_saved_model", "served_"),
-    "under_mesh": ("ValueError", "sok.export_saved_model"),
-    "ranks": ("ValueError", "missing=initial", "missing=zeros"),
-}
-
-
-@pytest.mark.parametrize("case", [*WORDS, *ON_RANKS])
-def test_what_cannot_be_exported_says_so(served, case):
-    world_size, found = served
-    if case in ON_RANKS and world_size == 1:
-        pytest.skip("on several ranks only")
-    for rank in found:
-        message = rank["refused"][case] or ""
-        for words in {**WORDS, **ON_RANKS}[case]:
-            assert any(word in message for word in words.split("|")), message
+@pytest.mark.parametrize(
+    "world_size",
+    [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.ranks)],
+)
+def test_stock_tensorflow_computes_what_the_model_does(on_processes, tmp_path, world_size):
+    on_processes(world_size, exported, tmp_path)
+    followed = [tmp_path / f"{door}_{which}" for door in FOLLOWED for which in ("base", "full")]
+    compute([*(tmp_path / door for door in DOORS), *followed])
+    for door in DOORS:
+        expected = np.load(tmp_path / door / "expected.npz")["output"]
+        outputs = np.load(tmp_path / door / "outputs.npz")
+        assert np.abs(expected).max() > 0 and len(np.unique(expected)) > 6
+        for loader in ("v1", "v2"):
+            if door == "parallel" and world_size > 1:  # a product in parts rounds in another way
+                np.testing.assert_allclose(outputs[loader], expected, rtol=1e-5, atol=1e-6)
+            else:
+                np.testing.assert_array_equal(outputs[loader], expected, f"{door} {loader}")
+    for door in FOLLOWED:
+        full = np.load(tmp_path / f"{door}_full" / "outputs.npz")["v2"]
+        outputs = np.load(tmp_path / f"{door}_base" / "outputs.npz")
+        for loader in ("v1", "v2"):
+            np.testing.assert_array_equal(outputs[loader], full, f"{door} {loader}")
+        if FOLLOWED[door] == "float32" and door != "parallel":
+            expected = np.load(tmp_path / f"{door}_full" / "expected.npz")["output"]
+            np.testing.assert_array_equal(full, expected)
 
 
 def test_a_file_system_of_tensorflow(sok):
@@ -127,11 +198,8 @@ def test_a_file_system_of_tensorflow(sok):
     for value in (1.0, 2.0):
         sok.assign(layer.table, [1, 2], tf.fill([2, 4], value))
         sok.export_saved_model(model, path, missing="zeros")
-        (output,) = (
-            tf.saved_model.load(path)
-            .signatures["serving_default"](tf.constant([[1, 9]], tf.int64))
-            .values()
-        )
+        serve = tf.saved_model.load(path).signatures["serving_default"]
+        (output,) = serve(tf.constant([[1, 9]], tf.int64)).values()
         np.testing.assert_array_equal(output, [[value] * 4 + [0.0] * 4])
     assert tf.io.gfile.listdir("ram://served") == ["model"]
     with pytest.raises(ValueError, match="no file system is registered for 'nowhere'"):
