@@ -157,7 +157,6 @@ mutants: $(STAMPS)/requirements
 
 fuzz: venv
 	@$(VENV)/bin/python -m tests.saving.fuzz $(ARGS)
-	@$(VENV)/bin/python -m tests.saving.fuzz_files
 
 crash: venv
 	@$(VENV)/bin/python -m tests.saving.crash $(ARGS)

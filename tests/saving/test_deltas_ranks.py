@@ -1,7 +1,10 @@
-"""Deltas of a table that trains, erases and evicts, of one and of two ranks, read by either.
+"""Deltas and dumps in the background, of one and of two ranks, read by either.
 
 A base and three deltas are written, read, gone on from with a fourth delta, and compacted.
 """
+
+import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,6 +12,8 @@ import tensorflow as tf
 
 import sok_like as sok
 from sok_like.runtime.ranks import comm
+from sok_like.saving import background
+from tests.checks.files import by_key, check_same
 
 pytestmark = pytest.mark.ranks
 
@@ -34,11 +39,11 @@ def make(kind):
 
 
 def train(table, optimizer, steps, kind):
-    rank, world_size = comm.current().rank, comm.current().world_size
     for step in steps:
         if kind == "dense" and step in ERASED:
             table.erase(list(ERASED[step]))
-        keys = tf.RaggedTensor.from_tensor(tf.constant(batch(step)[rank::world_size, np.newaxis]))
+        mine = batch(step)[sok.rank() :: sok.size(), np.newaxis]
+        keys = tf.RaggedTensor.from_tensor(tf.constant(mine))
         with tf.GradientTape() as tape:
             (vectors,) = sok.group_embedding_lookup_sparse([table], [keys], ["sum"])
             loss = tf.reduce_sum(vectors**2)
@@ -56,142 +61,101 @@ def read(kind, folder):
     return table, optimizer
 
 
-def write(kind, folder):
-    """What the table held at the last delta; initial rows of the keys; the dumps' names."""
-    saver, (table, optimizer) = sok.Saver(), make(kind)
-    initial = table.find(np.arange(8 * 10 + NUM_KEYS))[0].numpy()
-    train(table, optimizer, range(2), kind)
-    names = [saver.dump(table, folder)]
-    train(table, optimizer, range(2, 4), kind)
-    names.append(saver.dump(table, folder, since="last"))
-    train(table, optimizer, range(4, 6), kind)
-    names.append(saver.dump(table, folder, since=names[-1]))
-    saver.dump_to_file(table, folder / "elsewhere")  # brings all rows up to date
-    train(table, optimizer, range(6, 8), kind)
-    names.append(saver.dump(table, folder, since=6))  # the step of the delta before
-    return {"at": state(table), "initial": initial, "names": [n.numpy().decode() for n in names]}
-
-
 def state_read(kind, folder):
     return state(read(kind, folder)[0])
 
 
-def go_on(kind, folder):
-    """What a fourth delta leads to, and a fifth, before which all are compacted."""
-    saver, (table, optimizer), pairs = sok.Saver(), read(kind, folder), []
-    train(table, optimizer, [8], kind)
+def chain(kind, folder):
+    """What the table holds at the last of three deltas."""
+    saver, (table, optimizer) = sok.Saver(), make(kind)
+    train(table, optimizer, range(2), kind)
+    saver.dump(table, folder)
+    train(table, optimizer, range(2, 4), kind)
+    name = saver.dump(table, folder, since="last")
+    train(table, optimizer, range(4, 6), kind)
+    saver.dump(table, folder, since=name)
+    saver.dump_to_file(table, folder / "elsewhere")  # brings all rows up to date
+    train(table, optimizer, range(6, 8), kind)
+    saver.dump(table, folder, since=6)  # the step of the delta before
+    return state(table), 8
+
+
+def in_the_background(kind, folder):
+    """What the table holds at a delta that follows a dump in the background."""
+    saver, (table, optimizer) = sok.Saver(), make(kind)
+    train(table, optimizer, range(2), kind)
+    own = background.BackgroundPart.read_back
+    late = lambda piece: (time.sleep(0.1 * comm.current().rank), own(piece))  # noqa: E731
+    with mock.patch.object(background.BackgroundPart, "read_back", late):
+        dump, at, step = saver.begin_dump(table, folder), state(table), 2
+        while step < 6 or not dump.done:  # ranks whose threads end apart leave it together
+            train(table, optimizer, [step], kind)
+            step += 1
+        dump.finish()
+    check_same(state_read(kind, folder), at)
     saver.dump(table, folder, since="last")
-    pairs.append([state(table), state_read(kind, folder)])
+    assert not np.array_equal(state(table)["optimizer_step"], at["optimizer_step"])
+    return state(table), step
+
+
+def go_on(kind, folder, step):
+    """A fourth delta, and a fifth, before which all are compacted, hold what the table does."""
+    saver, (table, optimizer) = sok.Saver(), read(kind, folder)
+    train(table, optimizer, [step], kind)
+    saver.dump(table, folder, since="last")
+    check_same(state_read(kind, folder), state(table), "another delta")
     saver.compact(table, folder)
-    pairs.append([state(table), state_read(kind, folder)])
-    train(table, optimizer, [9], kind)
+    check_same(state_read(kind, folder), state(table), "compacted")
+    train(table, optimizer, [step + 1], kind)
     saver.dump(table, folder, since="last")
-    return [*pairs, [state(table), state_read(kind, folder)]]
-
-
-def by_key(parts):
-    """The content of all ranks, in the order of the keys."""
-    keys = np.concatenate([part["keys"] for part in parts])
-    order = np.argsort(keys)
-    arrays = {"keys": keys[order]}
-    for name in ("rows", "slot_rows", "records"):
-        if name in parts[0]:
-            arrays[name] = np.concatenate([part[name] for part in parts])[order]
-    if "waiting" in parts[0]:
-        waiting = np.concatenate([part["waiting"] for part in parts])
-        arrays["waiting"] = waiting[np.argsort(waiting[:, 0])]
-    arrays["steps"] = np.unique([part["optimizer_step"] for part in parts])
-    return arrays
-
-
-def check_same(after, before, what):
-    assert after.keys() == before.keys() and len(before["keys"])
-    for name in before:
-        np.testing.assert_array_equal(after[name], before[name], f"{what} {name}")
-
-
-def dense_adam(initial, steps):
-    """Rows of dense Adam in float64, by key: every row there is moves at every step."""
-    rows, last = {}, None
-    for step in range(steps):
-        for key in ERASED.get(step, ()):
-            rows.pop(key, None)
-        keys = batch(step)
-        assert len(keys) == BATCH
-        for key in keys:
-            rows.setdefault(key, [initial[key].astype(np.float64), np.zeros(DIM), np.zeros(DIM)])
-        rate = 0.05 * 0.9 ** (step / 2)
-        alpha = rate * np.sqrt(1 - 0.999 ** (step + 1)) / (1 - 0.9 ** (step + 1))
-        counts = {key: np.sum(keys == key) for key in rows}
-        for key, (row, m, v) in rows.items():
-            gradient = 2 * row * counts[key]
-            m += 0.1 * (gradient - m)
-            v += 0.001 * (gradient**2 - v)
-            row -= alpha * m / (np.sqrt(v) + 1e-7)
-        last = rows
-    return last
-
-
-def check_read(run, at, kind, folder):
-    """One rank and two read the content `at`."""
-    for readers in (1, 2):
-        parts = run(readers, state_read, kind, folder)
-        check_same(by_key(parts), at, f"{kind} {readers}")
-        for rank, part in enumerate(parts):
-            assert (part["keys"].view(np.uint64) % np.uint64(readers) == rank).all()
+    check_same(state_read(kind, folder), state(table), "a delta of the compacted one")
 
 
 @pytest.mark.parametrize("kind", ["dense", "evicted"])
 @pytest.mark.parametrize("writers", [1, 2])
-def test_a_base_and_its_deltas_are_the_table_bit_for_bit(on_processes, tmp_path, kind, writers):
-    found = on_processes(writers, write, kind, tmp_path)
-    at = by_key([result["at"] for result in found])
-    check_read(on_processes, at, kind, tmp_path)
-    if kind == "dense":
-        rows = dense_adam(found[0]["initial"], 8)
-        assert at["keys"].tolist() == sorted(rows) and len(rows) < NUM_KEYS
-        expected = np.stack([rows[key][0] for key in sorted(rows)])
-        np.testing.assert_allclose(at["rows"], expected, rtol=1e-4, atol=1e-6)
-        # Keys are missing that were there, and rows have moved that no delta holds.
+@pytest.mark.parametrize("way", [chain, in_the_background])
+def test_what_was_written_is_the_table_bit_for_bit(on_processes, tmp_path, way, kind, writers):
+    found = on_processes(writers, way, kind, tmp_path)
+    at, (step,) = by_key([each for each, _ in found]), {step for _, step in found}
+    assert len(at["keys"])
+    if kind == "dense":  # keys are missing that were there
         assert set(range(NUM_KEYS)) - set(at["keys"]) & set(batch(0))
-    ranks = on_processes(3 - writers, go_on, kind, tmp_path)
-    for number in range(3):
-        live, again = (by_key([pairs[number][of] for pairs in ranks]) for of in (0, 1))
-        check_same(again, live, f"{kind} {writers} {number}")
+    for readers in (1, 2):
+        parts = on_processes(readers, state_read, kind, tmp_path)
+        check_same(by_key(parts), at, f"{kind} {readers}")
+        for rank, part in enumerate(parts):
+            assert (part["keys"].view(np.uint64) % np.uint64(readers) == rank).all()
+    if way is chain:
+        on_processes(3 - writers, go_on, kind, tmp_path, step)
 
 
-def compact_even_keys(folder):
-    """All of a table with a filter are of one rank; deltas are compacted, and read again."""
-    option = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(2))
-    table, other = (sok.EmbeddingVariable(DIM, name="even", ev_option=option) for _ in "ab")
-    optimizer, saver = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1)), sok.Saver()
-
-    def train(keys, steps):
-        keys = tf.RaggedTensor.from_tensor(tf.constant(keys, tf.int64)[:, tf.newaxis])
-        for _ in range(steps):
-            with tf.GradientTape() as tape:
-                (vectors,) = sok.group_embedding_lookup_sparse([table], [keys], ["sum"])
-                loss = tf.reduce_sum(vectors**2)
-            optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
-
-    def check_restored():
-        saver.restore(other, folder)
-        wrote, found = state(table), state(other)
-        assert found.keys() == wrote.keys()
-        for name, value in wrote.items():
-            np.testing.assert_array_equal(found[name], value, name)
-
-    train([2, 4, 6, 8], 3)
+def failing(folder):
+    """A rank's thread fails: `finish` raises on both, and leaves what there was."""
+    saver, (table, optimizer) = sok.Saver(), make("dense")
+    train(table, optimizer, range(2), "dense")
     saver.dump(table, folder)
-    train([4, 10, 12], 3)
-    saver.dump(table, folder, since="last")
-    saver.compact(table, folder)
-    check_restored()
-    assert state(table)["keys"].tolist() == ([] if sok.rank() else [2, 4, 6, 8, 10, 12])
-    train([4], 1)
-    saver.dump(table, folder, since="last")
-    check_restored()
+    before, names = state(table), sorted(each.name for each in folder.iterdir())
+    own = background.BackgroundPart.write_file
+    for rank in (0, 1):
+
+        def fail(self, rank=rank):
+            if comm.current().rank == rank:
+                raise OSError(28, "No space left on device", "somewhere")
+            own(self)
+
+        with mock.patch.object(background.BackgroundPart, "write_file", fail):
+            dump = saver.begin_dump(table, folder)
+            train(table, optimizer, [2], "dense")
+            for _ in range(2):  # and again
+                with pytest.raises(RuntimeError, match=f"(?s)^rank {rank}: .*No space left"):
+                    dump.finish()
+            assert dump.failed
+        comm.current().barrier()
+    assert sorted(each.name for each in folder.iterdir()) == names
+    check_same(state_read("dense", folder), before)
+    saver.begin_dump(table, folder).finish()
+    check_same(state_read("dense", folder), state(table))
 
 
-def test_compact_of_a_table_whose_keys_are_all_of_one_rank(on_processes, tmp_path):
-    on_processes(2, compact_even_keys, tmp_path)
+def test_an_error_of_one_rank_s_thread_is_raised_on_both(on_processes, tmp_path):
+    on_processes(2, failing, tmp_path)

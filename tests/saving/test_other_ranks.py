@@ -1,196 +1,283 @@
-"""What some ranks wrote, read by other numbers of them: the ranks' part is checks/other_ranks.py.
+"""What some ranks wrote, other numbers of them read: the training goes on as if nothing had been.
 
-The oracle is stock Keras in this process: dense tables, the same samples in one batch.
+A file is written in the middle of a training. Readers must come to its end as well, which they do
+not if a row, a slot row, a step or a weight is another one.
 """
-
-import functools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.checks import other_ranks
-from tests.checks.other_ranks import (
-    EPOCHS,
-    RATE,
-    WRITTEN,
-    initial,
-    on_top,
-    read,
-    samples,
-    write,
-)
+import sok_like as sok
+import sok_like.dist_model_parallel as dmp
+from sok_like.lookup.dense_lookup import as_tf_table
+from sok_like.runtime.framework.running_keras import is_keras_3
+from tests.checks import files
+from tests.checks.files import BATCH, KINDS, TABLES, WAYS, X, Y, by_key, check_same, fit, made
 
-each_pair = pytest.mark.parametrize("pair", [(2, 1), (1, 2)])
-each_pair_of_threads = pytest.mark.parametrize("pair", [(1, 3), (3, 2)])
 of_keras = pytest.mark.keras(slow=True)
-
-
-def read_of(run, pair, kind, folder):
-    """What readers hold of what writers have written."""
-    writers, readers = pair
-    run(writers, write, kind, folder)
-    return run(readers, read, kind, folder)
-
-
-@functools.cache
-def trained(which):
-    """By number of epochs: tables, Adam's moments of each, and the kernel, of stock layers."""
-    tables, kernel = initial()
-    ids, targets = samples()
-    if which == "parallel":
-        (tables, kernel), ids = other_ranks.Parallel().initial(), other_ranks.Parallel().ids()
-    if which == "hashed":
-        tables, kernel, ids = tables[:1], kernel[:4], ids[:1]
-    inputs = [tf.keras.Input([1], dtype="int64") for _ in tables]
-    layers = [
-        tf.keras.layers.Embedding(*table.shape, tf.keras.initializers.Constant(table))
-        for table in tables
-    ]
-    rows = [layer(each) for layer, each in zip(layers, inputs, strict=True)]
-    model = tf.keras.Model(inputs, on_top(rows, kernel, f"{which}_oracle"))
-    model.compile(tf.keras.optimizers.Adam(RATE), "mse", run_eagerly=True)
-    states = {}
-    for epoch in range(1, EPOCHS + 1):
-        model.fit(ids, targets, batch_size=len(targets), shuffle=False, verbose=0)
-        states[epoch] = {
-            "tables": [layer.get_weights()[0] for layer in layers],
-            "slots": [
-                other_ranks.slots(model.optimizer, weight)
-                for weight in (*(layer.weights[0] for layer in layers), model.layers[-1].kernel)
-            ],
-            "kernel": model.layers[-1].get_weights()[0],
-        }
-    return states
+RATE = 0.05
 
 
 def near(found, expected):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
-def check_whole(states, which):
-    for state, epoch in zip(states, (WRITTEN, EPOCHS), strict=True):
-        expected = trained(which)[epoch]
-        assert state["iterations"] == epoch
-        near(state["kernel"], expected["kernel"])
-        for mine, theirs in zip(state["tables"], expected["tables"], strict=True):
-            near(mine, theirs)
-        for mine, theirs in zip(state.get("slots", ()), expected["slots"], strict="slots" in state):
-            assert len(mine) == 2 and mine.keys() == theirs.keys()
-            for name in mine:
-                near(mine[name], theirs[name])
+def mine(array):
+    count = BATCH // sok.size()
+    return array[sok.rank() * count : (sok.rank() + 1) * count]
+
+
+# ---- models with every kind of state, in Keras' files and checkpoints ----
+
+
+def answers(model):
+    return [model.predict_on_batch(X), *model.get_layer("files_dense").get_weights(all_ranks=True)]
+
+
+def write_models(folder):
+    """What was written; the answers after more steps; and what is there of checkpoints."""
+    model = made(whole=True)
+    fit(model, 2)
+    files.write(model, folder)
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(model), str(folder / "all"), 2)
+    for _ in range(3):
+        manager.save()
+    before = files.state(model)
+    fit(model, 2, 5)
+    return before, answers(model), sorted(path.name for path in (folder / "all").iterdir())
+
+
+def read_models(kind, folder):
+    model = files.read(kind, folder, lambda: made(whole=True))
+    after = files.state(model)
+    fit(model, 2, 5)
+    return after, answers(model)
 
 
 @of_keras
 @pytest.mark.ranks
-@each_pair
-def test_dense_tables_are_read_by_slice_with_their_slot_variables(on_processes, tmp_path, pair):
-    for found in read_of(on_processes, pair, "Dense", tmp_path):
-        for kind in other_ranks.Dense.kinds:
-            check_whole(found[kind], "dense")
+@pytest.mark.parametrize(
+    "writers, readers",
+    [
+        *((2, 2), (2, 1), (1, 2)),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [(3, 2), (1, 3), (4, 3), (2, 4)]),
+    ],
+)
+def test_models(on_processes, tmp_path, writers, readers):
+    written = on_processes(writers, write_models, tmp_path)
+    (expected, left) = written[0][1:]
+    tables = [name for name in left if name.endswith(".tables")]
+    # A manager keeps two; one rank has its tables among TensorFlow's own files.
+    assert tables == (["ckpt-2.tables", "ckpt-3.tables"] if writers > 1 else [])
+    for kind in KINDS:
+        read = on_processes(readers, read_models, kind, tmp_path)
+        for table in written[0][0]:
+            before, after = (by_key([part[0][table] for part in of]) for of in (written, read))
+            assert len(before["keys"])
+            check_same(after, before, (kind, table))
+        for rank, (after, found) in enumerate(read):
+            for table in after.values():
+                assert (table["keys"].view(np.uint64) % np.uint64(readers) == rank).all()
+            for one, other in zip(found, expected, strict=True):
+                (np.testing.assert_array_equal if writers == readers else near)(one, other)
 
 
-@functools.cache
-def trained_in_a_loop(kind):
-    """By number of epochs: tables of one process, and TensorFlow's own optimizer."""
-    variables = [tf.Variable(table) for table in initial()[0]]
-    optimizer, states = other_ranks.DenseTape.optimizer(kind), {}
-
-    def lookup(ids):
-        return [tf.gather(table, each) for table, each in zip(variables, ids, strict=True)]
-
-    for epoch in range(1, EPOCHS + 1):
-        other_ranks.DenseTape.train(lookup, variables, optimizer, 1)
-        states[epoch] = [variable.numpy() for variable in variables]
-    return states
+# ---- other programs ----
 
 
-@of_keras
-@each_pair_of_threads
-def test_slot_variables_of_older_optimizers_go_by_slice(on_threads, tmp_path, pair):
-    for found in read_of(on_threads, pair, "DenseTape", tmp_path):
-        for kind in other_ranks.DenseTape.kinds:
-            for tables, epoch in zip(found[kind], (WRITTEN, EPOCHS), strict=True):
-                for mine, expected in zip(tables, trained_in_a_loop(kind)[epoch], strict=True):
-                    near(mine, expected)
+class Tape:
+    """Dense tables and a loop; slot variables of older optimizers can be read by no name."""
+
+    def __init__(self, kind):
+        self.layer = dmp.DistributedEmbedding(
+            [tf.keras.layers.Embedding(*size) for size in TABLES],
+            strategy="memory_balanced",
+            name=f"tape_{kind}",
+            **WAYS,
+        )
+        self.layer.set_weights([np.cos(np.arange(n * m)).reshape(n, m) for n, m in TABLES])
+        self.optimizer = self.made_optimizer(kind)
+        self.checkpoint = tf.train.Checkpoint(layer=self.layer, optimizer=self.optimizer)
+
+    def made_optimizer(self, kind):
+        if kind == "v1":
+            return tf.compat.v1.train.AdamOptimizer(RATE)
+        return tf.keras.optimizers.legacy.Adam(RATE)
+
+    def steps(self, number):
+        tables = [as_tf_table(table) for table in self.layer.trainable_variables]
+        ids, targets = tf.constant(mine(X)), tf.constant(mine(Y))
+        for _ in range(number):
+            with dmp.DistributedGradientTape(tf.GradientTape()) as tape:
+                rows = [tf.reduce_sum(each, [1, 2]) for each in self.layer([ids] * len(TABLES))]
+                loss = tf.reduce_mean((tf.stack(rows, 1) - targets) ** 2)
+            pairs = zip(tape.gradient(loss, tables), tables, strict=True)
+            self.optimizer.apply_gradients(pairs)
+
+    def save(self, folder):
+        self.checkpoint.write(str(folder / "c"))
+
+    def load(self, folder):
+        self.checkpoint.read(str(folder / "c")).assert_existing_objects_matched()
+
+    def found(self):
+        return dict(enumerate(self.layer.get_weights(all_ranks=True)))
+
+
+class Parallel:
+    """Keras' ModelParallel: a table by rows, one by columns, and a kernel by rows."""
+
+    def __init__(self, kind):
+        self.kind, size = kind, sok.size()
+        distribution = sok.distribution
+        devices = [f"cpu:{rank}" for rank in range(size)]
+        mesh = distribution.DeviceMesh((1, size), ("batch", "model"), devices)
+        layouts = distribution.LayoutMap(mesh)
+        layouts["parallel_rows/embeddings"] = ("model", None)
+        layouts["parallel_columns/embeddings"] = (None, "model")
+        layouts["parallel_top/kernel"] = ("model", None)
+        of = tf.keras.layers
+        with distribution.ModelParallel(mesh, layouts).scope():
+            tf.keras.utils.set_random_seed(3)
+            ids = tf.keras.Input([2], dtype="int64")
+            rows = of.Embedding(24, 4, name="parallel_rows")(ids)
+            columns = of.Embedding(24, 12, name="parallel_columns")(ids)
+            both = of.Flatten()(of.Concatenate()([rows, columns]))
+            self.model = tf.keras.Model(ids, of.Dense(1, name="parallel_top")(both))
+            self.model.compile(tf.keras.optimizers.Adam(RATE), "mse", run_eagerly=True)
+
+    def steps(self, number):
+        for _ in range(number):
+            self.model.train_on_batch(X, Y)
+
+    def save(self, folder):
+        files.write(self.model, folder, [self.kind])
+
+    def load(self, folder):
+        files.load(self.kind, self.model, folder)
+
+    def found(self):
+        return dict(enumerate(map(np.array, self.model.weights)))
+
+
+class Dump:
+    """A hash table; rows of keys that come later tell whether the decay was forgotten."""
+
+    def __init__(self, kind):
+        self.call, self.done = kind, 0
+        self.layer = sok.All2AllDenseEmbedding(None, 4, 1, 1, dynamic_input=True, name="items")
+        optimizer = tf.keras.optimizers.AdamW(RATE, weight_decay=0.5)
+        self.optimizer = sok.OptimizerWrapper(optimizer)
+
+    def steps(self, number):
+        for _ in range(number):
+            self.done += 1
+            keys = mine(np.random.default_rng(self.done).integers(-60, 60, 2 * BATCH))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(self.layer(tf.constant(keys)) ** 2)
+            variables = self.layer.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    def save(self, folder):
+        assert getattr(sok.Saver(), self.call)(self.layer.table, folder) is not None
+
+    def load(self, folder):
+        restore = {"dump": "restore", "dump_to_file": "restore_from_file"}[self.call]
+        getattr(sok.Saver(), restore)(self.layer.table, folder)
+        self.done = WRITTEN
+
+    def found(self):
+        keys, rows = sok.export(self.layer.table)
+        assert all(key % 2**64 % sok.size() == sok.rank() for key in keys.numpy().tolist())
+        return dict(zip(keys.numpy().tolist(), rows.numpy(), strict=True))
+
+
+class Session:
+    """One hash table in a graph, by TensorFlow 1's Adam; a stock step counts."""
+
+    def __init__(self, kind):
+        v1 = tf.compat.v1
+        with tf.Graph().as_default() as graph:
+            ids, targets = tf.constant(mine(X)), tf.constant(mine(Y))
+            table = sok.EmbeddingVariable(4, name="other_ranks_session")
+            step = v1.train.get_or_create_global_step()
+            rows = tf.reduce_sum(tf.gather(table, ids), [1, 2])[:, tf.newaxis]
+            loss = tf.reduce_mean((rows - targets) ** 2) / sok.size()
+            optimizer = sok.OptimizerWrapper(v1.train.AdamOptimizer(RATE))
+            self.train = optimizer.minimize(loss, global_step=step)
+            self.content, self.saver = [*sok.export(table), step], v1.train.Saver()
+            self.session = v1.Session(graph=graph)
+            self.session.run([v1.global_variables_initializer(), table.initializer])
+
+    def steps(self, number):
+        for _ in range(number):
+            self.session.run(self.train)
+
+    def save(self, folder):
+        with self.session.graph.as_default():
+            self.saver.save(self.session, str(folder / "model.ckpt"))
+
+    def load(self, folder):
+        with self.session.graph.as_default():
+            self.saver.restore(self.session, str(folder / "model.ckpt"))
+
+    def found(self):
+        keys, rows, step = self.session.run(self.content)
+        return {**dict(zip(keys.tolist(), rows, strict=True)), "step": step}
+
+
+WRITTEN, STEPS = 3, 3  # before a file is written, and behind it
+
+
+def write(program, kind, folder):
+    running = program(kind)
+    running.steps(WRITTEN)
+    running.save(folder)
+    running.steps(STEPS)
+    return running.found()
+
+
+def read(program, kind, folder):
+    running = program(kind)
+    running.steps(1)  # what is there is replaced
+    running.load(folder)
+    running.steps(STEPS)
+    return running.found()
+
+
+def check(run, pair, program, kind, folder):
+    expected, found = {}, {}
+    for each in run(pair[0], write, program, kind, folder):
+        expected |= each
+    for each in run(pair[1], read, program, kind, folder):
+        found |= each
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        near(found[name], value)
 
 
 @of_keras
 @pytest.mark.ranks
-@each_pair
-def test_shards_of_model_parallel_are_read_by_any_number(on_processes, tmp_path, pair):
-    for found in read_of(on_processes, pair, "Parallel", tmp_path):
-        for kind in other_ranks.Parallel.kinds:
-            check_whole(found[kind], "parallel")
+@pytest.mark.parametrize("pair", [(2, 1), (1, 2)])
+@pytest.mark.parametrize("kind", ["weights", "checkpoint"])
+def test_shards_of_model_parallel(on_processes, tmp_path, kind, pair):
+    check(on_processes, pair, Parallel, kind, tmp_path)
 
 
-def by_key(results, pair, state):
-    """Arrays of all ranks in the order of the keys; each key is with its owner."""
-    states = [found[state] for found in results]
-    for rank, each in enumerate(states):
-        assert (each["keys"] % pair[1] == rank).all()
-    order = np.argsort(np.concatenate([each["keys"] for each in states]))
-    names = ("keys", "rows", "slot_rows")
-    return {name: np.concatenate([each[name] for each in states])[order] for name in names}, states
+# tf_keras has optimizers that are older than Keras 3's.
+OF_THREADS = [(Tape, "v1"), *([] if is_keras_3() else [(Tape, "legacy")])]
+OF_THREADS += [(Session, "saver"), (Dump, "dump"), (Dump, "dump_to_file")]
 
 
-def check_hashed(results, pair, epochs):
-    for number, epoch in enumerate(epochs):
-        expected = trained("hashed")[epoch]
-        found, states = by_key(results, pair, number)
-        assert found["keys"].tolist() == list(range(len(expected["tables"][0])))
-        near(found["rows"], expected["tables"][0])
-        moments = expected["slots"][0]
-        near(found["slot_rows"][:, :8], np.concatenate([*moments.values()][:2], axis=1))
-        for state in states:
-            assert state["iterations"] == epoch
-            yield state, expected
+@of_keras
+@pytest.mark.parametrize("pair", [(1, 3), (3, 2)])
+@pytest.mark.parametrize("program, kind", OF_THREADS)
+def test_programs(on_threads, tmp_path, program, kind, pair):
+    check(on_threads, pair, program, kind, tmp_path)
 
 
-@pytest.mark.keras
-@each_pair_of_threads
-def test_a_dump_is_restored_by_any_number(on_threads, tmp_path, pair):
-    assert [*check_hashed(read_of(on_threads, pair, "Dump", tmp_path), pair, [WRITTEN])]
-
-
-@pytest.mark.keras
 @pytest.mark.ranks
-@each_pair
-def test_keras_backup_is_gone_on_with_by_any_number(on_processes, tmp_path, pair):
-    results = read_of(on_processes, pair, "Backup", tmp_path)
-    for state, expected in check_hashed(results, pair, [EPOCHS]):
-        assert state["epochs"] == list(range(WRITTEN, EPOCHS))
-        near(state["kernel"], expected["kernel"])
-
-
-class Adam:
-    """Kingma and Ba's, as TensorFlow 1 has it, in float64."""
-
-    def __init__(self, rows):
-        self.rows, self.m, self.v, self.step = rows.astype(np.float64), 0.0, 0.0, 0
-
-    def update(self, gradient):
-        self.step += 1
-        self.m = 0.9 * self.m + 0.1 * gradient
-        self.v = 0.999 * self.v + 0.001 * gradient**2
-        rate = RATE * np.sqrt(1 - 0.999**self.step) / (1 - 0.9**self.step)
-        self.rows = self.rows - rate * self.m / (np.sqrt(self.v) + 1e-8)
-
-
-@each_pair_of_threads
-def test_a_saver_of_sessions_is_read_by_any_number(on_threads, tmp_path, pair):
-    results = read_of(on_threads, pair, "Session", tmp_path)
-    (rows, *_), kernel = initial()
-    (ids, *_), targets = samples()
-    adam, states = Adam(rows), []
-    for _ in range(EPOCHS):
-        error = adam.rows[ids[:, 0]] @ kernel[:4] - targets
-        gradient = np.zeros_like(adam.rows)
-        gradient[ids[:, 0]] = 2 / len(targets) * error * kernel[:4].T
-        adam.update(gradient)
-        states.append((adam.rows, np.concatenate([adam.m, adam.v], axis=1)))
-    for number, epoch in enumerate((WRITTEN, EPOCHS)):
-        found, held = by_key(results, pair, number)
-        near(found["rows"], states[epoch - 1][0])
-        near(found["slot_rows"][:, :8], states[epoch - 1][1])
-        assert [each["iterations"] for each in held] == [epoch] * pair[1]
+def test_a_dump_of_processes(on_processes, tmp_path):
+    check(on_processes, (2, 2), Dump, "dump_to_file", tmp_path)

@@ -1,70 +1,221 @@
 """A file's tables go to the tables of their names, whatever the order."""
 
 import contextlib
+import functools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_like as sok
+import sok_like.dist_model_parallel as dmp
 from sok_like.table.keras_variable import is_keras_3
-from tests.checks import table_names as made
+from tests.checks.files import KINDS, write
 from tests.saving import files_without_names as earlier
 
 pytestmark = pytest.mark.keras
-LAYERS = sorted(made.LAYERS)
-# Features of the layer that reads what one of ["user", "item"] wrote.
-SWAPPED, MORE, FEWER, RENAMED = ["item", "user"], ["new", "item", "user"], ["item"], ["item", "who"]
+KEYS = np.array([[1, 2], [3, 1], [2, 5], [7, 7]])
 
 
-@pytest.mark.parametrize("kind", made.KINDS)
-@pytest.mark.parametrize("layer", LAYERS)
-def test_swapped_tables_get_their_own_content(sok, tmp_path, layer, kind):
-    before = made.written(layer, ["user", "item"], tmp_path)
-    model = made.model(layer, SWAPPED)
-    made.load(kind, model, tmp_path)
-    assert made.contents(model) == before
+# ---- layers of several tables ----
 
 
-@pytest.mark.parametrize("kind", made.KINDS)
+class Own(tf.keras.layers.Layer):
+    """Tables of the user's in a layer: as attributes, in a list or in a dictionary."""
+
+    def __init__(self, features, how="attributes"):
+        super().__init__()
+        made = {f: sok.EmbeddingVariable(2, name=f"{self.name}/{f}").as_weight() for f in features}
+        self.tables = _Opaque({f: getattr(t, "_embedding_variable", t) for f, t in made.items()})
+        if how == "attributes":
+            for number, table in enumerate(made.values()):
+                setattr(self, f"held_{number}", table)
+        else:
+            self.held = list(made.values()) if how == "list" else made
+
+    def call(self, inputs):
+        tables = self.tables.by_name
+        return {f: tf.reduce_sum(tf.gather(tables[f], inputs[f]), 1) for f in inputs}
+
+
+class _Opaque:
+    def __init__(self, by_name):
+        self.by_name = by_name
+
+
+def _columns(features):
+    fc = sok.feature_column
+    columns = [
+        fc.embedding_column(fc.categorical_column_with_embedding(f, tf.int64), 2, combiner="sum")
+        for f in features
+    ]
+    return sok.feature_column.DenseFeatures(columns)
+
+
+class Distributed(tf.keras.layers.Layer):
+    """Dense and hash tables of dist_model_parallel, by name."""
+
+    def __init__(self, features, hashed):
+        super().__init__()
+        self.features, self.hashed = features, hashed
+        if hashed:
+            made = [sok.HashEmbedding(2, combiner="sum", name=f) for f in features]
+        else:
+            made = [tf.keras.layers.Embedding(20, 2, name=f) for f in features]
+        self.inner = dmp.DistributedEmbedding(made)
+        self.inner.build()
+
+    def call(self, inputs):
+        outputs = self.inner([inputs[f] for f in self.features])
+        outputs = outputs if self.hashed else [tf.reduce_sum(each, 1) for each in outputs]
+        return dict(zip(self.features, outputs, strict=True))
+
+
+LAYERS = {
+    "dense": functools.partial(Distributed, hashed=False),
+    "hashed": functools.partial(Distributed, hashed=True),
+    "group": lambda features: sok.GroupEmbedding(dict.fromkeys(features, 2), combiners="sum"),
+    "own": Own,
+    "listed": functools.partial(Own, how="list"),
+    "in_dictionary": functools.partial(Own, how="dictionary"),
+    "columns": _columns,
+}
+
+
+def model(layer, features):
+    """A model over one layer of these features, in their order."""
+    tf.keras.utils.set_random_seed(3)
+    inputs = {f: tf.keras.Input([2], dtype="int64", name=f) for f in features}
+    outputs = LAYERS[layer](features)(inputs)
+    outputs = [outputs[f] for f in features] if isinstance(outputs, dict) else [outputs]
+    together = tf.keras.layers.Concatenate()(outputs) if len(outputs) > 1 else outputs[0]
+    made = tf.keras.Model(inputs, tf.keras.layers.Lambda(_sum)(together))
+    made.compile(sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.05)), "mse", run_eagerly=True)
+    if layer == "dense":
+        made.optimizer.build(made.trainable_variables)
+    return made
+
+
+def _sum(rows):
+    return tf.reduce_sum(rows, axis=1, keepdims=True)
+
+
+def written(layer, features, folder, all_ranks=False):
+    """Trains a model and writes it as each kind; returns its contents."""
+    made = model(layer, features)
+    for number, table in enumerate(_tables(made).values()):
+        if layer != "dense":
+            sok.assign(table, np.arange(9 + number), np.full([9 + number, 2], 1.0 + number))
+    # A key of the other feature tells the two apart even if both have the same keys.
+    x = {f: KEYS + number for number, f in enumerate(sorted(features))}
+    for _ in range(2):
+        made.train_on_batch(x, np.ones([len(KEYS), 1], np.float32))
+    write(made, folder)
+    before = contents(made, all_ranks)
+    assert len(set(before.values())) == len(features)
+    return before
+
+
+def load(kind, made, folder, partial=False):
+    if kind == "checkpoint":
+        status = tf.train.Checkpoint(model=made).read(str(folder / "c"))
+        status.expect_partial() if partial else status.assert_consumed()
+    else:
+        name = {"weights": "w.weights.h5", "model": "m.keras"}[kind]
+        made.load_weights(str(folder / name), skip_mismatch=partial)
+
+
+def loaded(kind, layer, features, folder, **options):
+    made = model(layer, features)
+    load(kind, made, folder, **options)
+    return contents(made)
+
+
+def refused(kind, expected, received):
+    """A load raises; Keras' files with both lists."""
+    if kind == "checkpoint":
+        return pytest.raises(AssertionError)
+    names = [".*".join(map(repr, each)) for each in (expected, sorted(received))]
+    return pytest.raises(ValueError, match=".*Received: .*".join(names))
+
+
+def _tables(made):
+    layer = next(each for each in made.layers if hasattr(each, "tables") or hasattr(each, "inner"))
+    if hasattr(layer, "inner"):
+        if layer.hashed:
+            return {
+                f: h.table for f, h in zip(layer.features, layer.inner.hash_layers, strict=True)
+            }
+        return dict.fromkeys(layer.features)
+    tables = layer.tables if isinstance(layer.tables, dict) else layer.tables.by_name
+    return {name.removesuffix("_embedding"): table for name, table in tables.items()}
+
+
+def contents(made, all_ranks=False):
+    """Each table's content as bytes, None if it is as new."""
+    found = {}
+    for name, table in sorted(_tables(made).items()):
+        if table is None:
+            continue
+        fields = {key: np.asarray(value) for key, value in table.snapshot().fields().items()}
+        parts = [fields[k].tobytes() for k in ("keys", "rows", "slot_rows", "optimizer_step")]
+        found[name] = (*parts, str(fields["slot_names"])) if len(fields["keys"]) else None
+    return found or _dense(made, all_ranks)
+
+
+def _dense(made, all_ranks):
+    layer = next(each for each in made.layers if hasattr(each, "inner"))
+    state = layer.inner.get_optimizer_state(made.optimizer, all_ranks)["tables"]
+    parts = zip(layer.features, layer.inner.get_weights(all_ranks), state, strict=True)
+    return {f: (whole.tobytes(), *(slots[name].tobytes() for name in sorted(slots)))
+            for f, whole, slots in parts}  # fmt: skip
+
+
+# ---- tests ----
+
+BOTH = ["user", "item"]  # which are written
+
+
 @pytest.mark.parametrize(
-    "features, missing, extra",
-    [(MORE, ["new"], []), (FEWER, [], ["user"]), (RENAMED, ["who"], ["user"])],
+    "layer, names",
+    [*((layer, BOTH) for layer in LAYERS), ("group", ["a.b", "7"]), ("dense", ["a.b", "7"])],
 )
+def test_swapped_tables_get_their_own_content(sok, tmp_path, layer, names):
+    before = written(layer, names, tmp_path)
+    for kind in KINDS:
+        assert loaded(kind, layer, names[::-1], tmp_path) == before
+
+
 @pytest.mark.parametrize("layer", ["group", "own", "dense"])
-def test_other_tables_are_named_and_start_empty(
-    sok, tmp_path, layer, features, missing, extra, kind
-):
-    before = made.written(layer, ["user", "item"], tmp_path)
-    model = made.model(layer, features)
-    with made.refused(kind, features, ["user", "item"]):
-        made.load(kind, model, tmp_path)
-    model = made.model(layer, features)
-    new = {} if layer != "dense" else made.contents(model)
-    with pytest.warns(UserWarning) as told:
-        made.load(kind, model, tmp_path, partial=True)
-    text = next(str(w.message) for w in told if "Received: " in str(w.message))
-    expected, received = text.split("Received: ")
-    assert all(repr(name) in expected for name in features)
-    assert all(repr(name) in received for name in ["user", "item"])
-    known = {name: before[name] for name in features if name in before}
-    assert made.contents(model) == dict.fromkeys(missing) | new | known
+def test_other_tables_are_named_and_start_empty(sok, tmp_path, layer):
+    before = written(layer, BOTH, tmp_path)
+    # More features, fewer, and another one.
+    for features in (["new", "item", "user"], ["item"], ["item", "who"]):
+        new = contents(model(layer, features))
+        known = {name: before.get(name, new[name]) for name in features}
+        for kind in KINDS:
+            with refused(kind, features, BOTH):
+                loaded(kind, layer, features, tmp_path)
+            with pytest.warns(UserWarning) as told:
+                assert loaded(kind, layer, features, tmp_path, partial=True) == known
+            text = next(str(w.message) for w in told if "Received: " in str(w.message))
+            expected, received = text.split("Received: ")
+            assert all(repr(name) in expected for name in features)
+            assert all(repr(name) in received for name in BOTH)
 
 
-@pytest.mark.parametrize("kind", made.KINDS)
 @pytest.mark.parametrize("layer", ["group", "own", "dense", "hashed"])
-def test_a_renamed_table(sok, tmp_path, layer, kind):
-    before = made.written(layer, ["user", "item"], tmp_path)
-    model = made.model(layer, RENAMED)
-    with sok.renamed_tables({"user": "who"}):
-        made.load(kind, model, tmp_path)
-    assert made.contents(model) == {"item": before["item"], "who": before["user"]}
-    # Whole names, and two names that change places.
-    model = made.model(layer, ["user", "item"])
-    with sok.renamed_tables({"user": "item", "item": "user"}):
-        made.load(kind, model, tmp_path)
-    assert made.contents(model) == {"item": before["user"], "user": before["item"]}
-    with pytest.raises(ValueError, match="'nobody'"), sok.renamed_tables({"nobody": "user"}):
-        made.load(kind, made.model(layer, ["user", "item"]), tmp_path)
+def test_a_renamed_table(sok, tmp_path, layer):
+    before = written(layer, BOTH, tmp_path)
+    for kind in KINDS:
+        with sok.renamed_tables({"user": "who"}):
+            found = loaded(kind, layer, ["item", "who"], tmp_path)
+        assert found == {"item": before["item"], "who": before["user"]}
+        with sok.renamed_tables({"user": "item", "item": "user"}):  # which change places
+            found = loaded(kind, layer, BOTH, tmp_path)
+        assert found == {"item": before["user"], "user": before["item"]}
+        with pytest.raises(ValueError, match="'nobody'"), sok.renamed_tables({"nobody": "user"}):
+            loaded(kind, layer, BOTH, tmp_path)
 
 
 @pytest.mark.parametrize("names", [["user"], "user", {"user": 1}, {1: "user"}, None])
@@ -75,13 +226,13 @@ def test_renames_must_be_a_dictionary_of_names(sok, names):
 
 
 def test_only_a_table_of_another_width_is_skipped(sok, tmp_path):
-    before = made.written("group", ["user", "item"], tmp_path)
+    before = written("group", BOTH, tmp_path)
     keys = {f: tf.keras.Input([2], dtype="int64", name=f) for f in before}
     layer = sok.GroupEmbedding({"item": 2, "user": 3}, combiners="sum")
-    model = tf.keras.Model(keys, layer(keys))
+    wider = tf.keras.Model(keys, layer(keys))
     with pytest.warns(UserWarning, match="'.*/user' has rows of 3 floats"):
-        model.load_weights(str(tmp_path / "w.weights.h5"), skip_mismatch=True)
-    assert made.contents(model) == {**before, "user": None}
+        load("weights", wider, tmp_path, partial=True)
+    assert contents(wider) == {**before, "user": None}
 
 
 VALUES = {"user": 1.0, "item": 2.0, "left": 3.0, "right": 4.0}
@@ -182,16 +333,6 @@ def test_tables_of_a_session_are_found_by_name_or_by_the_savers_keys(sok, tmp_pa
     assert renamed == {"who": 0, "item": 1}
 
 
-@pytest.mark.parametrize("kind", made.KINDS)
-@pytest.mark.parametrize("layer", ["group", "dense"])
-def test_names_of_any_characters(sok, tmp_path, layer, kind):
-    names = ["a.b", "7"]
-    before = made.written(layer, names, tmp_path)
-    model = made.model(layer, names[::-1])
-    made.load(kind, model, tmp_path)
-    assert made.contents(model) == before
-
-
 def test_a_table_that_is_made_after_the_restore(sok, tmp_path):
     class Late(tf.keras.layers.Layer):
         def build(self, shape=None):
@@ -210,12 +351,30 @@ def test_a_table_that_is_made_after_the_restore(sok, tmp_path):
     assert int(layer.second.size()) == 0
 
 
+def finds_by_name(layer, folder):
+    """All of the ranks' tables are found in files of a model with other features."""
+    before = written(layer, BOTH, folder, all_ranks=True)
+    for kind in KINDS:
+        made = model(layer, BOTH[::-1])
+        load(kind, made, folder)
+        assert contents(made, all_ranks=True) == before
+
+
+def sizes_of_some(folder):
+    """One rank reads; a feature is new."""
+    found = []
+    for kind in KINDS:
+        made = model("group", ["new", "item", "user"])
+        load(kind, made, folder, partial=True)
+        found.append({name: int(table.size()) for name, table in _tables(made).items()})
+    return found
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("layer", ["group", "dense"])
-@pytest.mark.parametrize("kind", made.KINDS)
-def test_ranks_find_tables_by_name(on_processes, tmp_path, layer, kind):
-    on_processes(2, made.finds_by_name, layer, kind, tmp_path)
+def test_ranks_find_tables_by_name(on_processes, tmp_path, layer):
+    on_processes(2, finds_by_name, layer, tmp_path)
     if layer == "group":
-        ((new, user, item),) = on_processes(1, made.sizes_of_some, kind, tmp_path)
-        # Nine keys of one table, and ten of the other, besides those of the steps.
-        assert new == 0 and user >= 9 and item >= 10
+        for sizes in on_processes(1, sizes_of_some, tmp_path)[0]:
+            # Nine keys of one table, and ten of the other, besides those of the steps.
+            assert sizes["new"] == 0 and sizes["user"] >= 9 and sizes["item"] >= 10
