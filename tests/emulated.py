@@ -35,8 +35,14 @@ def install() -> None:
     Raises:
         ImportError: it is missing, or was built for another TensorFlow.
     """
+    import tensorflow as tf
+
     from sok_like.runtime.native import libraries
 
+    # Two devices, so that tables can lie on several.
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    two = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(cpu, two)
     assert "_ops" not in libraries._loaded, "the op library has been loaded already"
     libraries._ops_file = LIBRARY
     libraries.ops()

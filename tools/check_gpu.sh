@@ -92,7 +92,7 @@ run_tests() {
   require_device && "$PYTHON" -m pytest -q "${which[@]}" "$@" --maxfail=20 -p no:cacheprovider
 }
 test_step() {
-  run_tests "not slow" tests/cuda --ignore=tests/cuda/test_ops.py --ignore=tests/cuda/test_ops_ranks.py
+  run_tests "not slow" tests/core tests/cuda --ignore=tests/cuda/test_ops.py
 }
 core() {  # the backend's C++ tests: what Python reaches by TensorFlow alone, too
   local folder=build-cuda
@@ -107,12 +107,12 @@ ops() {  # skipped without a TensorFlow that sees the device
   fi
 }
 slow() {  # 100 million keys; under the emulator, what the step runs at all
-  SLOW=1 run_tests slow tests/cuda/test_table.py
+  SLOW=1 run_tests slow tests/cuda/test_table.py tests/core/test_policies.py
 }
 
-# Without random cases, the benchmark, the tests of the core and TensorFlow, which take long here.
+# Without the benchmark, the long trainings and TensorFlow, which take long here.
 sanitize() {
-  local long="agrees_with_a_dict or test_benchmark or test_core or test_ops"
+  local long="test_benchmark or test_optimizers or test_adam_replay or test_assign or test_ops"
   if [ -n "$REHEARSE" ]; then  # the same choice of tests, each time with other chances
     SOK_EMULATOR_SEED=$((RANDOM + 1)) "$PYTHON" -m pytest -q -x -m "not gpu and not slow" \
       -k "emulated and test_group and not ($long)" tests/cuda -p no:cacheprovider
@@ -132,7 +132,7 @@ bench() {
 
 # A hash of every source on which a step depends.
 state() {
-  find cpp sok_like benchmarks tests/cuda tests/core tools cmake CMakeLists.txt -type f \
+  find cpp sok_like benchmarks tests/cuda tests/core tests/*.py tools cmake CMakeLists.txt -type f \
     ! -name '*.so' ! -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16
 }
 

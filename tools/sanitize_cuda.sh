@@ -33,5 +33,5 @@ for tool in ${TOOLS:-memcheck racecheck initcheck synccheck}; do
     [ ! -x "$test" ] || "${sanitizer[@]}" "$test"
   done
   "${sanitizer[@]}" --target-processes all \
-    "$PYTHON" -m pytest -q -m "gpu and not slow" tests/cuda "$@"
+    "$PYTHON" -m pytest -q -m "gpu and not slow" tests/core tests/cuda "$@"
 done

@@ -4,6 +4,8 @@ Every row of the vocabulary is stored and visited at every step, so the dense me
 thought here: what the fused rules do with histories and series is done by a plain loop.
 """
 
+import functools
+
 import numpy as np
 
 
@@ -38,9 +40,12 @@ class Sgd(Oracle):
 class Momentum(Oracle):
     """Keras' SGD with momentum, or TF1's MomentumOptimizer."""
 
-    def __init__(self, rows, momentum, nesterov=False, lazy=False, tf1=False, **kwargs):
+    def __init__(
+        self, rows, momentum, nesterov=False, lazy=False, momentum_before_rate=False, **kwargs
+    ):
         super().__init__(rows, **kwargs)
-        self.momentum, self.nesterov, self.lazy, self.tf1 = momentum, nesterov, lazy, tf1
+        self.momentum, self.nesterov, self.lazy = momentum, nesterov, lazy
+        self.tf1 = momentum_before_rate
         self.v = np.zeros_like(self.w)
 
     def update(self, t, lr, g, touched):
@@ -168,3 +173,38 @@ class Ftrl(Oracle):
         quadratic = new_n**-self.power / lr + 2 * (self.l2 + self.beta / (2 * lr))
         w = np.where(np.abs(z) > self.l1, (np.sign(z) * self.l1 - z) / quadratic, 0.0)
         self.w[touched], self.n[touched], self.z[touched] = w, new_n, z
+
+
+# Of each rule; a rule's options are the arguments of its oracle.
+ORACLES = {
+    "sgd": Sgd,
+    "momentum": Momentum,
+    "adagrad": Adagrad,
+    "adagrad_decay": AdagradDecay,
+    "rmsprop": Rmsprop,
+    "rowwise_adagrad": RowWiseAdagrad,
+    "adam": Adam,
+    "lazy_adam": functools.partial(Adam, lazy=True),
+    "ftrl": Ftrl,
+}
+
+
+class Pair:
+    """A table and the oracle of its rule, which take the same steps."""
+
+    def __init__(self, core, rule, options, dim, num_rows, **table_options):
+        self.core, self.rule, self.options = core, rule, options
+        self.keys = np.arange(num_rows)
+        self.table = core.Table(
+            "t", dim, initializer="uniform", a=-0.5, b=0.5, seed=3, **table_options
+        )
+        self.oracle = ORACLES[rule](self.table.find(self.keys)[0], **options)
+
+    def step(self, step, rate, keys, grads):
+        rate = float(np.float32(rate))
+        self.core.apply_gradients(self.table, self.rule, rate, step, keys, grads, **self.options)
+        self.oracle.step(step, rate, keys, grads)
+
+    def compare(self, tolerance=1e-5):
+        found = self.table.find(self.keys)[0]
+        np.testing.assert_allclose(found, self.oracle.w, atol=tolerance, rtol=0)

@@ -19,6 +19,7 @@ class Model:
         self.initial = initial
         self.capacity = capacity
         self.filter_freq = policy.get("filter_freq", 0)
+        self.max_waiting = policy.get("max_waiting", 0)
         self.occurrences = policy.get("count_occurrences", False)
         self.no_permission = np.float32(policy.get("no_permission", 0.0))
         self.steps_to_live = policy.get("steps_to_live", 0)
@@ -29,7 +30,8 @@ class Model:
         self.step = 0
         self.buffer = []
         self.counts = dict.fromkeys(
-            ("found", "admitted", "refused", "written", "erased", "evicted", "popped"), 0
+            ("found", "admitted", "refused", "forgotten", "written", "erased", "evicted", "popped"),
+            0,
         )
 
     def initial_row(self, key):
@@ -72,8 +74,18 @@ class Model:
             self.counts["refused"] += self.waiting.get(key, (0, -1))[1] != step
             self.waiting[key] = (count, step)
         self.counts["admitted"] += len(admitted)
+        self.forget_oldest()
         waits = np.full_like(self.initial[0], self.no_permission)
         return np.array([waits if key in withheld else self.read(key) for key in keys])
+
+    def forget_oldest(self):
+        """Of too many waiting keys, and an eighth more."""
+        if not self.max_waiting or len(self.waiting) <= self.max_waiting:
+            return
+        oldest = sorted(self.waiting, key=lambda key: (self.waiting[key][1], unsigned(key)))
+        for key in oldest[: len(oldest) - self.max_waiting + self.max_waiting // 8]:
+            del self.waiting[key]
+            self.counts["forgotten"] += 1
 
     def insert(self, key, row, record):
         self.rows[key] = row

@@ -7,98 +7,64 @@ import pytest
 
 from sok_like import _core
 
-
-def divisor(combiner, weights):
-    if combiner == "mean":
-        return weights.sum()
-    return np.sqrt((weights**2).sum()) if combiner == "sqrtn" else 1.0
+NUM_UNIQUE = 12
 
 
-def reference(rows, inverse, splits, combiner, weights):
+def shares(inverse, splits, combiner, weights):
+    """[samples, unique rows]: what each row has in each sample."""
     if combiner == "none":
-        return rows[inverse] * weights[:, None]
-    out = np.zeros((len(splits) - 1, rows.shape[1]))
+        splits = np.arange(len(inverse) + 1)
+    found = np.zeros((len(splits) - 1, NUM_UNIQUE))
     for s, (begin, end) in enumerate(itertools.pairwise(splits)):
         w = weights[begin:end]
-        if end > begin and divisor(combiner, w) != 0:
-            summed = (rows[inverse[begin:end]] * w[:, None]).sum(axis=0)
-            out[s] = summed / divisor(combiner, w)
-    return out
+        divisor = {"mean": w.sum(), "sqrtn": np.sqrt((w**2).sum())}.get(combiner, 1.0)
+        if divisor != 0:
+            np.add.at(found[s], inverse[begin:end], w / divisor)
+    return found
 
 
-def numeric_gradient(function, x, step=1e-6):
-    """Gradient of the scalar `function` by each element of the float64 array `x`."""
-    gradient = np.zeros_like(x)
-    for i in np.ndindex(*x.shape):
-        shifted = x.copy()
-        shifted[i] += step
-        above = function(shifted)
-        shifted[i] -= 2 * step
-        gradient[i] = (above - function(shifted)) / (2 * step)
-    return gradient
-
-
-def random_samples(rng, one_key_each, batch=30, num_unique=12):
-    lengths = np.ones(batch, int) if one_key_each else rng.integers(0, 5, batch)
-    splits = np.concatenate([[0], np.cumsum(lengths)])
-    inverse = rng.integers(0, num_unique, splits[-1]).astype(np.int32)
-    return inverse, splits, rng.uniform(0.25, 2.0, splits[-1]).astype(np.float32)
+def weight_gradient(loss, weights, step=1e-6):
+    """Of each weight: the change of loss(weights), in float64."""
+    shifts = step * np.eye(len(weights))
+    return np.array([loss(weights + s) - loss(weights - s) for s in shifts]) / (2 * step)
 
 
 @pytest.mark.parametrize("one_key_each", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dim", [1, 4, 7, 16])
 @pytest.mark.parametrize("combiner", ["none", "sum", "mean", "sqrtn"])
-def test_combine_and_gradients(combiner, dim, weighted, one_key_each):
+def test_combine_and_gradients(core, combiner, dim, weighted, one_key_each):
     rng = np.random.default_rng(dim)
-    inverse, splits, weights = random_samples(rng, one_key_each)
-    rows = rng.normal(size=(12, dim)).astype(np.float32)
+    lengths = np.ones(60, int) if one_key_each else rng.integers(0, 5, 60)
+    splits = np.concatenate([[0], np.cumsum(lengths)])
+    inverse = rng.integers(0, NUM_UNIQUE, splits[-1]).astype(np.int32)
+    inverse[::3] = 7  # a row whose sum goes over several tiles on a device
+    weights = rng.uniform(0.25, 2.0, splits[-1]).astype(np.float32)
+    rows = rng.normal(size=(NUM_UNIQUE, dim)).astype(np.float32)
     given_splits = None if combiner == "none" else splits
     given_weights = weights if weighted else None
     w = (weights if weighted else np.ones_like(weights)).astype(np.float64)
-    expected = reference(rows.astype(np.float64), inverse, splits, combiner, w)
+    share = shares(inverse, splits, combiner, w)
 
-    out = _core.combine(rows, inverse, given_splits, combiner, given_weights)
-    np.testing.assert_allclose(out, expected, atol=1e-5)
+    out = core.combine(rows, inverse, given_splits, combiner, given_weights)
+    np.testing.assert_allclose(out, share @ rows, atol=1e-5)
 
     grad = rng.normal(size=out.shape).astype(np.float32)
-    by_row = _core.combine_gradient(grad, inverse, given_splits, 12, combiner, given_weights)
-    numeric = numeric_gradient(
-        lambda x: (reference(x, inverse, splits, combiner, w) * grad).sum(),
-        rows.astype(np.float64),
-    )
-    np.testing.assert_allclose(by_row, numeric, atol=1e-4)
+    by_row = core.combine_gradient(grad, inverse, given_splits, NUM_UNIQUE, combiner, given_weights)
+    np.testing.assert_allclose(by_row, share.T @ grad, atol=2e-5)
 
     by_weight = _core.weight_gradient(rows, grad, inverse, given_splits, combiner, given_weights)
-    numeric = numeric_gradient(
-        lambda x: (reference(rows.astype(np.float64), inverse, splits, combiner, x) * grad).sum(),
-        w,
+    expected = weight_gradient(
+        lambda x: (shares(inverse, splits, combiner, x) @ rows * grad).sum(), w
     )
-    np.testing.assert_allclose(by_weight, numeric, atol=1e-4)
+    np.testing.assert_allclose(by_weight, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("combiner", ["sum", "sqrtn"])
-def test_thread_count_does_not_show(combiner):
-    rng = np.random.default_rng(0)
-    inverse, splits, weights = random_samples(rng, False, batch=30_000, num_unique=5000)
-    grad = rng.normal(size=(30_000, 16)).astype(np.float32)
-    num_threads = _core.num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 5):
-            _core.set_num_threads(threads)
-            results.append(_core.combine_gradient(grad, inverse, splits, 5000, combiner, weights))
-    finally:
-        _core.set_num_threads(num_threads)
-    np.testing.assert_array_equal(results[0], results[1])
-    np.testing.assert_array_equal(results[0], results[2])
-
-
-def test_empty_batch():
+def test_empty_batch(core):
     rows, empty = np.zeros((0, 4), np.float32), np.zeros(0, np.int32)
-    assert _core.combine(rows, empty, np.array([0])).shape == (0, 4)
-    assert _core.combine(rows, empty, np.array([0, 0, 0]), "mean").tolist() == [[0] * 4] * 2
-    assert _core.combine_gradient(np.zeros((0, 4)), empty, np.array([0]), 0).shape == (0, 4)
+    assert core.combine(rows, empty, np.array([0])).shape == (0, 4)
+    assert core.combine(rows, empty, np.array([0, 0, 0]), "mean").tolist() == [[0] * 4] * 2
+    assert core.combine_gradient(np.zeros((0, 4)), empty, np.array([0]), 0).shape == (0, 4)
 
 
 @pytest.mark.parametrize(

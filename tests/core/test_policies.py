@@ -1,4 +1,4 @@
-"""Admission and eviction of `_core.Table` against a model in dicts, over many random steps."""
+"""Admission and eviction against a model in dicts, over many random steps."""
 
 import os
 
@@ -9,13 +9,14 @@ from sok_like import _core
 from tests.core.policy_model import Full, Model
 
 DIM = 2
-STEPS = 100_000 if os.environ.get("SLOW") else 40_000
+STEPS = 100_000 if os.environ.get("SLOW") else 12_000
 INITIAL = np.random.default_rng(1).normal(size=(7, DIM)).astype(np.float32)
 EXTREMES = [-1, -(2**63), 2**63 - 1, 0]
 KEYS = np.array([*EXTREMES, *range(100, 136)], np.int64)
 
 POLICIES = {
     "filter": (0, {"filter_freq": 3, "no_permission": -2.5}),
+    "bounded": (0, {"filter_freq": 4, "max_waiting": 8}),
     "steps": (0, {"steps_to_live": 20, "evicted_buffer": 5}),
     "weight": (0, {"l2_threshold": 0.7, "evicted_buffer": 1000}),
     "lru": (12, {"score": "lru", "evicted_buffer": 3}),
@@ -40,24 +41,17 @@ POLICIES = {
 }
 
 
-def make(capacity=0, policy=None, dim=DIM, initial=INITIAL, **kwargs):
-    return _core.Table(
-        "t",
-        dim,
-        initializer="default_rows",
-        default_rows=initial,
-        max_capacity=capacity,
-        policy=policy or {},
-        **kwargs,
-    )
+def make(core, capacity=0, policy=None, **kwargs):
+    initial = {"initializer": "default_rows", "default_rows": INITIAL}
+    return core.Table("t", DIM, max_capacity=capacity, policy=policy or {}, **initial, **kwargs)
 
 
 class Runner:
     """One table and its model, which get the same random calls."""
 
-    def __init__(self, name, make_table=make):
+    def __init__(self, core, name):
         capacity, policy = POLICIES[name]
-        self.table, self.model = make_table(capacity, policy), Model(INITIAL, capacity, policy)
+        self.table, self.model = make(core, capacity, policy), Model(INITIAL, capacity, policy)
         self.rng = np.random.default_rng(len(name))
         # Some keys are common, some rare.
         self.weights = 1.0 / np.arange(1, len(KEYS) + 1)
@@ -165,14 +159,35 @@ def add_up(statistics):
     assert s["evicted"] == s["popped"] + s["buffered"] + s["dropped"]
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_against_the_model(name):
-    _core.set_num_threads(1)
-    runner = Runner(name)
-    runner.run(STEPS if name == "all" else STEPS // 4)
+def run(core, name, steps, compare_every):
+    runner = Runner(core, name)
+    runner.run(steps, compare_every)
     counts = runner.model.counts
-    assert counts["admitted"] > 100
+    assert counts["admitted"] > 10
     assert bool(counts["refused"]) == ("filter_freq" in POLICIES[name][1])
-    assert bool(counts["evicted"]) == (name not in ("filter", "occurrences"))
+    assert bool(counts["evicted"]) == (name not in ("filter", "bounded", "occurrences"))
+    assert bool(counts["forgotten"]) == (name == "bounded")
+    return runner
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_against_the_model(core, name):
+    if core is not _core:
+        if POLICIES[name][1].get("count_occurrences"):
+            with pytest.raises(ValueError, match="`count` must be 'lookups' for a table in device"):
+                make(core, *POLICIES[name])
+            return
+        run(core, name, 250, compare_every=50)
+        return
+    core.set_num_threads(1)
+    runner = run(core, name, STEPS if name == "all" else STEPS // 4, compare_every=500)
     if name not in ("all", "occurrences_lfu"):  # whose filter lets few in at once
         assert bool(runner.failures) == (runner.model.capacity > 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", POLICIES)
+def test_against_the_model_for_longer(core, name):
+    if core is _core or POLICIES[name][1].get("count_occurrences"):
+        pytest.skip("of a device")
+    run(core, name, 25_000, compare_every=100)

@@ -1,4 +1,4 @@
-"""Policies of `_core.Table`: threads, Bloom filters, optimizer state, errors."""
+"""Policies: threads, Bloom filters, optimizer state, errors."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,6 @@ from sok_like import _core
 from tests.core.policy_model import Model
 from tests.core.test_policies import DIM, INITIAL, add_up, make
 
-
-@pytest.fixture(autouse=True)
-def two_threads():
-    _core.set_num_threads(2)
-
-
 # ---- threads and order ----
 
 
@@ -20,7 +14,7 @@ def large_run(num_threads, shuffled):
     """The state of a table after large lookups, which evict; keys of a lookup in some order."""
     _core.set_num_threads(num_threads)
     policy = {"filter_freq": 2, "score": "lfu", "steps_to_live": 9, "evicted_buffer": 3000}
-    table = make(9000, policy)
+    table = make(_core, 9000, {**policy, "max_waiting": 5000})
     rng, orders = np.random.default_rng(2), np.random.default_rng(num_threads)
     for step in range(14):
         keys = rng.integers(0, 40_000, 6000) * 0x9E3779B97F4A7C1 - 2**62
@@ -32,7 +26,7 @@ def large_run(num_threads, shuffled):
     known = table.key_statistics(np.arange(40_000) * 0x9E3779B97F4A7C1 - 2**62)
     statistics = table.statistics()
     add_up(statistics)
-    assert statistics["evicted"] > 3000 and statistics["size"] > 3000
+    assert min(statistics["evicted"], statistics["size"], statistics["forgotten"]) > 3000
     assert statistics["dropped"] == statistics["evicted"] - 3000
     return [keys, rows, *known, popped["keys"], popped["frequencies"], list(statistics.values())]
 
@@ -47,19 +41,16 @@ def test_threads_and_order_show_nowhere():
 # ---- Bloom filters ----
 
 
-def bloom(max_keys, probability, freq=3, **kwargs):
+def bloom(core, max_keys, probability, freq=3, **kwargs):
     policy = {"filter_freq": freq, "bloom_max_keys": max_keys, "bloom_probability": probability}
-    return make(0, {**policy, **kwargs})
+    return make(core, 0, {**policy, **kwargs})
 
 
-def random_lookups(num_keys, steps=400, size=12):
+def test_a_roomy_bloom_filter_counts_exactly(core):
+    table, model = bloom(core, 5000, 1e-6), Model(INITIAL, 0, {"filter_freq": 3})
     rng = np.random.default_rng(6)
-    return [np.unique(rng.integers(0, num_keys, size)) for _ in range(steps)]
-
-
-def test_a_roomy_bloom_filter_counts_exactly():
-    table, model = bloom(5000, 1e-6), Model(INITIAL, 0, {"filter_freq": 3})
-    for keys in random_lookups(1000):
+    for _ in range(400):
+        keys = np.unique(rng.integers(0, 1000, 12))
         rows, _ = table.find_or_insert(keys)
         assert (rows == model.lookup(keys.tolist())).all()
     present, frequencies, _ = table.key_statistics(np.arange(1000))
@@ -68,35 +59,30 @@ def test_a_roomy_bloom_filter_counts_exactly():
     assert frequencies.tolist() == [seen[1] for seen in found]
 
 
-def test_a_crowded_bloom_filter_never_counts_too_seldom():
-    table, model = bloom(40, 0.3, bloom_counter_bits=8), Model(INITIAL, 0, {"filter_freq": 3})
-    for keys in random_lookups(1000):
+def test_a_crowded_bloom_filter_counts_too_often_but_stops_at_its_largest_value(core):
+    table, rng = bloom(core, 40, 0.3, freq=255, bloom_counter_bits=8), np.random.default_rng(6)
+    counts = np.zeros(60, int)
+    for _ in range(300):
+        keys = np.unique(rng.integers(0, 60, 25))
         table.observe(keys)
-        model.lookup(keys.tolist())
-    present, frequencies, _ = table.key_statistics(np.arange(1000))
-    seen = [model.seen(key) for key in range(1000)]
-    assert all(p for p, (wanted, *_) in zip(present.tolist(), seen, strict=True) if wanted)
-    late = [p for p, (wanted, *_) in zip(present.tolist(), seen, strict=True) if not wanted]
-    assert any(late)  # crowded: some came early
-    waiting = [
-        (f, count)
-        for f, p, (_, count, _) in zip(frequencies.tolist(), present.tolist(), seen, strict=True)
-        if not p
-    ]
-    assert all(f >= count for f, count in waiting)
+        counts[keys] += 1
+    present, frequencies, _ = table.key_statistics(np.arange(60))
+    assert (frequencies >= np.minimum(counts, 255)).all()
+    assert present[counts >= 255].all()
+    assert present[counts < 255].any() and not present.all()  # crowded: some came early
 
 
 @pytest.mark.parametrize("probability", [0.2, 0.02])
 def test_false_positives_are_as_many_as_asked_for(probability):
-    table = bloom(4000, probability, freq=2)
+    table = bloom(_core, 4000, probability, freq=2)
     table.observe(np.arange(4000))
     _, frequencies, _ = table.key_statistics(np.arange(10_000, 90_000))
     assert 0.8 * probability < np.mean(frequencies > 0) < 1.25 * probability
 
 
 @pytest.mark.parametrize("bits", [8, 16, 32, 64])
-def test_counters_have_the_width_asked_for(bits):
-    plain, filtered = make(), bloom(100_000, 0.01, freq=200, bloom_counter_bits=bits)
+def test_counters_have_the_width_asked_for(core, bits):
+    plain, filtered = make(core), bloom(core, 100_000, 0.01, freq=200, bloom_counter_bits=bits)
     counters = -100_000 * np.log(0.01) / np.log(2) ** 2
     extra = filtered.stats()["bytes"] - plain.stats()["bytes"]
     assert counters * bits / 8 <= extra < counters * bits / 8 + 5000
@@ -109,23 +95,17 @@ def test_counters_have_the_width_asked_for(bits):
 # ---- optimizer state ----
 
 
-def steps_of_keys(steps, seed=5):
-    rng = np.random.default_rng(seed)
-    for step in range(steps):
-        keys = np.unique(rng.integers(0, 14, 4))
-        yield step + 1, keys, rng.normal(size=(len(keys), DIM)).astype(np.float32)
-
-
 @pytest.mark.parametrize(
     "rule", [("adam", {}), ("adam", {"weight_decay": 0.1}), ("adagrad", {}), ("ftrl", {})]
 )
-def test_evicted_rows_are_up_to_date_and_leave_nothing_behind(rule):
+def test_evicted_rows_are_up_to_date_and_leave_nothing_behind(core, rule):
     """Beside a plain table from which the test itself erases what was evicted."""
     name, options = rule
-    table = make(8, {"score": "lru", "evicted_buffer": 100})
-    plain = make()
-    evicted = 0
-    for step, keys, grads in steps_of_keys(60):
+    table, plain = make(core, 8, {"score": "lru", "evicted_buffer": 100}), make(core)
+    rng, evicted = np.random.default_rng(5), 0
+    for step in range(1, 61):
+        keys = np.unique(rng.integers(0, 14, 4))
+        grads = rng.normal(size=(len(keys), DIM)).astype(np.float32)
         table.observe(keys)
         popped = table.pop_evicted()
         if len(popped["keys"]):
@@ -139,22 +119,24 @@ def test_evicted_rows_are_up_to_date_and_leave_nothing_behind(rule):
             evicted += len(popped["keys"])
         plain.find_or_insert(keys)
         for each in (table, plain):
-            _core.apply_gradients(each, name, 0.1, step, keys, grads, **options)
+            core.apply_gradients(each, name, 0.1, step, keys, grads, **options)
         # Exporting brings all rows up: both tables do so in the same steps.
         if len(popped["keys"]):
             table.export()
     assert evicted > 30
-    for got, want in zip(table.export()[:2], plain.export()[:2], strict=True):
-        np.testing.assert_allclose(got, want, atol=1e-6)
-    for slot, values in plain.export()[2].items():
-        np.testing.assert_allclose(table.export()[2][slot], values, atol=1e-6)
+    (keys, rows, slots), (expected_keys, expected_rows, expected) = table.export(), plain.export()
+    np.testing.assert_array_equal(keys, expected_keys)
+    np.testing.assert_allclose(rows, expected_rows, atol=1e-6)
+    for slot, values in expected.items():
+        np.testing.assert_allclose(slots[slot], values, atol=1e-6)
 
 
-def test_rows_buffered_before_an_optimizer_came():
-    table = make(2, {"score": "lru", "evicted_buffer": 10})
+def test_rows_buffered_before_an_optimizer_came(core):
+    table = make(core, 2, {"score": "lru", "evicted_buffer": 10})
     table.observe([1, 2])
     table.observe([3])
-    _core.apply_gradients(table, "adagrad", 0.1, 1, [3], np.ones([1, DIM]), initial_accumulator=0.5)
+    ones = np.ones([1, DIM], np.float32)
+    core.apply_gradients(table, "adagrad", 0.1, 1, [3], ones, initial_accumulator=0.5)
     table.observe([4])
     table.observe([5])
     popped = table.pop_evicted()
@@ -163,12 +145,14 @@ def test_rows_buffered_before_an_optimizer_came():
     assert popped["slot_rows"].tolist() == [[0.5] * DIM, [0.5] * DIM, [1.5] * DIM]
 
 
-def test_gradients_without_a_row_are_dropped_and_counted():
-    table = make(0, {"filter_freq": 2})
+@pytest.mark.parametrize("keys_are_unique", [True, False])
+def test_gradients_without_a_row_are_dropped_and_counted(core, keys_are_unique):
+    table = make(core, 0, {"filter_freq": 2})
     table.observe([1, 2])
     table.observe([1])
-    grads = np.ones([4, DIM], np.float32)
-    _core.apply_gradients(table, "sgd", 1.0, 1, [1, 2, 2, 3], grads)
+    keys = [1, 2, 3] if keys_are_unique else [1, 2, 2, 3]
+    grads = np.ones([len(keys), DIM], np.float32)
+    core.apply_gradients(table, "sgd", 1.0, 1, keys, grads, keys_are_unique=keys_are_unique)
     keys, rows, _ = table.export()
     assert keys.tolist() == [1]
     np.testing.assert_array_equal(rows[0], INITIAL[1] - 1)
@@ -178,8 +162,8 @@ def test_gradients_without_a_row_are_dropped_and_counted():
 # ---- clear and errors ----
 
 
-def test_a_cleared_table_is_as_new():
-    table = make(3, {"filter_freq": 2, "score": "lfu", "evicted_buffer": 2})
+def test_a_cleared_table_is_as_new(core):
+    table = make(core, 3, {"filter_freq": 2, "score": "lfu", "evicted_buffer": 2})
     for keys in ([1, 2, 3], [1, 2, 3], [4, 5], [4, 5]):
         table.observe(keys)
     assert table.statistics()["evicted"] == 2
@@ -209,27 +193,28 @@ def test_a_cleared_table_is_as_new():
         (0, {"age": 1}, "`policy` has no field 'age'"),
     ],
 )
-def test_policies_out_of_range(capacity, policy, message):
+def test_policies_out_of_range(core, capacity, policy, message):
     with pytest.raises(ValueError, match=message):
-        make(capacity, policy)
+        make(core, capacity, policy)
 
 
-def test_errors_of_calls():
+def test_errors_of_calls(core):
+    plain, table = make(core), make(core, 0, {"record": True})
+    assert not plain.keeps_records and table.keeps_records
     with pytest.raises(ValueError, match="needs a table with an admission or eviction policy"):
-        make().statistics()
+        plain.statistics()
     with pytest.raises(ValueError, match="use_hashtable"):
-        make(9, {"record": True}, use_hashtable=False)
-    table = make(0, {"record": True})
+        make(core, 9, {"record": True}, use_hashtable=False)
     with pytest.raises(ValueError, match="custom score"):
         table.assign_scores([1], [1])
-    with pytest.raises(ValueError, match="`scores` must hold 2 values"):
-        make(9, {"score": "custom"}).assign_scores([1, 2], [1])
+    with pytest.raises(ValueError, match="`scores` must h"):
+        make(core, 9, {"score": "custom"}).assign_scores([1, 2], [1])
     with pytest.raises(ValueError, match="`step` must be in"):
         table.set_step(-1)
 
 
-def test_a_full_table_without_a_score_refuses_and_forgets_the_call():
-    table = make(3, {"filter_freq": 2})
+def test_a_full_table_without_a_score_refuses_and_forgets_the_call(core):
+    table = make(core, 3, {"filter_freq": 2})
     table.observe([1, 2, 3, 4])
     before, known = table.statistics(), table.key_statistics([1, 4, 7])
     with pytest.raises(ValueError, match="max_capacity=3"):
@@ -244,53 +229,10 @@ def test_a_full_table_without_a_score_refuses_and_forgets_the_call():
 # ---- a bound on waiting keys ----
 
 
-def test_keys_beyond_the_bound_are_forgotten_oldest_first():
-    table = make(0, {"filter_freq": 2, "max_waiting": 16})
-    model = {}  # key: (count, last step)
-    rng, forgotten, admitted = np.random.default_rng(3), 0, set()
-    for step in range(1, 300):
-        keys = rng.integers(-20, 20, rng.integers(1, 8)) * 2**58
-        table.observe(keys)
-        for key in set(keys.tolist()) - admitted:
-            count = model.pop(key, (0, 0))[0] + 1
-            if count == 2:
-                admitted.add(key)
-            else:
-                model[key] = (count, step)
-        if len(model) > 16:
-            oldest = sorted(model, key=lambda k: (model[k][1], k % 2**64))
-            for key in oldest[: len(model) - 16 + 2]:  # an eighth more
-                del model[key]
-                forgotten += 1
-        if step % 40 == 0:  # or all would be admitted in the end
-            table.erase(list(admitted))
-            admitted.clear()
-        statistics = table.statistics()
-        assert (statistics["waiting"], statistics["forgotten"]) == (len(model), forgotten)
-    assert forgotten > 30
-    keys = np.array(sorted(model))
-    _, counts, last_steps = table.key_statistics(keys)
-    assert [*zip(counts, last_steps, strict=True)] == [model[key] for key in keys.tolist()]
-    add_up(table.statistics())
-
-
 def test_memory_of_waiting_keys_stays_flat():
-    table, sizes = make(1000, {"filter_freq": 2, "score": "lru", "max_waiting": 1000}), []
+    table, sizes = make(_core, 1000, {"filter_freq": 2, "score": "lru", "max_waiting": 1000}), []
     for step in range(400):
         table.observe(np.arange(step * 500, step * 500 + 500))
         sizes.append(table.stats()["bytes"])
     assert table.statistics()["waiting"] <= 1000
     assert max(sizes) < 300_000  # 200,000 keys would take 8 MB
-
-
-def test_what_is_forgotten_does_not_depend_on_threads():
-    def waiting(threads):
-        _core.set_num_threads(threads)
-        table = make(0, {"filter_freq": 3, "max_waiting": 5000})
-        rng = np.random.default_rng(5)
-        for _ in range(12):
-            table.observe(rng.integers(0, 30_000, 4000))
-        return table.key_statistics(np.arange(30_000))
-
-    for got, want in zip(waiting(4), waiting(1), strict=True):
-        np.testing.assert_array_equal(got, want)

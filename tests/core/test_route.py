@@ -16,8 +16,8 @@ keys_strategy = st.lists(
 )
 
 
-def check_route(keys, world_size):
-    unique, inverse, offsets = _core.unique_with_inverse(keys, world_size=world_size)
+def check_route(core, keys, world_size):
+    unique, inverse, offsets = core.unique_with_inverse(keys, world_size=world_size)
     assert unique.dtype == keys.dtype
     assert inverse.dtype == np.int32
     np.testing.assert_array_equal(unique[inverse], keys)
@@ -25,21 +25,13 @@ def check_route(keys, world_size):
     assert offsets[0] == 0 and offsets[-1] == len(unique) and len(offsets) == world_size + 1
     owners = unique.view(np.uint64) % np.uint64(world_size)
     np.testing.assert_array_equal(owners, np.repeat(np.arange(world_size), np.diff(offsets)))
-    return unique, inverse
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(keys=keys_strategy, world_size=st.integers(1, 8))
 def test_route_reconstructs_its_keys(keys, world_size):
-    check_route(np.array(keys, np.int64), world_size)
-    check_route(np.array(keys, np.int64).view(np.uint64), world_size)
-
-
-@pytest.mark.parametrize("num_keys", [4096, 4097, 20_000, 213_000])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8, 300])
-def test_large_batches(num_keys, world_size):
-    keys = np.random.default_rng(num_keys).zipf(1.2, num_keys).astype(np.int64) - 3
-    check_route(keys, world_size)
+    check_route(_core, np.array(keys, np.int64), world_size)
+    check_route(_core, np.array(keys, np.int64).view(np.uint64), world_size)
 
 
 @pytest.mark.parametrize(
@@ -54,31 +46,18 @@ def test_large_batches(num_keys, world_size):
     ids=["one_key", "dense", "high_bits", "top_bits", "one_owner"],
 )
 def test_regular_keys(keys):
-    check_route(keys.astype(np.int64), 1)
-    check_route(keys.astype(np.int64), 8)
+    check_route(_core, keys.astype(np.int64), 1)
+    check_route(_core, keys.astype(np.int64), 8)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_order_is_a_function_of_the_keys(world_size):
-    keys = np.random.default_rng(0).integers(0, 60_000, 100_000)
-    num_threads = _core.num_threads()
-    try:
-        routes = []
-        for threads in (1, 2, 4):
-            _core.set_num_threads(threads)
-            routes.append(check_route(keys, world_size))
-    finally:
-        _core.set_num_threads(num_threads)
-    for unique, inverse in routes[1:]:
-        np.testing.assert_array_equal(unique, routes[0][0])
-        np.testing.assert_array_equal(inverse, routes[0][1])
-
-
-def test_few_keys_keep_the_order_of_first_occurrence():
-    unique, inverse, offsets = _core.unique_with_inverse(np.array([5, 3, 5, 9, 3]))
-    assert unique.tolist() == [5, 3, 9]
-    assert inverse.tolist() == [0, 1, 0, 2, 1]
-    assert offsets.tolist() == [0, 3]
+def test_few_keys_keep_the_order_of_first_occurrence(core, world_size):
+    keys = np.random.default_rng(1).integers(-20, 20, 300)
+    check_route(core, keys, world_size)
+    unique, _, offsets = core.unique_with_inverse(keys, world_size)
+    for owner in range(world_size):
+        mine = unique[offsets[owner] : offsets[owner + 1]].tolist()
+        assert mine == sorted(mine, key=keys.tolist().index)
 
 
 def test_world_size_is_checked():

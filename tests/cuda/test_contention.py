@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from sok_like import _core
-from tests.cuda import stub_libraries
 
 DIM = 4
 
@@ -60,8 +59,8 @@ def test_each_key_comes_in_once(cuda, num_different):
         np.testing.assert_array_equal(rows.get(), expected[inverse])
 
 
-@pytest.mark.parametrize("num_keys", [0, 1, 2, 31, 32, 33, 63, 255, 256, 257, 513])
-@pytest.mark.parametrize("dim", [1, 4, 12])
+@pytest.mark.parametrize("num_keys", [0, 1, 31, 32, 33, 255, 257])
+@pytest.mark.parametrize("dim", [1, 12])
 def test_batches_of_any_length(cuda, num_keys, dim):
     keys = np.arange(num_keys) * 7919 - 3
     table = cuda.CudaTable("t", dim)
@@ -121,14 +120,10 @@ def test_a_call_waits_while_a_table_is_held(cuda, name):
         done.result(timeout=60)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("library", ["torch", "cupy"])
 def test_arrays_of_other_libraries(cuda, library):
-    """Under the emulator against stubs: that the lines below run, not what the libraries do."""
-    if cuda is _core:
-        module = pytest.importorskip(library)
-    else:
-        module = getattr(stub_libraries, library)(cuda)
-    keys = np.arange(100_000 if cuda is _core else 500)
+    module, keys = pytest.importorskip(library), np.arange(100_000)
     table = cuda.CudaTable("t", DIM)
     expected = _core.Table("t", DIM).initial_rows(keys)
     if library == "torch":

@@ -107,7 +107,6 @@ def test_arrays_of_others_come_in(cuda):
         names = [api.PyCapsule_GetName(capsule) for capsule in producer.capsules]
         assert names == [b"used_dltensor"] * times
         producer.capsules.clear()
-        gc.collect()
         assert producer.deleted == times
 
 
@@ -192,7 +191,7 @@ def test_arrays_go_out(cuda, dtype, code, bits):
 def test_the_memory_lives_as_long_as_one_owner(cuda):
     if cuda.__name__ != "_cuda_emulated":
         pytest.skip("counts what the emulator has allocated")
-    gc.collect()
+    gc.collect()  # of other tests
     before = cuda.bytes_allocated()
     array = up(cuda, [7, 8, 9])
     capsule = array.__dlpack__(stream=-1)
@@ -200,12 +199,10 @@ def test_the_memory_lives_as_long_as_one_owner(cuda):
     managed = tensor_of(capsule)
     api.PyCapsule_SetName(capsule, b"used_dltensor")  # as a consumer does
     del array, capsule
-    gc.collect()
     assert cuda.read_int64(managed.tensor.data, 3) == [7, 8, 9]
     managed.deleter(ctypes.pointer(managed))
     assert cuda.bytes_allocated() == before + 24  # the other capsule's
     del unused, managed
-    gc.collect()
     assert cuda.bytes_allocated() == before
 
 

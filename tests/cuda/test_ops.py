@@ -38,6 +38,16 @@ KERNELS = (
     "tests/embeddings/test_all2all_dense_embedding.py "
     "tests/optimizers/test_wrapper.py tests/optimizers/test_nonfinite.py"
 )
+# Tests on ranks, which are threads: of group lookups, records of keys, and faults.
+RANKS = (
+    "tests/cuda/test_ops_ranks.py tests/table/test_policies_ranks.py "
+    "tests/group_embedding/test_ranks.py::test_sequences "
+    "tests/group_embedding/test_ranks.py::test_gradient_scales "
+    "tests/group_embedding/test_ranks.py::test_vectors_of_every_step "
+    "tests/group_embedding/test_ranks.py::test_rows_after_training "
+    "tests/test_failures.py::test_every_rank_gets_the_message_and_can_go_on "
+    "tests/test_parity.py::test_training[3-adam-sum-odd]"
+)
 OF_KERAS = ["test_fit", "weights_file", "uninterrupted"]  # the same kernels, under more of Keras
 
 
@@ -74,12 +84,12 @@ def run_suite(files, at_least, absent=(), **environment):
 @pytest.mark.parametrize(
     "files, at_least, absent",
     [
-        (KERNELS, 150, OF_KERAS),
+        (f"{KERNELS} {RANKS}", 180, OF_KERAS),
         *(pytest.param(*suite, (), marks=pytest.mark.slow) for suite in SUITES.items()),
     ],
 )
 def test_suite(files, at_least, absent):
-    run_suite(files, at_least, absent, SOK_TEST_OPS="emulated")
+    run_suite(files, at_least, absent, SOK_TEST_OPS="emulated", SOK_TEST_RANKS="1")
 
 
 @pytest.mark.gpu

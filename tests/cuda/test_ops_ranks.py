@@ -1,180 +1,214 @@
-"""TensorFlow's ops over tables in device memory, on 1, 2 and 3 ranks, under the emulator.
+"""Tables in emulated device memory on ranks, which are threads, and what a step costs there.
 
-The tests of group lookups are those of tests/group_embedding, against dense tables of stock
-TensorFlow; here every table of theirs is in emulated device memory.
+tests/cuda/test_ops.py runs these in a process whose op library has the emulated kernels, beside
+tests of ranks that are those of tables in host memory.
 """
 
-import functools
-import re
+import ctypes
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import kernels as registry
+from tensorflow.python.framework import op_def_registry
 
-from tests import emulated
-from tests import test_parity as of_parity
-from tests.checks import policies
-from tests.checks.device_tables import OF_FAILURES
-from tests.dist_model_parallel import test_hash_embedding as of_hash_tables
-from tests.group_embedding import test_ranks as of_groups
-from tests.ranks import run_ranks
-from tests.table import test_policies_ranks as of_policies
-from tests.test_failures import FAULTS
+from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.runtime.ranks import comm
+from tests import emulated, fake_gpu
 
-pytestmark = [
-    pytest.mark.ranks,
-    pytest.mark.skipif(
-        not emulated.LIBRARY.exists(), reason="the emulator comes with the C++ tests"
-    ),
-]
-each_world = pytest.mark.parametrize(
-    "world_size",
-    [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)],
+pytestmark = pytest.mark.skipif(
+    not emulated.asked_for() or fake_gpu.asked_for(), reason="tests/cuda/test_ops.py runs these"
 )
+STEPS = 3  # of the trainings on two devices
 
 
-@functools.cache
-def _results(world_size):
-    return run_ranks(
-        "tests.checks.device_tables:run",
-        world_size,
-        args={"world_size": world_size},
-        env={"SOK_TEST_OPS": "emulated"},
-    )
+# ---- tables on two devices ----
 
 
-@pytest.fixture
-def rank_results():
-    def results(world_size, check):
-        found = [result[check] for result in _results(world_size)]
-        for rank, result in enumerate(found):
-            assert type(result).__name__ != "Raised", f"rank {rank}: {result!r}"
+def features_of(variables, keys, row_splits, weights):
+    a, b, c = variables
+    return [
+        HashFeature(a, keys, "sum", row_splits),
+        HashFeature(b, keys, "mean", row_splits, weights),
+        HashFeature(c, keys + 1, "sqrtn", row_splits, max_hotness=4),
+        HashFeature(a, keys * 3),
+    ]
+
+
+def batch(step, rank):
+    rng = np.random.default_rng([step, rank])
+    lengths = rng.integers(0, 5, 0 if (step + rank) % 3 == 2 else 6)
+    keys = rng.integers(-20, 20, lengths.sum())
+    weights = rng.random(len(keys)).astype(np.float32)
+    return keys, np.concatenate([[0], np.cumsum(lengths)]), weights
+
+
+def train(sok, devices, graph):
+    """Embeddings of each step, then keys and rows of each table."""
+    variables = []
+    for i, (device, dim) in enumerate(zip(devices, (4, 3, 2), strict=True)):
+        with tf.device(device):
+            variables.append(sok.EmbeddingVariable(dim, name=f"table{i}"))
+    assert [variable.device[-1] for variable in variables] == [device[-1] for device in devices]
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
+    optimizer.build(variables)
+
+    def step(keys, row_splits, weights):
+        with tf.GradientTape() as tape:
+            features = features_of(variables, keys, row_splits, weights)
+            found = lookup(features, training=True, name="mixed")
+            loss = tf.add_n([tf.reduce_sum((rows - 0.5) ** 2) for rows in found])
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return found
 
-    return results
+    spec = [tf.TensorSpec([None], dtype) for dtype in (tf.int64, tf.int64, tf.float32)]
+    call = tf.function(step, input_signature=spec) if graph else step
+    rank = comm.current().rank
+    found = [call(*map(tf.constant, batch(i, rank))) for i in range(STEPS)]
+    exported = [sok.export(variable) for variable in variables]
+    return [array.numpy() for arrays in (*found, *exported) for array in arrays]
 
 
-@pytest.fixture
-def on_threads(rank_results):
-    """Results of a function by its name, for tests of other modules."""
-
-    def results(world_size, function, *args):
-        module = function.__module__.rpartition(".")[2]
-        return rank_results(world_size, "_".join([f"{module}.{function.__name__}", *args]))
-
-    return results
-
-
-# ---- values: the tests of group lookups, with this module's `on_threads` ----
-
-outcome = of_groups.outcome
-each_optimizer = pytest.mark.parametrize("optimizer", ["adagrad"])
-
-
-@each_world
-def test_sequences(on_threads, world_size):
-    of_groups.test_sequences(on_threads, world_size)
-
-
-@each_world
-def test_gradient_scales(on_threads, world_size):
-    of_groups.test_gradient_scales(on_threads, world_size)
-
-
-@each_world
-@each_optimizer
-def test_vectors_of_every_step(outcome, world_size):
-    of_groups.test_vectors_of_every_step(outcome, world_size)
-
-
-@each_world
-@each_optimizer
-def test_rows_after_training(outcome):
-    of_groups.test_rows_after_training(outcome)
-
-
-@pytest.mark.slow
-def test_hash_tables_beside_dense_ones(on_threads):
-    of_hash_tables.test_training_of_all_kinds_of_tables(on_threads, 2, "adam")
-    of_hash_tables.test_training_goes_on_from_weights_and_state(on_threads, 2, "adam")
-
-
-def test_records_of_keys_that_several_ranks_look_up(on_threads):
-    of_policies.check_same_state(*on_threads(1, policies.train), on_threads(2, policies.train))
-
-
-def test_tables_with_and_without_a_hashtable(rank_results):
-    of_parity.check(rank_results(2, "parity.train_adam_sum"), "adam", "sum")
-
-
-@each_world
-def test_tables_on_two_devices_are_trained_as_on_one(rank_results, world_size):
-    for result in rank_results(world_size, "two_devices"):
-        one = result["one"]
-        assert {device[-5:] for device in one["devices"]} == {"CPU:0"}
-        for way in ("two_eager", "two_graph"):
-            two = result[way]
-            assert [device[-1] for device in two["devices"]] == ["1", "0", "1"]
-            for step, right in zip(two["found"], one["found"], strict=True):
-                for rows, expected in zip(step, right, strict=True):
-                    np.testing.assert_array_equal(rows, expected)
-            for (keys, rows), (right_keys, right) in zip(two["rows"], one["rows"], strict=True):
-                np.testing.assert_array_equal(keys, right_keys)
-                np.testing.assert_array_equal(rows, right)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_tables_on_two_devices_are_trained_as_on_one(sok, on_threads, world_size):
+    def check():
+        mixed = ["/CPU:1", "/CPU:0", "/CPU:1"]
+        right = train(sok, ["/CPU:0"] * 3, graph=True)
+        for graph in (False, True):
+            for ours, expected in zip(train(sok, mixed, graph), right, strict=True):
+                np.testing.assert_array_equal(ours, expected)
         # A lookup on ranks moved something, and not on every rank at each step.
-        assert sum(len(keys) for keys, _ in one["rows"]) > 0
+        assert sum(len(keys) for keys in right[-6::2]) > 0
 
-
-@each_world
-def test_a_step_waits_for_the_device_where_it_must(rank_results, world_size):
-    """Or where what ranks told is checked: of keys, rows and gradients."""
-    for waits in rank_results(world_size, "waits"):
-        assert waits == [6 if world_size > 1 else 1] * 3
-
-
-def test_a_step_makes_at_most_40_launches(rank_results):
-    """With one table and with 26, whatever the number of ranks."""
-    for counts in rank_results(2, "launches"):
-        assert max(sum(parts.values()) for parts in counts.values()) <= 40
-        assert counts[26, 8] == counts[26, 64] == counts[26, 200]
+    on_threads(world_size, check)
 
 
 # ---- faults ----
 
 
-@each_world
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-@pytest.mark.parametrize("fault", OF_FAILURES)
-def test_every_rank_gets_the_message(rank_results, fault, mode, world_size):
-    kind, message = FAULTS[fault]
-    for result in rank_results(world_size, f"failures.{fault}"):
-        assert result[mode]["kind"] == kind
-        assert re.search(message.format(rows=10 * world_size), result[mode]["message"], re.S)
-        assert (result["afterwards"] > 0).all()
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    "bad, words",
+    [
+        ([0, 5, 4], "row_splits must not decrease. Received: 5 before 4 at sample 1"),
+        ([0, 3, 3], "must begin with 0 and end with num_keys = 4. Received: 0 and 3"),
+        ([1, 3, 4], "must begin with 0 and end with num_keys = 4. Received: 1 and 4"),
+        ([], "row_splits must hold at least one element"),
+    ],
+)
+def test_bad_row_splits_are_told_to_all_ranks(sok, on_threads, world_size, bad, words):
+    """Of the second table, on the last rank."""
+
+    def check():
+        a, b = (sok.EmbeddingVariable(2 + i, name=f"split{i}") for i in range(2))
+        keys, good = tf.range(4, dtype=tf.int64), tf.constant([0, 2, 4], tf.int64)
+        is_last = comm.current().rank == world_size - 1
+        splits = tf.constant(bad, tf.int64) if is_last else good
+        features = [HashFeature(a, keys, "sum", good), HashFeature(b, keys, "mean", splits)]
+        with pytest.raises(tf.errors.InvalidArgumentError) as error:
+            lookup(features, training=True, name="bad_splits")
+        assert f"{words} (table 'split1')" in error.value.message
+        assert world_size == 1 or f"rank {world_size - 1}: " in error.value.message
+        assert int(a.size()) == int(b.size()) == 0  # nothing of a bad batch is in any table
+        features[1] = HashFeature(b, keys, "mean", good)
+        found = lookup(features, training=True, name="bad_splits")
+        assert [rows.shape.as_list() for rows in found] == [[2, 2], [2, 3]]
+
+    on_threads(world_size, check)
 
 
-@each_world
-def test_bad_row_splits_are_told_to_all_ranks(rank_results, world_size):
-    texts = {
-        "decrease": "row_splits must not decrease. Received: 5 before 4 at sample 1",
-        "end": "row_splits must begin with 0 and end with num_keys = 4. Received: 0 and 3",
-        "begin": "row_splits must begin with 0 and end with num_keys = 4. Received: 1 and 4",
-        "none": "row_splits must hold at least one element",
-    }
-    for told, sizes, shapes in rank_results(world_size, "bad_row_splits"):
-        for name, text in texts.items():
-            assert f"{text} (table 'split1')" in told[name]
-            if world_size > 1:
-                assert f"rank {world_size - 1}: " in told[name]
-        assert sizes == (0, 0)  # nothing of a bad batch is in any table
-        assert shapes == [[2, 2], [2, 3]]
+# ---- what a step costs ----
+
+
+class Echo:
+    """As many ranks as asked for, each of which sends this one what this one sends to it."""
+
+    rank = 0
+
+    def __init__(self, world_size):
+        self.world_size = world_size
+
+    def all_to_all(self, tensor, splits, name):
+        return tf.identity(tensor), tf.identity(splits)
+
+
+@pytest.fixture
+def ranks():
+    """A function that puts this process among so many ranks."""
+    own = comm.current()
+    yield lambda world_size: comm.set_current(Echo(world_size) if world_size > 1 else own)
+    comm.set_current(own)
+
+
+def counter(name):
+    count = getattr(ctypes.CDLL(str(emulated.LIBRARY)), f"sok_emulator_{name}")
+    count.restype = ctypes.c_int64
+    return count
+
+
+def make_tables(sok, number, dim):
+    tables = [
+        sok.EmbeddingVariable(dim, name=f"table{i}", initial_capacity=10_000) for i in range(number)
+    ]
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
+    optimizer.build(tables)
+    return tables, optimizer
+
+
+@pytest.mark.parametrize("world_size, waits", [(1, 1), (2, 6)])
+def test_a_step_waits_for_the_device_where_it_must(sok, ranks, world_size, waits):
+    """Or where what ranks told is checked: of keys, rows and gradients."""
+    tables, optimizer = make_tables(sok, 2, 4)
+    ranks(world_size)
+    splits, count = tf.constant([0, 3, 8], tf.int64), counter("host_waits")
+
+    @tf.function(input_signature=[tf.TensorSpec([8], tf.int64)])
+    def step(keys):
+        with tf.GradientTape() as tape:
+            features = [HashFeature(table, keys, "sum", splits) for table in tables]
+            found = lookup(features, training=True, name="waits")
+            loss = tf.add_n([tf.reduce_sum(rows**2) for rows in found])
+        gradients = tape.gradient(loss, tables)
+        optimizer.apply_gradients(zip(gradients, tables, strict=True))
+
+    counts = []
+    for number in range(6):
+        before = count()
+        step(tf.range(number, number + 8, dtype=tf.int64))
+        counts.append(count() - before)
+    assert counts[3:] == [waits] * 3  # of warm steps
+
+
+def test_a_step_makes_at_most_40_launches(sok, ranks):
+    """Kernels, fills and copies, with one table and with 26, whatever the number of ranks."""
+    count, counts = counter("launches"), {}
+    for num_tables, world_size in [(1, 1), (26, 1), (1, 8), (26, 8), (26, 64), (26, 200)]:
+        tables, optimizer = make_tables(sok, num_tables, 8)
+        ranks(world_size)
+        for number in range(4):
+            keys, before = tf.range(number, number + 64, dtype=tf.int64) * 7, count()
+            with tf.GradientTape() as tape:
+                features = [HashFeature(table, keys, "sum", [0, 3, 64]) for table in tables]
+                found = lookup(features, training=True, name="launches")
+                loss = tf.add_n([tf.reduce_sum(rows) for rows in found])
+            optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+            counts[num_tables, world_size] = count() - before
+        ranks(1)
+    assert max(counts.values()) <= 40
+    assert counts[26, 8] == counts[26, 64] == counts[26, 200]
 
 
 # ---- what the emulator cannot see: where arguments are ----
 
 
-def test_handles_texts_and_lengths_are_in_host_memory(rank_results):
-    kernels = rank_results(2, "kernels")[0]
+def test_handles_texts_and_lengths_are_in_host_memory():
+    kernels = {}  # of each op with a device kernel: its arguments in host memory, and all types
+    for kernel in registry.get_all_registered_kernels().kernel:
+        if kernel.op.startswith("Sok") and kernel.priority > 0:
+            op = op_def_registry.get(kernel.op)
+            kinds = {arg.name: arg.type for arg in [*op.input_arg, *op.output_arg]}
+            kernels[kernel.op] = (sorted(kernel.host_memory_arg), kinds)
     assert {
         *("SokRoute", "SokGatherRows", "SokMergeGrads", "SokCombine", "SokCombineGrad"),
         *("SokLookup", "SokLookupGrad", "SokApplyGradients", "SokTableHandle"),

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tests.cuda.conftest import emulated
 from tests.emulated import BUILD
+from tests.memories import emulated
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))

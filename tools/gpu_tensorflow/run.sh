@@ -35,8 +35,8 @@ tests() {  # tables on the device, and what they are compared with on the CPU: t
       tests/test_session.py tests/test_fit.py}
 }
 core() {
-  "$python" -m pytest -q -p no:cacheprovider --maxfail=20 -m "gpu and not slow" -n 4 tests/cuda \
-    --ignore=tests/cuda/test_ops.py --ignore=tests/cuda/test_ops_ranks.py
+  "$python" -m pytest -q -p no:cacheprovider --maxfail=20 -m "gpu and not slow" -n 4 tests/core \
+    tests/cuda --ignore=tests/cuda/test_ops.py
 }
 
 if [ "${1:-}" = --step ]; then

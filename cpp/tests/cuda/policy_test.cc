@@ -1,6 +1,6 @@
 // Policies of CudaTable under the emulator, beside the CPU's table: after the same calls both know
 // the same, and what one exports the other imports. Long random runs against a model in dicts are
-// in tests/cuda/test_policies.py.
+// in tests/core/test_policies.py.
 #include "cpp/core/policy.h"
 
 #include <algorithm>

@@ -1,13 +1,58 @@
-"""`_core` with its tables, sums and steps on a device: what tests/core takes for `_core`.
+"""Tables in both memories for one test: `_core`, and the same names with tables on a device.
 
-NumPy arrays go up and results come down, so that a test written for the CPU's table is one of the
-device's too. What devices do not have, by docs/cuda.md, skips the test that asks for it.
+A device's `Core` takes NumPy arrays up and brings results down, so that a test is written once. The
+device may be the emulator (cpp/tests/emulator), which is built with the C++ tests and runs the same
+kernels on the CPU: it finds wrong results but says nothing about hardware. What devices do not
+have, by docs/cuda.md, skips the test that asks for it.
 """
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
 
 import numpy as np
 import pytest
 
 from sok_like import _core
+from tests.emulated import BUILD
+
+DEVICES = ["emulated", pytest.param("device", marks=pytest.mark.gpu)]
+
+
+def emulated():
+    """The module `_cuda_emulated`, or None where the C++ tests were not built."""
+    name = "_cuda_emulated"
+    if name in sys.modules:
+        return sys.modules[name]
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    path = BUILD / f"{name}{suffix}"
+    if not path.exists():
+        return None
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[name] = module
+    return module
+
+
+def bindings(request):
+    """The bindings of device tables that the parameter of a fixture names, one of DEVICES."""
+    if request.param == "emulated":
+        slow = request.node.get_closest_marker("slow") is not None
+        if slow and "slow" not in request.config.option.markexpr:
+            pytest.skip("takes minutes under the emulator: pytest -m slow")
+        module = emulated()
+        if module is None:
+            pytest.skip("the emulator comes with the C++ tests (SOK_WITH_TESTS=ON)")
+        return module
+    if _core.cuda_device_count() == 0:
+        # If all tests are skipped, nothing has been shown to work.
+        required = os.environ.get("SOK_TEST_GPU") == "required"
+        (pytest.fail if required else pytest.skip)(
+            "needs a library built with CUDA (make cuda) and a device"
+        )
+    return _core
 
 
 class Core:
@@ -28,6 +73,10 @@ class Core:
     def apply_gradients(self, table, rule, learning_rate, step, keys, grads, **options):
         arrays = table.up(keys), self.up(grads, np.float32)
         self.cuda.cuda_apply_gradients(table.table, rule, learning_rate, step, *arrays, **options)
+
+    def unique_with_inverse(self, keys, world_size=1):
+        arrays = self.cuda.cuda_unique_with_inverse(self.up(keys, keys.dtype), world_size)
+        return tuple(array.get() for array in arrays)
 
     def combine(self, rows, inverse, row_splits, combiner="sum", weights=None):
         arrays = self._samples(inverse, row_splits, combiner, weights)
@@ -50,6 +99,7 @@ class Table:
     def __init__(self, core, name, dim, **options):
         self.core = core
         self.key_type = np.dtype(options.get("key_dtype", "int64"))
+        self.keeps_flags = bool(options.get("policy"))
         if self.key_type.itemsize < 8:
             pytest.skip("not on a device, by docs/cuda.md")
         self.host = _core.Table(name, dim, **options)  # for initial rows alone
@@ -71,9 +121,11 @@ class Table:
         return tuple(array.get() for array in self.table.find(self.up(keys)))
 
     def find_or_insert(self, keys):
-        """A new key is flagged at one of its positions on a device, at the first on the CPU."""
+        """A device flags a new key at any of its positions, unless the table has policies."""
         keys = np.asarray(keys, self.key_type)
         rows, inserted = (array.get() for array in self.table.find_or_insert(self.up(keys)))
+        if self.keeps_flags:
+            return rows, inserted
         new = keys[inserted]
         assert np.unique(new).size == new.size
         first = np.zeros(keys.size, bool)
