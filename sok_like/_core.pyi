@@ -302,9 +302,6 @@ def slot_widths(rule: str, dim: int, **options: Any) -> dict[str, int]:
 def _hash_pieces(key: int, num_buckets: int = 4) -> tuple[int, int, int]:
     """Index shard, home among so many buckets, and digest of a key, in this process."""
 
-def _philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
-    """Philox4x32-10 of four counter words and two key words."""
-
 # ---- tables in device memory; docs/cuda.md ----
 #
 # Device arrays are objects with `__dlpack__` or `__cuda_array_interface__`: CuPy, PyTorch, JAX and

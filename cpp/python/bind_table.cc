@@ -4,7 +4,6 @@
 
 #include "cpp/core/cpu/table.h"
 #include "cpp/core/hash.h"
-#include "cpp/core/philox.h"
 #include "cpp/python/table_calls.h"
 
 namespace py = pybind11;
@@ -100,13 +99,6 @@ py::tuple HashPieces(int64_t key, uint64_t num_buckets) {
   return py::make_tuple(HashShard(hash), ProbeHome::Of(num_buckets)(hash), HashDigest(hash));
 }
 
-std::vector<uint32_t> PhiloxWords(const std::array<uint32_t, 4>& counter,
-                                  const std::array<uint32_t, 2>& key) {
-  const PhiloxBlock block =
-      Philox(PhiloxBlock{{counter[0], counter[1], counter[2], counter[3]}}, key[0], key[1]);
-  return {block.x, block.x + 4};
-}
-
 }  // namespace
 
 void SetInitializer(const std::string& initializer, float a, float b,
@@ -158,7 +150,6 @@ void BindTable(py::module_& m) {
           py::arg("keys"))
       .def("initial_rows", &InitialRows, py::arg("keys"));
   m.def("_hash_pieces", &HashPieces, py::arg("key"), py::arg("num_buckets") = 4);
-  m.def("_philox", &PhiloxWords, py::arg("counter"), py::arg("key"));
 }
 
 }  // namespace sok

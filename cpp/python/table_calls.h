@@ -61,6 +61,34 @@ struct TableCalls {
     return call();
   }
 
+  // A method of core/table.h without arrays.
+  template <typename Result, typename... Args>
+  static auto Plain(Result (Table::*method)(CallContext, Args...)) {
+    return [method](Table& table, Args... args, Stream... stream) {
+      const Call call(stream...);
+      return Released([&] { return (table.*method)(call, args...); });
+    };
+  }
+
+  // A method that takes keys alone.
+  template <typename Result>
+  static auto OfKeys(Result (Table::*method)(CallContext, const uint64_t*, int64_t)) {
+    return [method](Table& table, const object& key_object, Stream... stream) {
+      const Call call(stream...);
+      const Keys keys(table, key_object, call);
+      return Released([&] { return (table.*method)(call, keys.data(), keys.size()); });
+    };
+  }
+
+  // A method that returns a struct, here a dictionary.
+  template <typename Result>
+  static auto AsDict(Result (Table::*method)(CallContext) const) {
+    return [method](const Table& table, Stream... stream) {
+      const Call call(stream...);
+      return FieldsToDict(Released([&] { return (table.*method)(call); }));
+    };
+  }
+
   static pybind11::tuple Find(const Table& table, const object& key_object, const object& rows,
                               const object& found, Stream... stream) {
     const Call call(stream...);
@@ -88,22 +116,6 @@ struct TableCalls {
     Released([&] { table.Assign(call, keys.data(), keys.size(), values.data()); });
   }
 
-  static int64_t Erase(Table& table, const object& key_object, Stream... stream) {
-    const Call call(stream...);
-    const Keys keys(table, key_object, call);
-    return Released([&] { return table.Erase(call, keys.data(), keys.size()); });
-  }
-
-  static void Clear(Table& table, Stream... stream) {
-    const Call call(stream...);
-    Released([&] { table.Clear(call); });
-  }
-
-  static void Reserve(Table& table, int64_t num_keys, Stream... stream) {
-    const Call call(stream...);
-    Released([&] { table.Reserve(call, num_keys); });
-  }
-
   static pybind11::tuple Export(Table& table, bool with_slots, Stream... stream) {
     const Call call(stream...);
     return SnapshotToTuple(Released([&] { return table.Export(call, with_slots); }),
@@ -117,17 +129,6 @@ struct TableCalls {
     Released([&] { table.Import(call, snapshot); });
   }
 
-  static pybind11::dict Stats(const Table& table, Stream... stream) {
-    const Call call(stream...);
-    return FieldsToDict(Released([&] { return table.Stats(call); }));
-  }
-
-  static void ConfigureSlots(Table& table, const std::vector<SlotVariableSpec>& specs,
-                             Stream... stream) {
-    const Call call(stream...);
-    Released([&] { table.ConfigureSlots(call, specs); });
-  }
-
   static int64_t Size(const Table& table) {
     const Call call = Memory::LastCall(table);
     return Released([&] { return table.Size(call); });
@@ -138,24 +139,8 @@ struct TableCalls {
     return Released([&] { return table.Stats(call).capacity; });
   }
 
-  static void RecordTrainingLookup(Table& table, const object& key_object, Stream... stream) {
-    const Call call(stream...);
-    const Keys keys(table, key_object, call);
-    Released([&] { table.RecordTrainingLookup(call, keys.data(), keys.size()); });
-  }
-
-  static int64_t Evict(Table& table, Stream... stream) {
-    const Call call(stream...);
-    return Released([&] { return table.Evict(call); });
-  }
-
   static pybind11::dict PopEvicted(Table& table) {
     return EvictedToDict(Released([&] { return table.PopEvicted(); }), table.options());
-  }
-
-  static pybind11::dict Statistics(const Table& table, Stream... stream) {
-    const Call call(stream...);
-    return FieldsToDict(Released([&] { return table.Statistics(call); }));
   }
 
   static pybind11::tuple KeyStatistics(const Table& table, const object& key_object,
@@ -180,10 +165,6 @@ struct TableCalls {
     const Input<int64_t> values(scores, "scores", {keys.size()}, call);
     return Released(
         [&] { return table.AssignScores(call, keys.data(), keys.size(), values.data()); });
-  }
-
-  static void SetStep(Table& table, int64_t step) {
-    Released([&] { table.SetStep(step); });
   }
 
   // `more`: further arguments of Memory::Make.
@@ -232,13 +213,13 @@ struct TableCalls {
   static void Bind(Class& table, Last... last) {
     using pybind11::arg;
     table.def("assign", &Assign, arg("keys"), arg("rows"), last...)
-        .def("erase", &Erase, arg("keys"), last...)
-        .def("clear", &Clear, last...)
-        .def("reserve", &Reserve, arg("num_keys"), last...)
+        .def("erase", OfKeys(&Table::Erase), arg("keys"), last...)
+        .def("clear", Plain(&Table::Clear), last...)
+        .def("reserve", Plain(&Table::Reserve), arg("num_keys"), last...)
         .def("export", &Export, arg("with_slots") = true, last...)
         .def("import_", &Import, arg("keys"), arg("rows"), arg("slots") = pybind11::none(), last...)
-        .def("stats", &Stats, last...)
-        .def("configure_slots", &ConfigureSlots, arg("specs"), last...)
+        .def("stats", AsDict(&Table::Stats), last...)
+        .def("configure_slots", Plain(&Table::ConfigureSlots), arg("specs"), last...)
         .def("__len__", &Size)
         .def_property_readonly("size", &Size)
         .def_property_readonly("capacity", &Capacity)
@@ -247,13 +228,14 @@ struct TableCalls {
         .def_property_readonly("dim", [](const Table& t) { return t.dim(); })
         .def_property_readonly("key_dtype",
                                [](const Table& t) { return KeyTypeName(t.options().key_type); })
-        .def("observe", &RecordTrainingLookup, arg("keys"), last...)
-        .def("evict", &Evict, last...)
+        .def("observe", OfKeys(&Table::RecordTrainingLookup), arg("keys"), last...)
+        .def("evict", Plain(&Table::Evict), last...)
         .def("pop_evicted", &PopEvicted)
-        .def("statistics", &Statistics, last...)
+        .def("statistics", AsDict(&Table::Statistics), last...)
         .def("key_statistics", &KeyStatistics, arg("keys"), last...)
         .def("assign_scores", &AssignScores, arg("keys"), arg("scores"), last...)
-        .def("set_step", &SetStep, arg("step"))
+        .def("set_step", &Table::SetStep, arg("step"),
+             pybind11::call_guard<pybind11::gil_scoped_release>())
         .def_property_readonly("keeps_records", [](const Table& t) { return t.keeps_records(); });
   }
 };
