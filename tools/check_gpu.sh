@@ -107,7 +107,7 @@ ops() {  # skipped without a TensorFlow that sees the device
   fi
 }
 slow() {  # 100 million keys; under the emulator, what the step runs at all
-  SLOW=1 run_tests slow tests/cuda/test_table.py tests/core/test_policies.py
+  SLOW=1 run_tests slow tests/cuda/test_table.py
 }
 
 # Without the benchmark, the long trainings and TensorFlow, which take long here.

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from sok_like import _core
 from tests.core.oracles import ORACLES, Pair
 
 NUM_ROWS = 300
@@ -94,23 +93,6 @@ def test_export_between_steps_changes_nothing(core, case):
         if step % 7 == 0:
             pair.table.find_or_insert(rng.integers(0, NUM_ROWS, 5).astype(np.int64))
     pair.compare(TOLERANCE.get(case, 1e-5))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_thread_count_does_not_show(case):
-    rule, options = CASES[case]
-    results = []
-    for threads in (1, 2, 5):
-        _core.set_num_threads(threads)
-        table = make_table(_core, 16)
-        rng = np.random.default_rng(1)
-        for step in range(1, 4):
-            keys = rng.integers(0, 8000, 20000)
-            grads = rng.normal(size=(len(keys), 16)).astype(np.float32)
-            _core.apply_gradients(table, rule, 0.1, step, keys, grads, weight_decay=0.01, **options)
-        results.append(table.find(np.arange(8000))[0])
-    np.testing.assert_array_equal(results[0], results[1])
-    np.testing.assert_array_equal(results[0], results[2])
 
 
 def test_unique_keys_need_no_search(core):

@@ -86,7 +86,7 @@ def test_every_step_finds_its_tests_without_tensorflow(tmp_path):
     assert "NVIDIA H100 80GB HBM3; nvcc 13.0" in done.stdout
     found = re.findall(r"^=* ?(\d+)/\d+ tests collected", done.stdout, re.MULTILINE)
     test, memcheck, ops, racecheck, initcheck, synccheck, slow = map(int, found)
-    assert test > 800 and memcheck > 200 and ops == 4 and slow == 2
+    assert test > 600 and memcheck > 150 and ops == 4 and slow == 2
     assert racecheck == initcheck == synccheck == memcheck
 
 
