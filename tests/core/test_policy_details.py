@@ -14,7 +14,7 @@ def large_run(num_threads, shuffled):
     """The state of a table after large lookups, which evict; keys of a lookup in some order."""
     _core.set_num_threads(num_threads)
     policy = {"filter_freq": 2, "score": "lfu", "steps_to_live": 9, "evicted_buffer": 3000}
-    table = make(_core, 9000, {**policy, "max_waiting": 5000})
+    table = make(_core, 9000, {**policy, "max_waiting": 12_000})
     rng, orders = np.random.default_rng(2), np.random.default_rng(num_threads)
     for step in range(14):
         keys = rng.integers(0, 40_000, 6000) * 0x9E3779B97F4A7C1 - 2**62

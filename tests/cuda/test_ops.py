@@ -40,11 +40,12 @@ KERNELS = (
 )
 # Tests on ranks, which are threads: of group lookups, records of keys, and faults.
 RANKS = (
-    "tests/cuda/test_ops_ranks.py tests/table/test_policies_ranks.py "
+    "tests/cuda/test_ops_ranks.py "
     "tests/group_embedding/test_ranks.py::test_sequences "
     "tests/group_embedding/test_ranks.py::test_gradient_scales "
-    "tests/group_embedding/test_ranks.py::test_vectors_of_every_step "
-    "tests/group_embedding/test_ranks.py::test_rows_after_training "
+    "tests/group_embedding/test_ranks.py::test_vectors_of_every_step[3-adam] "
+    "tests/group_embedding/test_ranks.py::test_rows_after_training[3-adam] "
+    "tests/table/test_policies_ranks.py::test_the_same_state_on_any_number_of_ranks "
     "tests/test_failures.py::test_every_rank_gets_the_message_and_can_go_on "
     "tests/test_parity.py::test_training[3-adam-sum-odd]"
 )
