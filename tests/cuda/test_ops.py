@@ -49,6 +49,11 @@ RANKS = (
     "tests/test_failures.py::test_every_rank_gets_the_message_and_can_go_on "
     "tests/test_parity.py::test_training[3-adam-sum-odd]"
 )
+# Hash tables beside dense ones, whose rows SokRoute places.
+BESIDE_DENSE = (
+    "tests/dist_model_parallel/test_hash_embedding.py::test_training_of_all_kinds_of_tables "
+    "tests/dist_model_parallel/test_hash_embedding.py::test_training_goes_on_from_weights_and_state"
+)
 OF_KERAS = ["test_fit", "weights_file", "uninterrupted"]  # the same kernels, under more of Keras
 
 
@@ -86,11 +91,14 @@ def run_suite(files, at_least, absent=(), **environment):
     "files, at_least, absent",
     [
         (f"{KERNELS} {RANKS}", 180, OF_KERAS),
+        pytest.param(BESIDE_DENSE, 2, (), marks=pytest.mark.slow),
         *(pytest.param(*suite, (), marks=pytest.mark.slow) for suite in SUITES.items()),
     ],
 )
 def test_suite(files, at_least, absent):
-    run_suite(files, at_least, absent, SOK_TEST_OPS="emulated", SOK_TEST_RANKS="1")
+    # Of the whole suites, tests on ranks are left out: some of their tables are not for devices.
+    ranks = {} if files in SUITES else {"SOK_TEST_RANKS": "1"}
+    run_suite(files, at_least, absent, SOK_TEST_OPS="emulated", **ranks)
 
 
 @pytest.mark.gpu
