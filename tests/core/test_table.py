@@ -242,18 +242,6 @@ def test_max_capacity_is_all_or_nothing(core, call):
     assert table.size == 1000
 
 
-def test_a_batch_whose_sample_is_new_may_have_present_keys(core):
-    """64 keys of a large batch decide whether all of it is taken for new."""
-    table, position = core.Table("t", 3), np.arange(20_000)
-    table.find_or_insert(np.arange(5000))
-    is_new = position % (len(position) // 64) == 0
-    keys = np.where(is_new, 5000 + position, position % 5000)
-    rows, inserted = table.find_or_insert(keys)
-    np.testing.assert_array_equal(inserted, is_new)
-    np.testing.assert_array_equal(rows, table.initial_rows(keys))
-    assert table.size == 5000 + is_new.sum()
-
-
 def test_thread_count_does_not_show_in_what_was_inserted():
     results = []
     for num_threads in (1, 2, 5):
