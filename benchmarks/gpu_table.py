@@ -298,7 +298,7 @@ def main() -> int:
     parser.add_argument("--json", help="file to write the figures to as well")
     arguments = parser.parse_args()
     if arguments.emulated:
-        from tests.cuda.conftest import emulated
+        from tests.memories import emulated
 
         core = emulated()
     else:
