@@ -90,7 +90,7 @@ def run_suite(files, at_least, absent=(), **environment):
 @pytest.mark.parametrize(
     "files, at_least, absent",
     [
-        (f"{KERNELS} {RANKS}", 180, OF_KERAS),
+        (f"{KERNELS} {RANKS}", 150, OF_KERAS),
         pytest.param(BESIDE_DENSE, 2, (), marks=pytest.mark.slow),
         *(pytest.param(*suite, (), marks=pytest.mark.slow) for suite in SUITES.items()),
     ],
