@@ -147,6 +147,7 @@ def _leave_to_parent():
     for held in list(_locks.values()):
         os.close(held.descriptor)
         held.descriptor = os.open(os.devnull, os.O_RDONLY)  # for `__del__`
+    _locks.clear()  # nor take it for its own, where it asks for the folder itself
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,63 +1,62 @@
 """A folder that one job writes into, and another one that asks for it: two processes."""
 
+import contextlib
 import gc
 import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from sok_like.saving.format import folders
-from tests.ranks import ROOT
-
-# Locks a folder and lives on, as does a child by `fork`. Or says that it cannot.
-JOB = """
-import os, sys, time
-from sok_like.saving.format import folders
-try:
-    lock = folders.lock(sys.argv[1], "folder")
-except RuntimeError:
-    sys.exit("refused")
-child = os.fork()
-if child:
-    print(child, flush=True)
-time.sleep(600)
-"""
 
 
 @pytest.fixture
 def job(tmp_path):
-    """Starts a job that holds a folder, or is refused: then its child is None."""
-    started, children = [], []
+    """`job()`: the number of a process that holds a folder, as does its child; None if refused."""
+    started = []
 
     def start(folder=tmp_path):
-        line = [sys.executable, "-c", JOB, str(folder)]
-        process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        child = process.stdout.readline()
-        children.extend([int(child)] if child else [])
-        return process if child else None
+        end, other_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                lock = folders.lock(folder, "folder")
+                child = os.fork()
+                if child:
+                    os.write(other_end, str(child).encode())
+                signal.pause()
+                del lock
+            finally:
+                os._exit(1)
+        os.close(other_end)
+        with open(end, "rb", buffering=0) as file:
+            child = file.read(9)
+        if not child:
+            os.waitpid(pid, 0)
+            return None
+        started.extend([pid, int(child)])
+        return pid
 
     yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-    for child in children:
-        os.kill(child, signal.SIGKILL)
+    for pid in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def end(pid):
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def test_a_second_job_is_refused_until_the_first_has_ended(job, tmp_path):
     first = job()
-    said = f"`backup_dir` must .*{tmp_path}', which process {first.pid} \\(.*python.* -c "
+    said = f"`backup_dir` must .*{tmp_path}', which process {first} \\(.*python.* "
     with pytest.raises(RuntimeError, match=said):
         folders.lock(tmp_path, "backup_dir")
     assert os.listdir(tmp_path) == []
-    first.kill()
-    first.wait()  # its child lives on
+    end(first)  # its child lives on
     lock = folders.lock(tmp_path, "backup_dir")
     assert folders.lock(str(tmp_path), "backup_dir") is lock  # of this process, any number
     assert job() is None
@@ -92,11 +91,10 @@ def test_dumps_into_the_folder_of_a_living_job(sok, job, tmp_path):
     saver.restore(other, tmp_path)  # readers are not refused
     assert int(other.size()) == 3
     for write in (saver.dump, saver.dump_to_file, saver.begin_dump):
-        with pytest.raises(RuntimeError, match=f"{tmp_path}', which process {holder.pid}"):
+        with pytest.raises(RuntimeError, match=f"{tmp_path}', which process {holder}"):
             write(other, tmp_path)
     saver.dump(other, tmp_path / "another")
-    holder.kill()
-    holder.wait()
+    end(holder)
     saver.dump(other, tmp_path)
 
 
@@ -116,10 +114,9 @@ def test_a_backup_of_a_living_job_is_not_shared(sok, job, tmp_path):
         model.fit(data, data, batch_size=4, verbose=0, callbacks=[backup, Look()])
         return backup
 
-    with pytest.raises(RuntimeError, match=f"`backup_dir` .*{tmp_path}.* process {held.pid}"):
+    with pytest.raises(RuntimeError, match=f"`backup_dir` .*{tmp_path}.* process {held}"):
         fit()
-    held.kill()
-    held.wait()
+    end(held)
     backup = fit()
     assert seen == [None]  # refused while `fit` ran
     assert job() is not None
