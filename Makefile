@@ -50,7 +50,7 @@ help:
 	@echo "make mutants    plants bugs in the CUDA backend: the emulator's tests find each; ARGS=..."
 	@echo "make fuzz       50,000 damaged dumps, 3,000 damaged files of Keras and TensorFlow: each is"
 	@echo "                refused or read right; ARGS=... are those of the dumps"
-	@echo "make crash      200 processes killed while they dump, and all that writes files interrupted"
+	@echo "make crash      all that writes files interrupted and killed at hundreds of moments"
 	@echo "make clean      remove what was built; make distclean removes .venv as well"
 	@echo "PYTHON=..., CXX=... and SOK_CACHE=... choose the Python, the compiler, the wheel cache"
 
@@ -159,7 +159,7 @@ fuzz: venv
 	@$(VENV)/bin/python -m tests.saving.fuzz $(ARGS)
 
 crash: venv
-	@$(VENV)/bin/python -m tests.saving.crash $(ARGS)
+	@$(VENV)/bin/python -m tests.saving.interrupts $(ARGS)
 
 clean:
 	rm -rf build build-* dist out *.egg-info sok_like/*.so .venv*/stamps/package

@@ -85,7 +85,7 @@ def write_old_shard(folder, name, shard):
 
 
 # Versions of the format; the last two have deltas.
-VERSIONS = (1, 2, 4, 3, "4, deltas")
+VERSIONS = (2, 4, 3, "4, deltas")
 
 
 def write_dump(folder, shards, version):
@@ -93,12 +93,6 @@ def write_dump(folder, shards, version):
     names = [
         manifest_file.shard_name(TABLE, "5eed", rank, len(shards)) for rank in range(len(shards))
     ]
-    if version == 1:
-        for name, shard in zip(names, shards, strict=True):
-            arrays = shard_file._arrays_of(shard)
-            del arrays["optimizer_step"], arrays["initial_row_scale"]
-            np.savez(pathlib.Path(folder) / name, **arrays)
-        return write_old_manifest(folder, {"version": 1, "shards": names})
     write = write_old_shard if version in (2, 3) else shard_file.write_shard
     entries = [write(folder, *pair) for pair in zip(names, shards, strict=True)]
     chain = None if version in (2, 4) else deltas_of(folder, shards[0].step >= 0, write)
@@ -178,7 +172,6 @@ def _mutate_members(files, draw):
     if kind == "rename":
         members[at] = (draw.choice(["keys.npy", "x.npy", name[:-1], "../" + name]), data)
     elif kind == "drop":
-        # All that policies know can be missing as well as not: version 1 cannot tell.
         members.pop(at)
     elif kind == "double":
         members.append((name, data))
@@ -264,10 +257,10 @@ def run(num_mutations, seed, version, with_policy):
         shards = [make_shard(rank, 2, with_policy) for rank in range(2)]
         write_dump(folder, shards, version)
         files = sorted(pathlib.Path(folder).iterdir())
-        written, merged = read_dump(folder), version in VERSIONS[3:]
+        written, merged = read_dump(folder), version in VERSIONS[2:]
         expected = contents(written)
         assert merged or expected == contents(owned_by(shards, 0, 1, DIM))
-        assert merged or written.optimizer_step == (-1 if version == 1 else 7)
+        assert merged or written.optimizer_step == 7
         originals = {file: file.read_bytes() for file in files}
         total = sum(map(len, originals.values()))
         tracemalloc.start()
@@ -299,7 +292,7 @@ def main():
     parser.add_argument("--mutations", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    each, failed = options.mutations // 10, 0
+    each, failed = options.mutations // (2 * len(VERSIONS)), 0
     for version, with_policy in itertools.product(VERSIONS, (False, True)):
         found = run(each, options.seed, version, with_policy)
         failed += told(f"version {version}{', with policies' * with_policy}", *found)

@@ -1,91 +1,51 @@
-"""Exceptions at any moment of a call that writes or removes files: what was published stays whole.
+"""Exceptions and kills at any moment of a call that writes or removes files: what was published
+stays whole.
 
-    python -m tests.saving.crash --kills 0 --interrupts 200       (part of `make crash`)
+    python -m tests.saving.interrupts --moments 200       (`make crash`)
 
 Each case of `CASES` makes the same call again and again, each time with other content, and each
-time something interrupts it: Ctrl-C before the n-th line of the package that the call runs, or an
-error or Ctrl-C at its n-th operation on files, before it or after it. Then the content is read: for
-each table it is whole, that of before or the new one. If the call returned, it is the new one.
+time something interrupts it: an error or Ctrl-C at its n-th operation on files, before it or after
+it. Then the content is read: for each table it is whole, that of before or the new one. If the call
+returned, it is the new one. The same holds for copies of the folder before and after each
+operation: what `kill -9` leaves there.
 """
 
+import argparse
 import builtins
 import collections
 import contextlib
 import functools
-import linecache
 import os
 import pathlib
 import random
-import sys
+import shutil
+import tempfile
 import threading
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.checkpoint import checkpoint_management
+from tensorflow.python.lib.io import file_io
 
 import sok_like
-from sok_like.saving import background
+from sok_like import sok2
 from sok_like.saving.format import deltas, manifest
-from sok_like.table import table_reader
+from sok_like.sok2 import dump_files
 from tests.saving.in_memory import whole
 
-# The package, and what deletes old checkpoints.
-_TRACED = str(pathlib.Path(sok_like.__file__).parent), checkpoint_management.__file__
-# What Ctrl-C cannot interrupt, as Python takes signals at calls only, or ignores there.
-_NOT_TRACED = table_reader.TableReader.close.__code__, table_reader.TableReader.__del__.__code__
 _OPERATIONS = [(builtins, "open")]
 _OPERATIONS += [(os, name) for name in ("replace", "unlink", "rmdir", "fsync", "open", "mkdir")]
 _OPERATIONS += [(tf.io.gfile, name) for name in ("rename", "remove", "rmtree", "makedirs", "copy")]
+_OPERATIONS += [(file_io, name) for name in ("delete_file", "atomic_write_string_to_file")]
 
 
-class Moment:
-    """Counts what happens within its scope, and raises at a number of it; this one sees nothing."""
-
-    def __init__(self, number=None):
-        self.number, self.count = number, 0
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def _happens(self, error=KeyboardInterrupt):
-        self.count += 1
-        if self.count == self.number:
-            raise error
-
-
-class Line(Moment):
-    """The n-th line of the package that this thread runs."""
-
-    def __enter__(self):
-        self._before = sys.gettrace()
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *_):
-        sys.settrace(self._before)
-
-    def _trace(self, frame, event, _):
-        code = frame.f_code
-        if not code.co_filename.startswith(_TRACED) or code in _NOT_TRACED:
-            return None
-        # A `with` is seen again before it calls `__exit__`, where Python takes no signal.
-        line = linecache.getline(code.co_filename, frame.f_lineno)
-        if event == "line" and not line.lstrip().startswith("with "):
-            self._happens()
-        return self._trace
-
-
-class Operation(Moment):
+class Operation:
     """The n-th operation on files: it fails, or is interrupted before or after it.
 
     Of this thread, as the order of others varies; or, in a graph, of those that run it in turn.
     """
 
     def __init__(self, number=None, kind="fails", in_graph=False):
-        super().__init__(number)
+        self.number, self.count = number, 0
         self._kind, self._thread = kind, None if in_graph else threading.get_ident()
 
     def __enter__(self):
@@ -102,168 +62,148 @@ class Operation(Moment):
         def counted(*args, **kwargs):
             if self._thread not in (None, threading.get_ident()):
                 return own(*args, **kwargs)
-            if self._kind != "after":
-                error = OSError(5, "Input/output error", "somewhere")
-                self._happens(error if self._kind == "fails" else KeyboardInterrupt)
-                return own(*args, **kwargs)
-            result = own(*args, **kwargs)
-            self._happens()
-            return result
+            return self._done(functools.partial(own, *args, **kwargs))
 
         return counted
+
+    def _done(self, operation):
+        self.count += 1
+        result = operation() if self._kind == "after" else None
+        if self.count == self.number:
+            is_error = self._kind == "fails"
+            raise OSError(5, "Input/output error", "somewhere") if is_error else KeyboardInterrupt
+        return result if self._kind == "after" else operation()
+
+
+class Copies(Operation):
+    """Copies a folder before and after each operation of any thread."""
+
+    def __init__(self, folder, place):
+        super().__init__(in_graph=True)
+        self._folder, self._place = folder, place
+        self._lock, self._is_copying, self.made = threading.RLock(), False, []
+
+    def _done(self, operation):
+        with self._lock:  # nothing else happens meanwhile
+            if self._is_copying:
+                return operation()
+            self._copy()
+            result = operation()
+            self._copy()
+        return result
+
+    def _copy(self):
+        self._is_copying = True
+        self.made.append(self._place / str(len(self.made)))
+        shutil.copytree(self._folder, self.made[-1])
+        self._is_copying = False
 
 
 # ---- cases: what is interrupted, and what is in the files afterwards ----
 
+KEYS = tf.range(20, dtype=tf.int64)
 
-class Dumps:
-    """Dumps of some tables in one folder; the rows of each are all of one number."""
 
-    num_tables, keys = 3, tf.range(20, dtype=tf.int64)
+class Tables:
+    """Dumps of tables in one folder, `call`; the rows of each table are all of one number."""
 
-    def __init__(self, folder):
-        self.folder, self.saver = folder, sok_like.Saver()
-        names = [f"{type(self).__name__.lower()}_{n}" for n in range(self.num_tables)]
-        self.tables = [sok_like.EmbeddingVariable(2, name=name) for name in names]
+    removes = False  # what the call does
 
-    def assign(self, number):
+    def __init__(self, folder, call, before=None, after=None, readers=None, **options):
+        self.folder, self.saver, self.call = folder, sok_like.Saver(), lambda: call(self)
+        self._before, self._after = before, after  # the tables have their new number
+        self._readers = readers or [number_of_dump]
+        # Whether a kill leaves the old files of a table, the new ones, or not all of either.
+        self.may_vanish = options.get("may_vanish", False)
+        self.in_graph = options.get("in_graph", False)
+        self.tables = [sok_like.EmbeddingVariable(2, name=f"table_{n}") for n in range(2)]
+
+    def each(self, call, **options):
         for table in self.tables:
-            sok_like.assign(table, self.keys, tf.fill([len(self.keys), 2], float(number)))
+            call(table, self.folder, **options)
 
     def prepare(self, number):
         """Lets the next call write `number`."""
-        self.assign(number)
-
-    def call(self):
+        if self._before is not None:
+            self._before(self)
         for table in self.tables:
-            self.saver.dump(table, self.folder)
+            sok_like.assign(table, KEYS, tf.fill([len(KEYS), 2], float(number)))
+        if self._after is not None:
+            self._after(self)
 
-    def read(self):
-        """The number of each table; -1 if it has no dump."""
-        return [self._number(table.table_name) for table in self.tables]
-
-    def _number(self, name):
-        if not (self.folder / f"{name}.json").exists():
-            return -1
-        dump = manifest.read_manifest(self.folder, name, 2)
-        found = whole(deltas.content_of(dump, 0, 1, 2))
-        assert sorted(found.keys) == self.keys.numpy().tolist(), "keys are missing"
-        (number,) = np.unique(found.rows)
-        return int(number)
+    def read(self, folder):
+        """The number of each table, by each reader; -1 if it is not there."""
+        names = [table.table_name for table in self.tables]
+        return [reader(folder, name) for name in names for reader in self._readers]
 
 
-class Finish(Dumps):
-    def prepare(self, number):
-        self.assign(number)
-        self.dump = self.saver.begin_dump(self.tables, self.folder)
-
-    def call(self):
-        self.dump.finish()
-
-
-class Begin(Finish):
-    def prepare(self, number):
-        self.assign(number)
-
-    def call(self):
-        self.dump = self.saver.begin_dump(self.tables, self.folder)
-        self.dump.finish()
+def number_of_dump(folder, name):
+    if not (folder / f"{name}.json").exists():
+        return -1
+    dump = manifest.read_manifest(folder, name, 2)
+    found = whole(deltas.content_of(dump, 0, 1, 2))
+    return number_of(found.keys, found.rows)
 
 
-class Cancel(Finish):
-    is_published = False
-
-    def prepare(self, number):
-        if hasattr(self, "dump"):
-            self.dump._thread.join()  # interrupted before it waited for that
-        super().prepare(number)
-
-    def call(self):
-        self.dump.cancel()
+def number_of(keys, rows):
+    assert sorted(keys) == KEYS.numpy().tolist(), "keys are missing"
+    (number,) = np.unique(rows)
+    return int(number)
 
 
-class AtExit(Cancel):
-    def call(self):
-        background.BackgroundDump._at_exit()
+def number_of_sok1(folder, name):
+    keys, rows = (folder / f"{name}_{kind}.file" for kind in ("keys", "values"))
+    if not keys.exists() or not rows.exists():
+        return -1
+    return number_of(np.fromfile(keys, np.int64), np.fromfile(rows, np.float32))
 
 
-class Delta(Dumps):
-    def prepare(self, number):
-        for table in self.tables:
-            self.saver.dump(table, self.folder)
-        self.assign(number)
-
-    def call(self):
-        for table in self.tables:
-            self.saver.dump(table, self.folder, since="last")
+def number_of_sok2(folder, name):
+    keys, rows = (folder / f"{name}_0-{kind}" for kind in ("key", "weight"))  # of the variable
+    if not keys.exists() or not rows.exists():
+        return -1
+    keys = dump_files.read(keys, dump_files.KEY)
+    return number_of(keys, dump_files.read(rows, dump_files.WEIGHT, 2)[np.arange(len(keys))])
 
 
-class Compact(Delta):
-    def prepare(self, number):
-        super().prepare(number)
-        super().call()
-
-    def call(self):
-        for table in self.tables:
-            self.saver.compact(table, self.folder)
+def dump(case):
+    case.each(case.saver.dump)
 
 
-class InGraph(Dumps):
+def delta(case):
+    case.each(case.saver.dump, since="last")
+
+
+def compact(case):
+    case.each(case.saver.compact)
+
+
+def begin(case):
+    case.running = case.saver.begin_dump(case.tables, case.folder)
+
+
+def finish(case):
+    case.running.finish()
+
+
+def begin_and_finish(case):
+    begin(case)
+    finish(case)
+
+
+def dump_in_graph(case):
     """One graph's dump, again and again."""
-
-    in_graph = True
-
-    def __init__(self, folder):
-        super().__init__(folder)
-
-        @tf.function
-        def call():
-            for table in self.tables:
-                self.saver.dump_to_file(table, folder)
-
-        self.call = call
-        self.assign(0)
-        call()
+    if not hasattr(case, "function"):
+        case.function = tf.function(lambda: case.each(case.saver.dump_to_file))
+    case.function()
 
 
-class Sok1(Dumps):
-    """The files of SOK 1.x beside a dump."""
-
-    num_tables = 1
-
-    def call(self):
-        self.saver.dump_to_file(self.tables[0], self.folder, sok1_files=True)
-
-    def read(self):
-        found = super().read()
-        keys, rows = (self.folder / f"sok1_0_{kind}.file" for kind in ("keys", "values"))
-        if found != [-1] and rows.exists():
-            assert sorted(np.fromfile(keys, np.int64)) == self.keys.numpy().tolist()
-            (number,) = np.unique(np.fromfile(rows, np.float32))
-            found.append(int(number))
-        return found
+def dump_as_sok1(case):
+    case.each(case.saver.dump_to_file, sok1_files=True)
 
 
-class Sok2(Dumps):
-    """Files of `sok2.dump`, several for each table."""
-
-    def call(self):
-        from sok_like import sok2
-
-        sok2.dump(self.folder, self.tables)
-
-    def _number(self, name):
-        from sok_like.sok2 import dump_files
-
-        name = f"{name}_0"  # of the variable
-        if not (self.folder / f"{name}-key").exists():
-            assert not (self.folder / f"{name}-weight").exists()
-            return -1
-        keys = dump_files.read(self.folder / f"{name}-key", dump_files.KEY)
-        assert sorted(keys) == self.keys.numpy().tolist()
-        rows = dump_files.read(self.folder / f"{name}-weight", dump_files.WEIGHT, 2)
-        (number,) = np.unique(rows[np.arange(len(keys))])
-        return int(number)
+def dump_as_sok2(case):
+    sok2.dump(case.folder, case.tables)
 
 
 class _Model(tf.keras.Model):
@@ -279,7 +219,7 @@ class _Model(tf.keras.Model):
 class _OfModel:
     """A model whose table and whose dense layer have one number."""
 
-    keys = tf.range(20, dtype=tf.int64)
+    removes = may_vanish = in_graph = False
 
     def __init__(self, folder):
         self.folder = folder
@@ -287,19 +227,19 @@ class _OfModel:
 
     def _made(self):
         model = _Model("model")
-        model(self.keys)
+        model(KEYS)
         model.compile(sok_like.tf.keras.optimizers.Adam())
         return model
 
     def prepare(self, number):
-        rows = tf.fill([len(self.keys), 2], float(number))
-        sok_like.assign(self.model.embedding.table, self.keys, rows)
+        rows = tf.fill([len(KEYS), 2], float(number))
+        sok_like.assign(self.model.embedding.table, KEYS, rows)
         self.model.last.bias.assign([float(number)])
 
-    def read(self):
-        if not self.load():
+    def read(self, folder):
+        if not self.load(folder):
             return [-1]
-        rows = self.other.embedding.table.find(self.keys)[0].numpy()
+        rows = self.other.embedding.table.find(KEYS)[0].numpy()
         numbers = {*np.unique(rows).tolist(), *self.other.last.bias.numpy().tolist()}
         assert len(numbers) == 1, f"of several saves: {numbers}"
         return [int(numbers.pop())]
@@ -309,8 +249,8 @@ class Weights(_OfModel):
     def call(self):
         self.model.save_weights(self.folder / "model.weights.h5")
 
-    def load(self):
-        path = self.folder / "model.weights.h5"
+    def load(self, folder):
+        path = folder / "model.weights.h5"
         if path.exists():
             self.other.load_weights(path)
         return path.exists()
@@ -325,8 +265,8 @@ class Manager(_OfModel):
     def call(self):
         self.manager.save()
 
-    def load(self):
-        path = tf.train.latest_checkpoint(str(self.folder))
+    def load(self, folder):
+        path = tf.train.latest_checkpoint(str(folder))
         if path is not None:
             tf.train.Checkpoint(model=self.other).restore(path).assert_existing_objects_matched()
         return path is not None
@@ -353,7 +293,6 @@ class Backup(Manager):
 class BackupEnds(Backup):
     """The removal of a backup at the end of a `fit`."""
 
-    is_published = False
     removes = True
 
     def prepare(self, number):
@@ -364,42 +303,21 @@ class BackupEnds(Backup):
         self.callback.on_train_end()
 
 
-class Export(_OfModel):
-    """A SavedModel that is replaced."""
-
-    def call(self):
-        specs = tf.TensorSpec([None], tf.int64)
-        path = self.folder / "served"
-        sok_like.export_saved_model(self.model, path, signatures=specs)
-
-    def read(self):
-        path = str(self.folder / "served")
-        if not os.path.exists(path):
-            return [-1]
-        served = tf.saved_model.load(path)
-        found = served.signatures["serving_default"](self.keys)
-        (answer,) = np.unique(next(iter(found.values())).numpy())
-        number = float(answer) / (1 + float(self.model.last.kernel.numpy().sum()))
-        assert abs(number - round(number)) < 1e-3, "of several exports"
-        return [round(number)]
-
-
+OF_SOK1 = {"readers": [number_of_dump, number_of_sok1], "may_vanish": True}
+OF_SOK2 = {"readers": [number_of_sok2], "may_vanish": True}
 CASES = {
-    "finish": Finish,
-    "begin": Begin,
-    "cancel": Cancel,
-    "exit": AtExit,
-    "dump": Dumps,
-    "delta": Delta,
-    "compact": Compact,
-    "graph": InGraph,
-    "sok1": Sok1,
-    "sok2": Sok2,
+    "finish": functools.partial(Tables, call=finish, after=begin),
+    "begin": functools.partial(Tables, call=begin_and_finish),
+    "dump": functools.partial(Tables, call=dump),
+    "delta": functools.partial(Tables, call=delta, before=dump),
+    "compact": functools.partial(Tables, call=compact, before=dump, after=delta),
+    "graph": functools.partial(Tables, call=dump_in_graph, in_graph=True),
+    "sok1": functools.partial(Tables, call=dump_as_sok1, **OF_SOK1),
+    "sok2": functools.partial(Tables, call=dump_as_sok2, **OF_SOK2),
     "weights": Weights,
     "manager": Manager,
     "backup": Backup,
     "backup ends": BackupEnds,
-    "export": Export,
 }
 
 
@@ -408,10 +326,10 @@ CASES = {
 
 def moments(case, limit, draw):
     """At most so many moments of each kind, out of all that a call has."""
-    kinds, in_graph = {"line": Line}, getattr(case, "in_graph", False)
+    case.prepare(0)
+    case.call()  # what the first one does once
     for kind in ("fails", "before", "after"):
-        kinds[kind] = functools.partial(Operation, kind=kind, in_graph=in_graph)
-    for name, made in kinds.items():
+        made = functools.partial(Operation, kind=kind, in_graph=case.in_graph)
         case.prepare(0)
         with made() as all_of_them:
             case.call()
@@ -419,44 +337,75 @@ def moments(case, limit, draw):
         chosen = numbers if len(numbers) <= limit else sorted(draw.sample(numbers, limit))
         for at, number in enumerate(chosen):
             if at % 10 == 0:
-                yield "none", Moment()  # what was interrupted before hinders nobody
-            yield name, made(number)
-    yield "none", Moment()
+                yield "none", made()  # what was interrupted before hinders nobody
+            yield kind, made(number)
+    yield "none", made()
 
 
 def run(name, folder, limit, seed=0):
     """Counts of what was left, for at most `limit` moments of each kind; raises if any is wrong."""
     counts, number = collections.Counter(), 0
-    folder.mkdir()
-    case = CASES[name](folder)
-    published = getattr(case, "is_published", True)
+    (folder / "files").mkdir(parents=True)
+    case = CASES[name](folder / "files")
     for kind, moment in list(moments(case, limit, random.Random(seed))):
         number += 2
-        try:
-            case.prepare(number)
-        except RuntimeError:  # of a dump whose end was interrupted
-            case.prepare(number)
-        before, error = case.read(), None
-        where = f"{name}: {kind} {moment.number}"
+        before, error = prepared(case, number), None
         with contextlib.suppress(Exception), moment:
             try:
                 case.call()
             except BaseException as raised:
                 error = raised
-        try:
-            found = case.read()
-        except Exception as lost:
-            raise AssertionError(f"{where}: lost, after {error!r}") from lost
-        allowed = {"old": before, "new": [number] * len(found)}
-        if not published:
-            allowed["new"] = [-1] if getattr(case, "removes", False) else before
-        left = [
-            [what for what, each in allowed.items() if each[at : at + 1] == found[at : at + 1]]
-            for at in range(len(found))
-        ]
-        assert all(left), f"{where}: {found}, where {allowed} must be, after {error!r}"
-        is_new = all("new" in each for each in left)
-        assert is_new or error or not published, f"{where}: {found}, though it returned"
-        assert is_new or kind != "none", f"{where}: {error!r}, though nothing interrupted it"
-        counts[left[0][-1] if len(set(map(tuple, left))) == 1 else "some old, some new"] += 1
+        what = f"{name}: {kind} {moment.number}, after {error!r}"
+        is_new = check(case, case.folder, before, number, counts, what)
+        assert is_new or error or case.removes, f"{what}: old, though it returned"
+        assert is_new or kind != "none", f"{what}: nothing interrupted it"
+    before = prepared(case, number := number + 2)
+    with Copies(case.folder, folder / "copies") as copies:
+        case.call()
+    for place in copies.made:
+        check(case, place, before, number, counts, f"{name}: killed, {place}", case.may_vanish)
+    assert check(case, case.folder, before, number, counts, name)
     return counts
+
+
+def prepared(case, number):
+    """What is there before a call that writes `number`."""
+    try:
+        case.prepare(number)
+    except RuntimeError:  # of a dump whose end was interrupted
+        case.prepare(number)
+    return case.read(case.folder)
+
+
+def check(case, folder, before, number, counts, what, may_vanish=False):
+    """Whether all of a folder is new; raises unless each table is old or new."""
+    try:
+        found = case.read(folder)
+    except Exception as lost:
+        raise AssertionError(f"{what}: lost") from lost
+    allowed = {"old": before, "new": [-1 if case.removes else number] * len(found)}
+    if may_vanish:
+        allowed["gone"] = [-1] * len(found)
+    left = [
+        [kind for kind, each in allowed.items() if each[at : at + 1] == found[at : at + 1]]
+        for at in range(len(found))
+    ]
+    assert all(left), f"{what}: {found}, where {allowed} must be"
+    counts[left[0][-1] if len(set(map(tuple, left))) == 1 else "some old, some new"] += 1
+    return all("new" in each for each in left)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--moments", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    sok_like.Init(global_batch_size=1)
+    for name in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            counts = run(name, pathlib.Path(folder), options.moments, options.seed)
+        print(f"{sum(counts.values())} moments of {name}: {dict(counts)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Ctrl-C and failing disks at some moments of all that writes or removes; more in `make crash`."""
+"""Ctrl-C, kills and failing disks at some moments of all that writes; more in `make crash`."""
 
 import pytest
 
@@ -8,18 +8,15 @@ from tests import emulated
 from tests.saving import interrupts
 
 # The moments of each kind that are tried; 4 where nothing is said.
-LIMITS = {"finish": 12, "dump": 8, "compact": 2, "backup ends": 3, "export": 1}
+LIMITS = {"finish": 12, "dump": 8, "compact": 2, "backup ends": 3}
 
 
 @pytest.mark.keras(slow=True)
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n == "export")) for n in interrupts.CASES],
-)
+@pytest.mark.parametrize("name", interrupts.CASES)
 def test_what_was_published_stays_whole(sok, tmp_path, name):
     if emulated.asked_for():
         pytest.skip("dumps in the background and deltas are of tables in host memory")
-    counts = interrupts.run(name, tmp_path / "files", LIMITS.get(name, 4))
+    counts = interrupts.run(name, tmp_path, LIMITS.get(name, 4))
     assert sum(counts.values()) > 3
 
 

@@ -11,7 +11,7 @@ import pytest
 from sok_like.saving.format import deltas, shard_file
 from sok_like.saving.format import manifest as manifest_file
 from sok_like.table.content import TableShard
-from tests.saving import crash, fuzz, wrong_content
+from tests.saving import fuzz, wrong_content
 from tests.saving.in_memory import whole, whole_file
 
 
@@ -64,13 +64,6 @@ def test_a_table_without_keys(tmp_path):
     dump(tmp_path, [shard([])])
     part = read(tmp_path)
     assert part.keys.shape == (0,) and part.rows.shape == (0, 3)
-
-
-def test_the_later_dump_replaces_the_earlier(tmp_path):
-    dump(tmp_path, [shard([0]), shard([1])], dump_id="1")
-    dump(tmp_path, [shard([3])], dump_id="2")
-    assert read(tmp_path).keys.tolist() == [3]
-    assert len(list(tmp_path.glob("*.npz"))) == 1
 
 
 def test_a_dump_cut_short_leaves_the_earlier_one_and_the_next_one_clears_up(tmp_path):
@@ -141,24 +134,6 @@ def test_any_name_is_a_file_in_the_folder(tmp_path, table):
     assert len(list(folder.iterdir())) == 4
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "header"])
-@pytest.mark.parametrize("version", [2, 4])
-def test_a_damaged_file_is_refused(tmp_path, damage, version):
-    written = fuzz.make_shard(0, 1, False)
-    fuzz.write_dump(tmp_path, [written], version)
-    (path,) = tmp_path.glob("*.npz")
-    data = bytearray(path.read_bytes())
-    if damage == "flip":
-        data[data.index(np.float32(written.rows[20, 1]).tobytes())] ^= 1
-    elif damage == "header":  # other keys than were: the array's own CRC-32 would not be reached
-        data[data.index(f"({fuzz.SIZE},)".encode()) + 2] ^= 1
-    else:
-        data = data[: len(data) // 2] if damage == "cut" else b""
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"\.npz must be a whole shard file"):
-        fuzz.read_dump(tmp_path)
-
-
 @pytest.mark.parametrize("edit", ["none", "one of two", "twice"])
 def test_a_part_of_a_dump_is_not_loaded(tmp_path, edit):
     fuzz.write_dump(tmp_path, [fuzz.make_shard(rank, 2, True) for rank in (0, 1)], 4)
@@ -169,16 +144,6 @@ def test_a_part_of_a_dump_is_not_loaded(tmp_path, edit):
     path.write_text(wrong_content.signed(manifest))
     with pytest.raises(ValueError, match="one shard file per rank"):
         fuzz.read_dump(tmp_path)
-
-
-@pytest.mark.parametrize("version", [2, 4])
-@pytest.mark.parametrize("with_policy", [False, True])
-def test_each_version_is_read(tmp_path, version, with_policy):
-    shards = [fuzz.make_shard(rank, 2, with_policy) for rank in (0, 1)]
-    fuzz.write_dump(tmp_path, shards, version)
-    back = fuzz.read_dump(tmp_path)
-    assert fuzz.contents(back) == fuzz.contents(fuzz.owned_by(shards, 0, 1, 4))
-    assert back.optimizer_step == 7
 
 
 @pytest.mark.parametrize("with_policy", [False, True])
@@ -193,57 +158,54 @@ def test_a_chain_of_version_0_1_is_read_as_one_of_today(tmp_path, with_policy):
 @pytest.mark.parametrize("version", fuzz.VERSIONS)
 @pytest.mark.parametrize("with_policy", [False, True])
 def test_fuzzed_dumps_are_refused_or_right(version, with_policy):
-    counts, wrong = fuzz.run(60, 99, version, with_policy)
+    counts, wrong = fuzz.run(50, 99, version, with_policy)
     assert not wrong
-    assert sum(counts.values()) == 60 and len(counts) > 8
+    assert sum(counts.values()) == 50 and len(counts) > 8
 
 
-def test_a_killed_process_leaves_a_whole_dump():
-    kills = 4 if os.environ.get("SLOW") else 2  # `make crash`: 200
-    counts = crash.run(kills, 0)
-    assert counts["old"] + counts["new"] == kills
+REFUSED = {
+    "no dump": (lambda folder: read(folder, "mine"), "table 'mine' is required.*'user%20id%2Fx'"),
+    "another width": (
+        lambda folder: read(folder, dim=4),
+        "rows of 4 floats. Received: a dump with rows of 3",
+    ),
+    "another table": (
+        lambda folder: (only(folder, "*.json").rename(folder / "mine.json"), read(folder, "mine")),
+        "manifest of table 'mine'. Received: 'user id/x'",
+    ),
+    "a missing shard": (
+        lambda folder: (only(folder, "*.1-of-2.npz").unlink(), read(folder)),
+        "1-of-2.npz, which is missing",
+    ),
+    "version": (
+        lambda folder: edited(folder, version=99),
+        "must be of version 2 to 4. Received: version 99",
+    ),
+    "format": (lambda folder: edited(folder, format="else"), "must be the manifest of"),
+    "checksum": (
+        lambda folder: edited(folder, dim=4),
+        "whole manifest. Received: fields whose SHA-256 differs",
+    ),
+}
 
 
-def test_no_dump_of_the_table(tmp_path):
-    dump(tmp_path, [shard([1])], table="other")
-    with pytest.raises(FileNotFoundError, match=r"table 'mine' is required.*\['other'\]"):
-        manifest_file.read_manifest(tmp_path, "mine", 3)
+def only(folder, pattern):
+    (path,) = folder.glob(pattern)
+    return path
 
 
-def test_another_row_width(tmp_path):
-    dump(tmp_path, [shard([1])])
-    with pytest.raises(ValueError, match="rows of 4 floats. Received: a dump with rows of 3"):
-        manifest_file.read_manifest(tmp_path, "user id/x", 4)
-
-
-def test_another_table_under_the_name(tmp_path):
-    dump(tmp_path, [shard([1])], table="other")
-    (tmp_path / "other.json").rename(tmp_path / "mine.json")
-    with pytest.raises(ValueError, match="manifest of table 'mine'. Received: 'other'"):
-        manifest_file.read_manifest(tmp_path, "mine", 3)
-
-
-def test_a_missing_shard(tmp_path):
-    dump(tmp_path, [shard([1]), shard([2])])
-    next(tmp_path.glob("*.1-of-2.npz")).unlink()
-    with pytest.raises(FileNotFoundError, match="1-of-2.npz, which is missing"):
-        manifest_file.read_manifest(tmp_path, "user id/x", 3)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"version": 99}, "must be of version 2 to 4. Received: version 99"),
-        ({"format": "else"}, "must be the manifest of"),
-        ({"dim": 4}, "whole manifest. Received: fields whose SHA-256 differs"),
-    ],
-)
-def test_a_manifest_of_something_else(tmp_path, change, message):
-    dump(tmp_path, [shard([1])])
-    (path,) = tmp_path.glob("*.json")
+def edited(folder, **change):
+    path = only(folder, "*.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(ValueError, match=message):
-        manifest_file.read_manifest(tmp_path, "user id/x", 3)
+    read(folder)
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_no_dump_of_the_table(tmp_path, what):
+    dump(tmp_path, [shard([1]), shard([2])])
+    call, message = REFUSED[what]
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        call(tmp_path)
 
 
 def test_slot_variables_must_agree():
