@@ -6,7 +6,6 @@ threads whose order differs from run to run.
 
 import functools
 import os
-import shutil
 import threading
 
 import numpy as np
@@ -15,7 +14,7 @@ import tensorflow as tf
 
 from sok_like.runtime.ranks.agreement import Steps
 from sok_like.saving import background
-from sok_like.saving.format import array_files, durable, shard_file
+from sok_like.saving.format import shard_file
 from sok_like.saving.transaction import Saving
 from sok_like.table import table_reader
 from tests import emulated
@@ -82,9 +81,7 @@ def export(table, optimizer, random):
 
 OTHERS = {
     "trained": [],
-    "erased": [(2, erase_and_come_back), (3, read)],
-    "cleared": [(2, erase_and_come_back), (31, clear)],
-    "exported": [(2, erase_and_come_back), (11, export)],
+    "changed": [(2, erase_and_come_back), (3, read), (11, export), (31, clear)],
 }
 
 
@@ -120,11 +117,10 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("rule", ["adagrad", "adam"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_policies(sok, tmp_path, monkeypatch, policy, rule):
+def test_policies(sok, tmp_path, monkeypatch, policy):
     option = sok.EmbeddingVariableOption(**POLICIES[policy](sok))
-    table, optimizer = made(sok, rule, ev_option=option)
+    table, optimizer = made(sok, ev_option=option)
 
     def look_up(table, optimizer, random):
         keys = tf.constant(np.unique(random.integers(0, 300, 20)))
@@ -139,22 +135,27 @@ def test_policies(sok, tmp_path, monkeypatch, policy, rule):
         change()
     part, at = begun(table, tmp_path, monkeypatch, change)
     complete(part, change)
-    again, _ = restored(sok, tmp_path, rule, ev_option=option)
+    again, _ = restored(sok, tmp_path, ev_option=option)
     check_same(state(again), at)
     assert len(at["keys"]) > 20
     sok.Saver().dump(table, tmp_path, since="last")
-    again, _ = restored(sok, tmp_path, rule, ev_option=option)
+    again, _ = restored(sok, tmp_path, ev_option=option)
     check_same(state(again), state(table))
 
 
-def test_without_a_hashtable_and_with_weight_decay(sok, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["plain", "on disk"])
+def test_tables_of_other_kinds(sok, tmp_path, monkeypatch, kind):
     options = {"use_hashtable": False, "capacity": 300}
+    if kind == "on disk":
+        storage = sok.StorageOption("DRAM_SSDHASH", str(tmp_path / "rows"), [2**20])
+        options = {"ev_option": sok.EmbeddingVariableOption(storage_option=storage)}
     table, optimizer = made(sok, "decayed", **options)
     train(table, optimizer, range(0, 300, 5), 3)
-    change = Changes(table, optimizer)
-    part, at = begun(table, tmp_path, monkeypatch, change)
+    change = Changes(table, optimizer, [(2, erase_and_come_back)] if kind == "on disk" else [])
+    part, at = begun(table, tmp_path / "dump", monkeypatch, change)
     complete(part, change)
-    check_same(state(restored(sok, tmp_path, "decayed", **options)[0]), at)
+    options = options if kind == "plain" else {}  # in memory
+    check_same(state(restored(sok, tmp_path / "dump", "decayed", **options)[0]), at)
 
 
 def test_an_optimizer_that_attaches_meanwhile(sok, tmp_path, monkeypatch):
@@ -170,17 +171,6 @@ def test_an_optimizer_that_attaches_meanwhile(sok, tmp_path, monkeypatch):
     complete(part, later)
     assert change.count > 5 and at["slot_rows"].size == 0
     check_same(state(restored(sok, tmp_path, "adagrad")[0]), at)
-
-
-def test_rows_on_disk(sok, tmp_path, monkeypatch):
-    storage = sok.StorageOption("DRAM_SSDHASH", str(tmp_path / "rows"), [2**20])
-    option = sok.EmbeddingVariableOption(storage_option=storage)
-    table, optimizer = made(sok, "adam", ev_option=option)
-    train(table, optimizer, range(200), 2)
-    change = Changes(table, optimizer, [(2, erase_and_come_back)])
-    part, at = begun(table, tmp_path / "dump", monkeypatch, change)
-    complete(part, change)
-    check_same(state(restored(sok, tmp_path / "dump")[0]), at)
 
 
 @pytest.mark.parametrize("rule", ["adagrad", "adam"])
@@ -236,31 +226,6 @@ def test_it_rests_no_more_once_somebody_waits(sok, tmp_path, monkeypatch, end):
     dump._parts[0].hurry()  # too late, which does no harm
 
 
-def test_several_tables_whose_earlier_dump_is_valid_until_the_end(sok, tmp_path):
-    tables = [sok.EmbeddingVariable(2, name=f"one_of_{n}") for n in range(2)]
-    keys, saver = tf.range(100, dtype=tf.int64), sok.Saver()
-    for table in tables:
-        sok.assign(table, keys, tf.ones([100, 2]))
-        saver.dump(table, tmp_path)
-    for table in tables:
-        sok.assign(table, keys, 2 * tf.ones([100, 2]))
-    dump = saver.begin_dump(tables, tmp_path)
-    for table in tables:
-        sok.assign(table, keys, tf.zeros([100, 2]))
-    while not dump.done:
-        pass
-    for table in tables:
-        copy = sok.EmbeddingVariable(2, name=table.table_name)
-        saver.restore(copy, tmp_path)
-        assert (state(copy)["rows"] == 1).all()
-    assert len(dump.finish()) == 2
-    for table in tables:
-        saver.restore(table, tmp_path)
-        assert (state(table)["rows"] == 2).all()
-        own = [each.name for each in tmp_path.iterdir() if each.name.startswith(table.table_name)]
-        assert len(own) == 2  # manifest and base
-
-
 def test_the_next_call_finishes_it_first(sok, tmp_path):
     table, optimizer = made(sok, "sgd")
     train(table, optimizer, range(100))
@@ -273,67 +238,6 @@ def test_the_next_call_finishes_it_first(sok, tmp_path):
     saver.dump(table, tmp_path, since="last")
     assert second.done
     check_same(state(restored(sok, tmp_path, "sgd")[0]), state(table))
-
-
-def test_an_error_of_the_thread_leaves_the_earlier_dump(sok, tmp_path, monkeypatch):
-    table, optimizer = made(sok, "sgd")
-    train(table, optimizer, range(100))
-    saver = sok.Saver()
-    saver.dump(table, tmp_path)
-    before, files = state(table), sorted(tmp_path.iterdir())
-
-    def fail(*_):
-        raise OSError(28, "No space left on device", "somewhere")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(array_files, "written", fail)
-        dump = saver.begin_dump(table, tmp_path)
-        train(table, optimizer, range(10))
-        for _ in range(2):  # and again
-            with pytest.raises(RuntimeError, match=r"rank 0: .*No space left.*table 'grown'"):
-                dump.finish()
-    assert dump.failed and sorted(tmp_path.iterdir()) == files
-    check_same(state(restored(sok, tmp_path, "sgd")[0]), before)
-    saver.begin_dump(table, tmp_path).finish()
-    check_same(state(restored(sok, tmp_path, "sgd")[0]), state(table))
-
-
-def test_a_process_killed_at_any_instant_leaves_the_last_finished_dump(sok, tmp_path, monkeypatch):
-    """Copies of the folder at many instants: what a kill -9 would leave there."""
-    table, optimizer = made(sok, "adagrad")
-    train(table, optimizer, range(200))
-    saver, folder, left = sok.Saver(), tmp_path / "dump", []
-    saver.dump(table, folder)
-    before, rename = state(table), durable.rename
-
-    def kill():
-        left.append(tmp_path / f"left{len(left)}")
-        shutil.copytree(folder, left[-1])
-
-    def renamed(aside, path):
-        kill()
-        rename(aside, path)
-        kill()
-
-    def change():
-        train(table, optimizer, range(len(left), len(left) + 50))
-        kill()
-
-    monkeypatch.setattr(durable, "rename", renamed)
-    part, after = begun(table, folder, monkeypatch, change)
-    complete(part, change)
-    kill()
-    monkeypatch.undo()
-    new = [
-        (copy / "grown.json").read_bytes() == (folder / "grown.json").read_bytes() for copy in left
-    ]
-    assert new == sorted(new) and new.index(True) > 9  # the manifest's rename counts
-    for copy, is_new in zip(left, new, strict=True):
-        again, _ = restored(sok, copy, "adagrad")
-        check_same(state(again), after if is_new else before)
-    saver.dump(again := restored(sok, left[9], "adagrad")[0], left[9])
-    assert len(list(left[9].iterdir())) == 2  # manifest and base: nothing is left over
-    check_same(state(again), before)
 
 
 def test_what_ends_unfinished(sok, tmp_path, capfd):

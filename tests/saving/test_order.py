@@ -29,23 +29,6 @@ def write(sok, table, value, keys=(1, 2)):
     sok.assign(table, tf.constant(keys, tf.int64), tf.fill([len(keys), 2], value))
 
 
-def test_a_dump_holds_what_came_before_it_and_nothing_after(sok, tmp_path, monkeypatch):
-    table, saver = sok.EmbeddingVariable(2, name="ordered"), sok.Saver()
-
-    @tf.function
-    def program():
-        write(sok, table, 1.0)
-        saver.dump_to_file(table, tmp_path)
-        write(sok, table, 2.0)
-        table.erase([2])
-
-    slow(monkeypatch, table_reader, "content")
-    program()
-    assert rows_of(table) == {1: 2.0}
-    saver.restore(table, tmp_path)
-    assert rows_of(table) == {1: 1.0, 2: 1.0}
-
-
 def test_dumps_and_restores_of_one_program_see_each_other(sok, tmp_path, monkeypatch):
     table, saver = sok.EmbeddingVariable(2, name="ordered"), sok.Saver()
 

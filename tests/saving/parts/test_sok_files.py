@@ -104,20 +104,6 @@ def test_files_that_do_not_fit_the_table(sok, tmp_path, change, match):
     assert sok.export(layer.embedding_variable)[0].numpy().tolist() == [99]
 
 
-def test_training_goes_on_from_a_dump(sok, tmp_path):
-    import tensorflow as tf
-
-    layer = a_layer(sok)
-    restored(sok, layer, write(tmp_path, "films"))
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(layer(tf.constant([7], tf.int64)))
-    gradients = tape.gradient(loss, layer.trainable_variables)
-    optimizer = sok.optimizers.Adam(0.5)
-    optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
-    rows, _ = layer.table.find(np.array([7, 2]))
-    np.testing.assert_allclose(rows, ROWS[:2] - [[0.5], [0.0]], rtol=1e-5)
-
-
 @pytest.mark.parametrize("scheme", ["file", "ram"])
 def test_paths_with_a_scheme(sok, tmp_path, scheme):
     """The files that a dump leaves for programs of SOK, and back without the dump."""
