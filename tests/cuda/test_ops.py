@@ -46,11 +46,11 @@ RANKS = (
     "tests/group_embedding/test_ranks.py::test_vectors_of_every_step[3-adam] "
     "tests/group_embedding/test_ranks.py::test_rows_after_training[3-adam] "
     "tests/table/test_policies_ranks.py::test_the_same_state_on_any_number_of_ranks "
-    "tests/test_failures.py::test_every_rank_gets_the_message_and_can_go_on "
-    "tests/test_parity.py::test_training[3-adam-sum-odd]"
+    "tests/test_failures.py::test_every_rank_gets_the_message_and_can_go_on"
 )
-# Hash tables beside dense ones, whose rows SokRoute places.
-BESIDE_DENSE = (
+# The same for longer: all layers, and hash tables beside dense ones, whose rows SokRoute places.
+LONG_RANKS = (
+    "tests/test_parity.py::test_training[3-adam-sum-odd] "
     "tests/dist_model_parallel/test_hash_embedding.py::test_training_of_all_kinds_of_tables "
     "tests/dist_model_parallel/test_hash_embedding.py::test_training_goes_on_from_weights_and_state"
 )
@@ -91,7 +91,7 @@ def run_suite(files, at_least, absent=(), **environment):
     "files, at_least, absent",
     [
         (f"{KERNELS} {RANKS}", 150, OF_KERAS),
-        pytest.param(BESIDE_DENSE, 2, (), marks=pytest.mark.slow),
+        pytest.param(LONG_RANKS, 3, (), marks=pytest.mark.slow),
         *(pytest.param(*suite, (), marks=pytest.mark.slow) for suite in SUITES.items()),
     ],
 )

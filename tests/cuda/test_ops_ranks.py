@@ -84,6 +84,31 @@ def test_tables_on_two_devices_are_trained_as_on_one(sok, on_threads, world_size
     on_threads(world_size, check)
 
 
+# ---- tables without a hashtable ----
+
+
+def test_rows_by_their_numbers(sok, on_threads):
+    """Looked up, and trained by the gradients of both ranks."""
+
+    def check():
+        table = sok.EmbeddingVariable(2, name="direct", use_hashtable=False, capacity=6)
+        own = np.arange(6) * 2 + comm.current().rank
+        sok.assign(table, own, np.stack([own, -own], axis=1))
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.5))
+        keys = np.array([0, 5, 11, 5]) if comm.current().rank == 0 else np.array([5, 2])
+        with tf.GradientTape() as tape:
+            (found,) = lookup([HashFeature(table, tf.constant(keys))], training=True, name="direct")
+            loss = tf.reduce_sum(found)
+        np.testing.assert_array_equal(found, np.stack([keys, -keys], axis=1))
+        optimizer.apply_gradients([(tape.gradient(loss, table.handle), table)])
+        occurrences = np.bincount([0, 5, 11, 5, 5, 2], minlength=12)[own, None]
+        exported, rows = sok.export(table)
+        np.testing.assert_array_equal(exported, own)
+        np.testing.assert_array_equal(rows, np.stack([own, -own], axis=1) - 0.5 * occurrences)
+
+    on_threads(2, check)
+
+
 # ---- faults ----
 
 
