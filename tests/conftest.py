@@ -3,27 +3,23 @@
 import functools
 import gc
 import os
-import pathlib
-import shutil
 import sys
 import tempfile
 
 import pytest
 
-from tests import cores, emulated, fake_gpu, ready_ranks
+from tests import emulated, fake_gpu, ready_ranks, speed
+from tests.emulated import may_have_device
 from tests.ranks import RanksFailed, skip_many_ranks
 
 # Before anything imports TensorFlow, which reads it once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "16")  # a rank that is a thread may wait in one
-cores.collect_seldom()
-cores.start_fast()
+speed.collect_seldom()
+speed.start_fast()
 
 
 def pytest_configure(config):
-    if not hasattr(config, "workerinput"):  # not one of xdist's workers
-        os.environ.pop("PYTEST_XDIST_WORKER", None)  # of a run whose test started this one
-        shutil.rmtree(cores.folder_of(os.getpid()), ignore_errors=True)
     if fake_gpu.asked_for():
         config.pluginmanager.register(fake_gpu.Plugin())
     elif emulated.asked_for():
@@ -33,14 +29,6 @@ def pytest_configure(config):
 def pytest_sessionfinish(session):
     ready_ranks.close()
     gc.freeze()  # pytest collects garbage in the end, of hundreds of traces
-    if not hasattr(session.config, "workerinput"):
-        shutil.rmtree(cores.folder_of(os.getpid()), ignore_errors=True)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # a test's time limit begins behind it
-def pytest_runtest_protocol():
-    with cores.shared():
-        return (yield)
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -49,17 +37,9 @@ def pytest_ignore_collect(collection_path, config):
     return True if is_file and "mark.keras" not in collection_path.read_text() else None
 
 
-def may_have_device(folder=pathlib.Path("/dev")):
-    """By the device files, because asking TensorFlow takes seconds and memory of the device.
-
-    A container may have been given any of a machine's devices, and under WSL there is another file.
-    """
-    return any(folder.glob("nvidia[0-9]*")) or (folder / "dxg").exists()
-
-
 def pytest_collection_finish():
     if "tensorflow" in sys.modules:  # as in every worker, but not in the process that has workers
-        cores.tune_no_datasets()
+        speed.tune_no_datasets()
 
 
 def _is_slow(item):
@@ -72,9 +52,9 @@ def pytest_collection_modifyitems(config, items):
     if not os.environ.get("SLOW"):  # `make test-all` sets it
         config.hook.pytest_deselected(items=[item for item in items if _is_slow(item)])
         items[:] = [item for item in items if not _is_slow(item)]
-    # First the files whose ranks have the cores to themselves: a launch would wait for the others.
-    alone = {i.path for i in items if "ranks" in i.keywords and "beside" not in i.keywords}
-    items.sort(key=lambda item: item.path not in alone)
+    # First the files that start ranks, which take longest: no worker ends with one of them.
+    with_ranks = {item.path for item in items if "ranks" in item.keywords}
+    items.sort(key=lambda item: item.path not in with_ranks)
     # Where a device is required (tools/check_gpu.sh), a test that finds none fails.
     if may_have_device() or os.environ.get("SOK_TEST_GPU") == "required":
         return
@@ -109,20 +89,14 @@ def _made(*call):
 
 def _run(on_threads, world_size, function, args):
     if world_size > 1 and not on_threads:
-        with cores.alone():
-            return ready_ranks.run(world_size, function, args)
+        return ready_ranks.run(world_size, function, args)
     from tests import thread_ranks  # loads TensorFlow
 
-    cores.clear_session()
-    cores.tune_no_datasets()
-    cores.folder().mkdir(exist_ok=True)
-    own, tempfile.tempdir = tempfile.tempdir, str(cores.folder())
-    try:
-        if world_size == 1:
-            return [function(*args)]
-        return thread_ranks.run(world_size, functools.partial(function, *args))
-    finally:
-        tempfile.tempdir = own
+    speed.clear_session()
+    speed.tune_no_datasets()
+    if world_size == 1:
+        return [function(*args)]
+    return thread_ranks.run(world_size, functools.partial(function, *args))
 
 
 def _results(on_threads, world_size, function, args):
@@ -144,13 +118,15 @@ def _results(on_threads, world_size, function, args):
 
 
 @pytest.fixture
-def on_threads(sok):
+def on_threads(sok, tmp_path_factory, monkeypatch):
     """`on_threads(2, function, *args)`: what it returns on each rank, a thread of this process."""
+    # Where functions leave files for other ranks.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.getbasetemp()))
     return lambda world_size, function, *args: _results(True, world_size, function, args)
 
 
 @pytest.fixture
-def on_processes(sok):
+def on_processes(on_threads):
     """`on_processes(2, function, *args)`: what it returns on each rank, a process."""
     return lambda world_size, function, *args: _results(False, world_size, function, args)
 

@@ -29,6 +29,14 @@ def asked_for() -> bool:
     return "SOK_TEST_OPS" in os.environ
 
 
+def may_have_device(folder=pathlib.Path("/dev")):
+    """By the device files, because asking TensorFlow takes seconds and memory of the device.
+
+    A container may have been given any of a machine's devices, and under WSL there is another file.
+    """
+    return any(folder.glob("nvidia[0-9]*")) or (folder / "dxg").exists()
+
+
 def install() -> None:
     """Loads the library in the place of `_ops.so`, before anything has loaded that.
 

@@ -5,11 +5,10 @@ import json
 import os
 import pathlib
 import pickle
-import runpy
 import sys
 import traceback
 
-from tests import cores
+from tests import emulated, speed
 
 
 def rank_of_process():
@@ -20,23 +19,15 @@ def rank_of_process():
     raise SystemExit("tests.rank_main must be started by mpirun or horovodrun")
 
 
-def _run(target, args, log):
-    from tests import emulated
-
+def _run(target, args):
     if emulated.asked_for():
         emulated.install()
-    if ":" in target:
-        module, function = target.split(":")
-        return getattr(importlib.import_module(module), function)(**(args or {}))
-    sys.argv = [target, *(args or [])]
-    sys.path.insert(0, str(pathlib.Path(target).parent))  # as `python script.py` does
-    runpy.run_path(target, run_name="__main__")
-    sys.stdout.flush()
-    return log.read_text()
+    module, function = target.split(":")
+    return getattr(importlib.import_module(module), function)(**(args or {}))
 
 
 def main():
-    cores.collect_seldom()
+    speed.collect_seldom()
     target, folder, args = sys.argv[1], pathlib.Path(sys.argv[2]), json.loads(sys.argv[3])
     rank = rank_of_process()
     (folder / f"rank{rank}.pid").write_text(str(os.getpid()))
@@ -46,18 +37,14 @@ def main():
     os.dup2(file, 1)
     os.dup2(file, 2)
     try:
-        result = pickle.dumps(_run(target, args, log))
-    except BaseException as error:
-        if isinstance(error, SystemExit) and error.code in (None, 0):
-            sys.stdout.flush()
-            result = pickle.dumps(log.read_text())
-        else:
-            traceback.print_exc()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            # Not sys.exit: leaving normally waits for the other ranks in MPI's finalizer, and they
-            # may be waiting for this one.
-            os._exit(1)
+        result = pickle.dumps(_run(target, args))
+    except BaseException:
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Not sys.exit: leaving normally waits for the other ranks in MPI's finalizer, and they may
+        # be waiting for this one.
+        os._exit(1)
     # Written aside and renamed: a rank killed while writing leaves no half result.
     aside = folder / f"rank{rank}.aside"
     aside.write_bytes(result)

@@ -1,15 +1,11 @@
-"""Runs a function or a script on several real ranks and collects what each of them found.
-
-Starting TensorFlow costs seconds per rank, so one launch should do many checks: the function may
-return a dictionary with one result per check.
+"""Runs a function on several real ranks and collects what each of them found.
 
     results = run_ranks("tests.runtime.ranks.test_comm:collectives", 2, args={"num_keys": 8})
     results[1]["sum"]  # what rank 1 returned
 
-The function runs in `tests/rank_main.py`, after nothing but the standard library was imported.
+The function runs in `tests/rank_main.py`, in a process with TensorFlow loaded.
 """
 
-import contextlib
 import json
 import os
 import pathlib
@@ -22,7 +18,7 @@ import tempfile
 import pytest
 
 from sok_like.runtime.ranks.launchers import launch_line, search_path
-from tests import cores
+from tests import forks
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Seconds. Nothing takes so long that does not hang, on a machine ten times slower either.
@@ -68,28 +64,23 @@ def run_ranks(
     args=None,
     env=None,
     timeout=HANG_LIMIT,
-    alone=True,
 ):
     """Runs `target` on `num_ranks` processes of this host; returns a list, a result per rank.
 
     Args:
-        target: `"package.module:function"`, called with `args` as keyword arguments, its result
-            (anything pickle takes) is the rank's result; or the path of a script, whose result is
-            its output as text.
+        target: `"package.module:function"`, called with `args` as keyword arguments; what it
+            returns, anything pickle takes, is the rank's result.
         num_ranks: number of processes.
-        launcher: `"mpirun"`, or `"gloo"` for `horovodrun --gloo`; or the words before the program.
-        args: dictionary of JSON values, the function's keyword arguments; of a script, a list of
-            command line words.
+        launcher: `"mpirun"`, or `"gloo"` for `horovodrun --gloo`; or the words before
+            the program, which then does not begin with TensorFlow loaded.
+        args: dictionary of JSON values, the function's keyword arguments.
         env: dictionary of environment variables to set beside the inherited ones.
         timeout: seconds until every process is killed.
-        alone: whether tests of other workers wait meanwhile (tests/cores.py). False where the ranks
-            hardly exchange: they start, sleep or fail.
 
     Raises:
         RanksFailed: a rank raised, ended with an error or was still running after `timeout`.
     """
-    launch = cores.alone if alone else contextlib.nullcontext
-    with launch(), tempfile.TemporaryDirectory(prefix="sok_ranks_") as folder:
+    with tempfile.TemporaryDirectory(prefix="sok_ranks_") as folder:
         folder = pathlib.Path(folder)
         process = start(target, num_ranks, folder, launcher=launcher, args=args, env=env)
         late = False
@@ -115,10 +106,13 @@ def run_ranks(
 
 def start(target, num_ranks, folder, *, launcher="mpirun", args=None, env=None):
     """The process of the launcher, whose ranks write into `folder`; see `run_ranks`."""
-    main = [sys.executable, "-m", "tests.rank_main", str(target), str(folder), json.dumps(args)]
-    line = launch_line(num_ranks, launcher) if isinstance(launcher, str) else launcher
+    main = ["-m", "tests.rank_main", str(target), str(folder), json.dumps(args)]
+    if isinstance(launcher, str):
+        line = [*launch_line(num_ranks, launcher), *forks.command(*main)]
+    else:
+        line = [*launcher, sys.executable, *main]
     return subprocess.Popen(
-        ending_with_this_process([*line, *main]),
+        ending_with_this_process(line),
         cwd=ROOT,
         env=_environment(env),
         stdin=subprocess.DEVNULL,

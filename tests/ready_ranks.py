@@ -17,7 +17,7 @@ import time
 import traceback
 from multiprocessing.connection import Client, Listener, wait
 
-from tests import cores, rank_main, ranks
+from tests import rank_main, ranks, speed
 
 SEED = 7  # of `sok.Init`, in processes and in the fixture `sok`
 
@@ -115,9 +115,9 @@ class ReadyRanks:
 
 def serve(folder):
     """Runs what comes, on a rank, until nobody asks any more."""
-    cores.tune_no_datasets()
+    speed.tune_no_datasets()
     if not os.environ.get("SLOW"):
-        cores.optimize_no_graphs()
+        speed.optimize_no_graphs()
     tempfile.tempdir = folder  # removed in the end
     aside = pathlib.Path(folder, f"rank{rank_main.rank_of_process()}.aside")
     with Listener(str(aside)) as listener:
@@ -164,4 +164,4 @@ def forget():
     initialize.reset()
     distribution.set_distribution(None)
     get_embedding_op._eager.clear()
-    cores.clear_session()
+    speed.clear_session()

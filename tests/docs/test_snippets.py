@@ -5,12 +5,10 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 
-from tests import disk
+from tests import disk, forks
 from tests.docs.documents import (
     DOCUMENTS,
     ROOT,
@@ -35,24 +33,24 @@ FIRST_PAGES = ("README.md", "docs/distribution.md")
 LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
 
 
-def _blocks(ranks_of, *marks):
-    """A case for each block that runs by itself, and each number of ranks in `ranks_of(block)`."""
-    return [
-        pytest.param(
-            *(block, num_ranks),
-            marks=[*marks, *[pytest.mark.ranks] * (num_ranks > 1)],
-            id=f"{block.name}-{num_ranks}",
-        )
-        for document in DOCUMENTS
-        for block in python_blocks(document)
-        for num_ranks in ranks_of(block)
-    ]
-
-
-def _usual(block):
-    """One rank, and of the pages that one reads first two; under tf_keras one."""
+def _numbers(block):
+    """Numbers of ranks: one, and for the pages that one reads first two; under tf_keras one."""
+    if os.environ.get("SLOW"):
+        return block.ranks
     few = LEGACY or block.document not in FIRST_PAGES
-    return {min(block.ranks) if few else max(block.ranks)} if block.ranks else set()
+    return [min(block.ranks) if few else max(block.ranks)] if block.ranks else []
+
+
+BY_THEMSELVES = [
+    pytest.param(
+        *(block, num_ranks),
+        marks=[pytest.mark.ranks] * (num_ranks > 1),
+        id=f"{block.name}-{num_ranks}",
+    )
+    for document in DOCUMENTS
+    for block in python_blocks(document)
+    for num_ranks in _numbers(block)
+]
 
 
 def _scripts(folder, documents, wanted):
@@ -93,22 +91,17 @@ def _run(programs, num_ranks, folder):
             )
             for path in ranks[0]
         }
-    command = [sys.executable, "-m", "tests.docs.together", json.dumps(programs)]
+    module, results = ["-m", "tests.docs.together"], folder / "results"
     with disk.folder() as here:
-        done = subprocess.run(
-            [*command, str(folder / "results")],
-            cwd=here,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
-            capture_output=True,
-            text=True,
-        )
+        environment = {**os.environ, "TMPDIR": str(folder)}
+        done = forks.run(*module, json.dumps(programs), results, cwd=here, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads((folder / "results").read_text())
+    return json.loads(results.read_text())
 
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory):
-    """`usual(num_ranks)`: the folder, and what all programs gave that `make test` runs on them."""
+    """`usual(num_ranks)`: the folder, and what all programs gave that run on so many ranks."""
 
     @functools.cache
     def usual(num_ranks):
@@ -116,7 +109,7 @@ def usual(tmp_path_factory):
         programs = [_of_documents(folder, documents) for documents in TOGETHER if num_ranks == 1]
         for document in DOCUMENTS:
             for block in python_blocks(document):
-                if num_ranks in _usual(block):
+                if num_ranks in _numbers(block):
                     programs.append(_of_block(folder, block))
         return folder, _run(programs, num_ranks, folder)
 
@@ -132,10 +125,13 @@ def test_blocks_of_a_document_run_in_order(usual, documents):
 
 
 @pytest.mark.keras(slow=True)
-@pytest.mark.parametrize("block, num_ranks", _blocks(_usual))
+@pytest.mark.parametrize("block, num_ranks", BY_THEMSELVES)
 def test_block_runs_by_itself(usual, block, num_ranks):
     folder, found = usual(num_ranks)
-    _check_block(block, num_ranks, *found[_of_block(folder, block)[0]])
+    error, printed = found[_of_block(folder, block)[0]]
+    assert not error, error
+    if num_ranks == 1:
+        assert output_of(block) in printed
 
 
 @pytest.mark.keras
@@ -153,21 +149,6 @@ def _check_block(block, num_ranks, error, printed):
     assert not error, error
     if num_ranks == 1:
         assert output_of(block) in printed
-
-
-@pytest.mark.slow
-@pytest.mark.keras
-@pytest.mark.parametrize("documents", TOGETHER, ids=lambda documents: documents[0])
-def test_blocks_of_a_document_run_in_a_process_of_their_own(documents, tmp_path):
-    ((error, _),) = _run([_of_documents(tmp_path, documents)], 1, tmp_path).values()
-    assert not error, error
-
-
-@pytest.mark.keras
-@pytest.mark.parametrize("block, num_ranks", _blocks(lambda block: block.ranks, pytest.mark.slow))
-def test_block_runs_in_a_process_of_its_own(block, num_ranks, tmp_path):
-    (found,) = _run([_of_block(tmp_path, block)], num_ranks, tmp_path).values()
-    _check_block(block, num_ranks, *found)
 
 
 def test_the_first_page_is_short():

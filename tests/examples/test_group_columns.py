@@ -1,27 +1,15 @@
 """The feature column example on a part of the flights: it trains, and better than by chance."""
 
-import os
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests import forks
 from tests.examples.conftest import FLIGHTS
 
-ROOT = pathlib.Path(__file__).parents[2]
-PROGRAM = ROOT / "examples" / "group_columns.py"
 
-
-def run(command):
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+def run(*words):
+    done = forks.run(forks.ROOT / "examples" / "group_columns.py", *FLIGHTS, *words)
     assert done.returncode == 0, done.stderr[-3000:]
     return auc(done.stdout)
 
@@ -33,12 +21,12 @@ def auc(output):
 @pytest.mark.slow
 def test_ftrl_and_adagrad_learn():
     # 0.5 is chance. On so few flights most dates and crosses are seen a few times only.
-    assert run([sys.executable, str(PROGRAM), *FLIGHTS]) > 0.65
+    assert run() > 0.65
 
 
 @pytest.mark.ranks
 def test_two_ranks_train_the_same_model(on_two_ranks):
-    alone = run([sys.executable, str(PROGRAM), *FLIGHTS, "--optimizer", "adagrad"])
+    alone = run("--optimizer", "adagrad")
     together = auc(on_two_ranks("group_columns")[0])
     assert alone > 0.65
     # Initial rows and batches are the same; only the rounding of sums differs.

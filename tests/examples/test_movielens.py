@@ -1,15 +1,10 @@
 """`examples/movielens.py` on 2 ranks, and beside stock embeddings behind a vocabulary."""
 
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.ranks import ROOT, run_ranks
-
-PROGRAM = pathlib.Path(ROOT, "examples", "movielens.py")
+from tests import forks
 
 
 def error_of(output):
@@ -27,10 +22,8 @@ def test_two_ranks_learn_and_name_films(on_two_ranks):
 
 @pytest.mark.slow
 @pytest.mark.ranks
-def test_as_good_as_stock_embeddings():
-    spread = error_of(run_ranks(PROGRAM, 2)[0])
-    dense = subprocess.run(
-        [sys.executable, str(PROGRAM), "--dense"], cwd=ROOT, capture_output=True, text=True
-    )
+def test_as_good_as_stock_embeddings(on_two_ranks):
+    spread = error_of(on_two_ranks("movielens", "--epochs", "8")[0])
+    dense = forks.run(forks.ROOT / "examples" / "movielens.py", "--dense")
     assert dense.returncode == 0, dense.stderr[-4000:]
     assert abs(spread - error_of(dense.stdout)) < 0.005

@@ -1,12 +1,10 @@
 """`examples/serve_flights.py`: trained on 2 ranks, served by a process without the package."""
 
 import json
-import os
 import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -14,8 +12,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from tests import cores
-from tests.examples.conftest import SERVED
+from tests import forks
 from tests.ranks import HANG_LIMIT, ROOT
 
 PROGRAM = pathlib.Path(ROOT, "examples", "serve_flights.py")
@@ -37,21 +34,19 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.fixture(scope="module")
-def folder(on_two_ranks):
-    first, _ = on_two_ranks("serve_flights")
+def folder(on_two_ranks, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    first, _ = on_two_ranks("serve_flights", "--folder", str(folder))
     assert "served from" in first
     # Deltas come later, as if training took longer than the start of the server.
-    (cores.folder() / SERVED / "model" / "1.deltas").rename(cores.folder() / SERVED / "later")
-    return cores.folder() / SERVED
+    (folder / "model" / "1.deltas").rename(folder / "later")
+    return folder
 
 
 @pytest.fixture(scope="module")
 def address(folder):
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    command = [sys.executable, "-c", ALONE, str(PROGRAM), "--folder", str(folder), "--port", "0"]
-    server = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
-    )
+    command = forks.command("-c", ALONE, PROGRAM, "--folder", folder, "--port", 0)
+    server = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
     try:
         line = server.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", line), line
@@ -114,73 +109,3 @@ def test_the_answers_change_while_the_model_is_trained_on(folder, address):
 
 def probability_of(address, flight):
     return json.loads(get(f"{address}/predict?flight={flight}"))["probability"]
-
-
-def auc(labels, scores):
-    """The share of pairs of a late and a punctual flight that are in order; ties count half."""
-    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(count) - (count - 1) / 2)[place]
-    late = labels.astype(bool)
-    above = ranks[late].sum() - late.sum() * (late.sum() + 1) / 2
-    return above / (late.sum() * (~late).sum())
-
-
-@pytest.mark.parametrize("row_dtype, bytes_per_row", [("int8", 10), ("bfloat16", 16)])
-def test_the_auc_survives_smaller_rows(exported, row_dtype, bytes_per_row):
-    labels, scores, of_rows = exported
-    before, after = (auc(labels, scores[dtype]) for dtype in ("float32", row_dtype))
-    assert before > 0.55 and 0 < np.abs(scores[row_dtype] - scores["float32"]).max()
-    assert abs(after - before) < 1e-3, (before, after)
-    # A row of 8 numbers takes 32 bytes; or one byte for each and 2 for the scale, or 2 for each.
-    assert of_rows[row_dtype] / of_rows["float32"] == bytes_per_row / 32
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """Labels, logits and bytes of rows by `row_dtype`, of one model trained on one rank."""
-    import tensorflow as tf
-
-    import sok_like as sok
-    from sok_like.runtime.ranks import initialize
-
-    sys.path.insert(0, str(PROGRAM.parent))
-    import flights_data
-    import flights_model
-
-    initialize.reset()
-    sok.Init(global_batch_size=512, seed=42)
-    tf.keras.utils.set_random_seed(42)
-    train, test = flights_data.load(20_000)
-    model = flights_model.FlightsModel(train.keys.shape[1], 8, train.keys.size)
-    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.005))
-    loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, jit_compile=False)
-    for part in flights_data.train_batches(train, 512, 42, 1, 0, 1):
-        model.train_on_batch((part.keys, part.dense), part.labels)
-    inputs = (
-        tf.TensorSpec([None, train.keys.shape[1]], tf.int64, "keys"),
-        tf.TensorSpec([None, train.dense.shape[1]], tf.float32, "dense"),
-    )
-    scores, of_rows = {}, {}
-    for row_dtype in ("float32", "bfloat16", "int8"):
-        path = str(tmp_path_factory.mktemp(row_dtype) / "model")
-        sok.export_saved_model(model, path, row_dtype=row_dtype, signatures=inputs)
-        serve = tf.saved_model.load(path).signatures["serving_default"]
-        given = {"keys": tf.constant(test.keys), "dense": tf.constant(test.dense, tf.float32)}
-        scores[row_dtype] = serve(**given)["output_0"].numpy().reshape(-1)
-        of_rows[row_dtype] = bytes_of_rows(tf, path, 8)
-    initialize.reset()
-    return np.asarray(test.labels).reshape(-1), scores, of_rows
-
-
-def bytes_of_rows(tf, path, dim):
-    """Of the table's rows in a SavedModel, with what scales them; its index is buckets of keys."""
-    reader = tf.train.load_checkpoint(f"{path}/variables/variables")
-    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    rows = max(
-        shape[0]
-        for name, shape in shapes.items()
-        if shape[1:] == [dim] and dtypes[name] != tf.int64
-    )
-    whole = [name for name, shape in shapes.items() if shape[:1] == [rows]]
-    return sum(int(np.prod(shapes[name])) * dtypes[name].size for name in whole)

@@ -1,4 +1,4 @@
-"""Python runs this file as it starts, where its folder is on the path: see `cores.start_fast`."""
+"""Python runs this file as it starts, where its folder is on the path: see `speed.start_fast`."""
 
 import sys
 
