@@ -389,30 +389,6 @@ def test_rates_of_tables_that_differ(on_threads, kind, compiled):
     on_threads(2, check)
 
 
-class Change(tf.keras.callbacks.Callback):
-    """Gives this rank another rate before the third step."""
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if batch == 2 and sok.rank() == 1:
-            self.model.optimizer.learning_rate.assign(RATE / 2)
-
-
-def test_rates_of_tables_that_differ_under_fit(on_threads):
-    def check():
-        keys = tf.keras.Input([2], dtype="int64")
-        rows = flat_layer("rates_under_fit")(tf.keras.layers.Flatten()(keys)[:, 0])
-        model, ended = tf.keras.Model(keys, rows), []
-        seen = tf.keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda *_, **__: ended.append(1)
-        )
-        words = "learning_rate_changed_on_this_rank"
-        with pytest.raises(tf.errors.FailedPreconditionError, match=words):
-            fit(model, [Change(), seen], steps=4)
-        assert len(ended) == 3 - sok.rank()
-
-    on_threads(2, check)
-
-
 def test_schedules_that_differ(on_threads):
     """They are compared at steps 1 and 17."""
 

@@ -11,8 +11,6 @@ import sysconfig
 
 import pytest
 
-from tests.docs.documents import program, python_blocks
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -103,31 +101,16 @@ def test_the_marker_of_types_exists():
     assert (ROOT / "sok_like" / "py.typed").is_file()
 
 
-def test_one_process_needs_no_horovod_and_no_tf_keras(tmp_path):
-    # The layers of all doors, `fit`, a session, saving, serving.
-    pages = ["distribution", "guides/dense_tables", "guides/saving", "guides/training", "serving"]
-    (tmp_path / "readme.py").write_text(
-        "\n".join(
-            program([block]).lstrip()
-            for page in pages
-            for block in python_blocks(f"docs/{page}.md")
-            if 1 in block.ranks
-        )
-    )
+def test_one_process_needs_no_horovod_and_no_tf_keras():
     done = run(
-        ALONE + "import os, sys\n"
-        "path = sys.argv[0] = os.environ['PROGRAM']\n"
-        "exec(compile(open(path).read(), path, 'exec'))\n"
-        "from sok_like import __main__ as about\n"
+        ALONE + "import os\n"
+        "from sok_like import __main__ as about, Init\n"
         "from sok_like.runtime.ranks import initialize\n"
-        "initialize.reset()\n"
         "about.main()\n"
         "initialize.reset()\n"
         "os.environ.update(OMPI_COMM_WORLD_SIZE='2', SOK_ENGINE='horovod')\n"
-        "try: sok.Init(global_batch_size=64)\n"
+        "try: Init(global_batch_size=64)\n"
         "except ImportError as error: print('SEVERAL', error)\n",
-        PROGRAM=str(tmp_path / "readme.py"),
-        TMPDIR=str(tmp_path),
         TF_USE_LEGACY_KERAS="0",
     )
     assert done.returncode == 0, done.stderr[-3000:]

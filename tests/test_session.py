@@ -73,23 +73,6 @@ def test_wrapped_optimizers_follow_stock_ones(sok, graph, name):
     assert np.abs(table - initial).max() > 0.01
 
 
-def test_lazy_adam_leaves_absent_rows(sok, graph):
-    init = sok.Init(global_batch_size=4, seed=2)
-    optimizer = sok.tf.keras.optimizers.LazyAdamOptimizer(0.1)
-    keys, targets, _, layer, _, train = build(sok, optimizer)
-    read = layer.table.find(tf.constant([1, 3], tf.int64))[0]
-    with v1.Session() as session:
-        session.run(init)
-        session.run(v1.global_variables_initializer())
-        session.run(train, {keys: [[1, 3]], targets: [1.0]})
-        before = session.run(read)
-        for _ in range(3):
-            session.run(train, {keys: [[1, 1]], targets: [1.0]})
-        after = session.run(read)
-    assert (before[0] != after[0]).all()
-    assert (before[1] == after[1]).all()
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_stock_optimizer_names_the_wrapper(sok, graph, name):
     sok.Init(global_batch_size=4)

@@ -1,9 +1,8 @@
 """A program of TensorFlow 1, after `tf.disable_v2_behavior()`, in a process of its own."""
 
-import subprocess
-import sys
-
 import pytest
+
+from tests import forks
 
 pytestmark = pytest.mark.keras
 
@@ -42,5 +41,5 @@ np.testing.assert_allclose(after[2:, :, 0], [[0.5, 1.0], [0.0, 0.5]])
 
 
 def test_layers_and_a_scope_in_a_session():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    done = forks.run("-c", PROGRAM)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -46,16 +46,16 @@ def test_constants_are_not_negative():
     assert min(found.constants().values()) >= 0
 
 
-@pytest.mark.parametrize("ranks", [[1], [2]])
-def test_steps_of_one_and_of_several_ranks_are_needed(ranks):
-    with pytest.raises(ValueError, match="`steps` must be steps of one rank and of several"):
-        program.calibrate(steps(MACHINE, ranks), cores=2)
-
-
-def test_a_time_must_be_positive():
+def test_steps_that_say_nothing_are_refused():
+    for ranks in ([1], [2]):
+        with pytest.raises(ValueError, match="`steps` must be steps of one rank and of several"):
+            program.calibrate(steps(MACHINE, ranks), cores=2)
     wrong = [step._replace(seconds=0.0) for step in steps(MACHINE)]
     with pytest.raises(ValueError, match="`seconds` must be positive. Received: seconds=0.0"):
         program.calibrate(wrong, cores=2)
+
+
+NO_MACHINES = ["[]", '{"cores": 2}', "not JSON"]  # contents of files
 
 
 @pytest.fixture
@@ -115,16 +115,12 @@ def test_ranks_that_fail_are_said():
         (["--machine", "FILE", "--ranks-per-host", "0"], "`ranks_per_host` must be"),
         (["--machine", "FILE", "--gbit", "0"], "`--gbit` must be positive"),
         (["--machine", "FILE", "--latency-us", "-1"], "`message` must be a finite number"),
+        *((["--machine", text], "benchmarks.predict: ") for text in NO_MACHINES),
     ],
 )
-def test_errors(arguments, error, file):
+def test_errors(arguments, error, file, tmp_path):
+    for number, text in enumerate(NO_MACHINES):
+        (tmp_path / str(number)).write_text(text)
+    paths = {"FILE": file, **{text: str(tmp_path / str(i)) for i, text in enumerate(NO_MACHINES)}}
     with pytest.raises(SystemExit, match=error):
-        program.main([file if a == "FILE" else a for a in arguments])
-
-
-@pytest.mark.parametrize("text", ["[]", '{"cores": 2}', "not JSON"])
-def test_a_file_that_is_no_machine(text, tmp_path):
-    path = tmp_path / "machine.json"
-    path.write_text(text)
-    with pytest.raises(SystemExit, match="benchmarks.predict: "):
-        program.main(["--machine", str(path)])
+        program.main([paths.get(argument, argument) for argument in arguments])

@@ -29,7 +29,7 @@ SESSION_STEPS = 14
 
 def num_steps(world_size):
     """Of random programs in eager calls and functions; `make soak-ranks` makes thousands."""
-    return 60 if os.environ.get("SLOW") else {2: 40, 3: 15}[world_size]
+    return 60 if os.environ.get("SLOW") else {2: 24, 3: 15}[world_size]
 
 
 def main(seed, steps):

@@ -16,15 +16,17 @@ DIM, RATE, ROWS = 4, 0.5, 4096
 def main():
     """What this rank found, check by check."""
     import sok_like as sok
-    from sok_like.runtime.ranks import comm
 
+    device = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(device, [tf.config.LogicalDeviceConfiguration()] * 2)
     sok.Init(global_batch_size=2, seed=7)
-    rank = comm.current().rank
+    rank = sok.rank()
     return {
         "hashed": {mode: hashed(mode, rank) for mode in ("eager", "function", "loop")},
         "narrow": hashed("function", rank, "float16"),  # which holds these numbers exactly
         "dense": {f"dp_input={dp}": dense(dp, rank) for dp in (True, False)},
         "failures": failures(rank),
+        "after_an_error": after_an_error(rank),
         "programs": programs.run(seed=5, steps=12),
     }
 
@@ -159,3 +161,34 @@ def failures(rank):
         "block_of_rows": [tried(other, np.arange(2500)), tried(other, many)],
         **{f"dp_input={dp}": too_much(dp) for dp in (True, False)},
     }
+
+
+def after_an_error(rank):
+    """Two lookups on two devices in a function; one fails on one rank in some of the steps."""
+    import sok_like as sok
+
+    rows_only, other = (
+        sok.All2AllDenseEmbedding(
+            capacity, DIM, 1, 1, dynamic_input=True, use_hashtable=capacity is None,
+            name=f"step_{value}", embedding_initializer=tf.keras.initializers.Constant(value),
+        )
+        for capacity, value in ((8, 1.0), (None, 3.0))
+    )  # fmt: skip
+    device = tf.config.list_logical_devices("CPU")[-1]
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)] * 2)
+    def step(bad, good):
+        with tf.device(device.name):
+            bad = bad + tf.zeros_like(bad)
+        return [tf.reduce_mean(rows) for rows in (rows_only(bad), other(good))]
+
+    seen = []
+    for number in range(12):
+        bad = 16 if number % 3 == 1 and rank == number % 2 else number % 8
+        try:
+            found = step(tf.constant([bad], tf.int64), tf.constant([100 * rank + number], tf.int64))
+            seen.append([float(value) for value in found])
+        except tf.errors.OpError as error:
+            seen.append(f"{type(error).__name__}: {error.message}")
+    keys = sok.export(other.embedding_variable)[0].numpy()
+    return {"seen": seen, "keys": sorted(keys.tolist())}

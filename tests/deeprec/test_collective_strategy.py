@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
-from tests.ranks import run_ranks
 
 v1 = tf.compat.v1
 STEPS, BATCH, RATE = 5, 4, 0.1
@@ -78,9 +77,9 @@ def both():
     return train(False), train(True)
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    return run_ranks("tests.deeprec.test_collective_strategy:both", 2)
+@pytest.fixture
+def ranks(on_processes):
+    return on_processes(2, both)
 
 
 @pytest.mark.ranks

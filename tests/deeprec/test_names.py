@@ -1,14 +1,11 @@
 """`sok.deeprec.install`: what it puts where, and DeepRec's scripts with that one line added."""
 
-import subprocess
-import sys
-import textwrap
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from sok_like.runtime.ranks import initialize
+from tests import forks
 
 v1 = tf.compat.v1
 OPTIONS = (
@@ -144,7 +141,7 @@ def test_nothing_is_installed_by_loading():
         "print(hasattr(tf.nn, 'group_embedding_lookup_sparse'), "
         "before is tf.compat.v1.feature_column.input_layer)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = forks.run("-c", program)
     assert done.stdout.strip() == "False True", done.stderr
 
 
@@ -317,9 +314,9 @@ def test_scripts_of_deeprec(deeprec, script, right):
 
 def test_a_script_as_a_program():
     program = "import sok_like as sok\nimport tensorflow.compat.v1 as tf\nsok.deeprec.install()\n"
-    program += "tf.disable_eager_execution()\n" + textwrap.dedent(COLUMN_SCRIPT)
+    program += "tf.disable_eager_execution()\n" + COLUMN_SCRIPT
     program += "print(outputs[-1].shape)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = forks.run("-c", program)
     assert done.stdout.strip() == "(2, 12)", done.stderr
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from sok_like.planner import DistEmbeddingStrategy, TableConfig
-from sok_like.planner.placement import automatic_threshold, num_slices, place, slice_widths
+from sok_like.planner.placement import automatic_threshold, place
 
 
 def tables(*shapes):
@@ -12,26 +12,6 @@ def tables(*shapes):
 
 def configs(*shapes):
     return [TableConfig(i, a, b, {}) for i, (a, b) in enumerate(shapes)]
-
-
-@pytest.mark.parametrize(
-    "shape, threshold, world_size, expected",
-    [
-        ((10, 8), None, 4, [8]),
-        ((10, 8), 80, 4, [8]),  # as many as the threshold: whole
-        ((10, 8), 79, 4, [4, 4]),
-        ((10, 8), 40, 4, [4, 4]),
-        ((10, 8), 39, 4, [2, 2, 2, 2]),
-        ((10, 8), 39, 3, [3, 3, 2]),  # 4 slices asked for, 3 ranks
-        ((10, 8), 1, 16, [1] * 8),  # no more than columns
-        ((10, 7), 35, 2, [4, 3]),
-        ((10, 1), 1, 8, [1]),
-        ((10, 8), 1, 1, [8]),
-    ],
-)
-def test_column_slices(shape, threshold, world_size, expected):
-    (table,) = configs(shape)
-    assert slice_widths(table.output_dim, num_slices(table, threshold, world_size)) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,11 +33,6 @@ def test_column_slices(shape, threshold, world_size, expected):
 )
 def test_automatic_threshold(shapes, world_size, expected):
     assert automatic_threshold(configs(*shapes), world_size) == expected
-
-
-def test_place_basic():
-    ranks = place("basic", 3, [0, 1, 1, 2, 3], [5, 1, 1, 9, 2])
-    assert ranks == [[0, 3], [1, 4], [2]]
 
 
 def test_place_memory_balanced():
@@ -87,19 +62,6 @@ def test_basic_plan():
     assert names == ["t0_columns_0_4", "t0_columns_4_8", "t1"]
 
 
-def test_slices_that_meet_are_one_table_whatever_the_inputs():
-    # 56 elements over a threshold of 45 make two slices of 28; descending: t1 (30), t0, t0. Rank 0
-    # gets the first, rank 1 both slices, which are table 0 whole.
-    strategy = DistEmbeddingStrategy(
-        tables((14, 4), (5, 6)), 2, "memory_balanced", [1, 0, 0, 1, 0], 45
-    )
-    assert strategy.table_ids == [[1], [0]]
-    assert strategy.input_ids_list == [[0, 3], [1, 2, 4]]
-    assert strategy.widths_list_flat == [6, 6, 4, 4, 4]
-    assert strategy.rev_tp_ids == [0, 2, 3, 1, 4]
-    assert strategy.sliced_out_ranges == []
-
-
 def test_weights_are_cut_as_layers_are():
     # 1600 elements, four slices of 400, and a table of 400 that comes first by its id. The fifth
     # piece goes back to rank 3.
@@ -114,22 +76,6 @@ def test_weights_are_cut_as_layers_are():
         (3, 16, 32),
     ]
     assert strategy.sliced_out_ranges == [[0, 3]]
-
-
-def test_narrow_tables_leave_ranks_idle():
-    strategy = DistEmbeddingStrategy(tables((1000, 2)), 4)
-    assert strategy.table_ids == [[0], [0], [], []]
-    assert strategy.local_configs[2:] == [[], []]
-    assert strategy.plan.shards_on(3) == []
-    # So do as many as a threshold of the user's cuts, where no other would cut more.
-    assert DistEmbeddingStrategy(tables((1000, 2)), 4, "basic", None, 1).table_ids == [
-        [0],
-        [0],
-        [],
-        [],
-    ]
-    for shape in [(1, 1), (2, 1)]:
-        assert DistEmbeddingStrategy(tables(shape), 8).table_ids == [[0]] + [[]] * 7
 
 
 def test_both_spellings():

@@ -43,13 +43,6 @@ def test_groups():
     assert strategy.row_sliced_configs[1][0]["name"] == "t1_rows_4_7"
 
 
-def test_overlapping_thresholds_replicate():
-    strategy = DistEmbeddingStrategy(
-        tables((10, 10)), 2, row_slice_threshold=50, data_parallel_threshold=200
-    )
-    assert strategy.table_groups == [[0], [], []]
-
-
 def test_data_parallel_threshold_of_zero_replicates_none():
     strategy = DistEmbeddingStrategy(tables((1, 1)), 2, data_parallel_threshold=0)
     assert strategy.table_groups == [[], [0], []]
@@ -63,21 +56,6 @@ def test_one_rank_holds_tables_whole():
     assert strategy.strategy == "basic"
     assert strategy.table_groups == [[], [0, 1], []]
     assert [c["output_dim"] for c in strategy.local_configs[0]] == [10, 4]
-
-
-def test_no_column_wise_table():
-    strategy = DistEmbeddingStrategy(tables((3, 2)), 2, data_parallel_threshold=6)
-    assert strategy.input_ids_list == strategy.table_ids == strategy.local_configs == [[], []]
-    assert strategy.local_maps == strategy.local_input_offsets == [[], []]
-    assert strategy.local_group_list == strategy.local_weight_offsets == [[], []]
-    assert strategy.sliced_out_ranges == strategy.widths_list_flat == strategy.rev_tp_ids == []
-    assert strategy.row_sliced_configs == strategy.row_inputs_offsets == [[], []]
-
-
-def test_fewer_rows_than_ranks():
-    strategy = DistEmbeddingStrategy(tables((2, 5)), 3, row_slice_threshold=0)
-    assert [c["input_dim"] for (c,) in strategy.row_sliced_configs] == [1, 1, 0]
-    assert strategy.row_inputs_offsets == [[0], [1], [2]]
 
 
 def test_tables_that_agree_are_joined():
@@ -145,13 +123,6 @@ def test_configurations_are_left_alone():
     assert layer.get_config() == {"input_dim": 8, "output_dim": 8, "name": "a"}
     assert plain == {"input_dim": 8, "output_dim": 8, "name": "b"}
     assert [c["layer_type"] for c in first.global_configs] == [Layer, None]
-
-
-def test_a_table_without_inputs_has_its_place():
-    strategy = DistEmbeddingStrategy(tables((3, 2), (4, 2)), 2, input_table_map=[0])
-    assert strategy.table_ids == [[0], [1]]
-    assert strategy.input_ids_list == [[0], []]
-    assert strategy.local_configs[1][0]["input_dim"] == 4
 
 
 def test_report():

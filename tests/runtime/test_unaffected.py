@@ -1,12 +1,12 @@
 """Programs without tables find TensorFlow and Keras as they are, after `sok.Init` as before it."""
 
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
+
+from tests import forks
 
 pytestmark = pytest.mark.keras(slow=True)
 
@@ -80,9 +80,7 @@ def test_the_same_bits(tmp_path):
         "for before, after in zip(*results, strict=True):\n"
         "    np.testing.assert_array_equal(before, after)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True
-    )
+    done = forks.run("-c", program, tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -118,5 +116,5 @@ def test_keras_own_tests_find_the_same(tmp_path):
         "assert len(before) > 20 and 'failed' not in before.values(), before\n"
         "assert after == before, after\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = forks.run("-c", program)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

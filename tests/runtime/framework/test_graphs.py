@@ -5,9 +5,6 @@ gradients; a gradient of a table's gradient raises. Graphs of v1 with tables, wr
 files, raise; others are as TensorFlow has them.
 """
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,6 +12,7 @@ from tensorflow.python.autograph.impl import api
 
 import sok_like
 from sok_like.runtime.ranks import initialize
+from tests import forks
 
 v1 = tf.compat.v1
 
@@ -190,8 +188,7 @@ def test_a_graph_with_tables_is_not_read_from_a_file(session, tmp_path, scope):
     output_of(table=True)
     session.run(v1.global_variables_initializer())
     path = v1.train.Saver().save(session, str(tmp_path / "model"))
-    command = [sys.executable, "-c", READING, f"{path}.meta", scope]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = forks.run("-c", READING, f"{path}.meta", scope, check=True).stdout
     name = f"{scope}/t" if scope else "t"
     assert "Saver().restore(session, path)" in said and f"the table '{name}'" in said
 

@@ -1,6 +1,5 @@
 """Functions of other packages that are wrapped: checked when they are, listed, and put back."""
 
-import subprocess
 import sys
 import threading
 import types
@@ -8,6 +7,7 @@ import types
 import pytest
 
 from sok_like.runtime.framework import hooks
+from tests import forks
 
 
 class Base:
@@ -241,5 +241,5 @@ states = {state for _, _, state in found}
 assert len(found) > 25 and states <= {"in place", "in place, within another wrapper"}, found
 print("done")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = forks.run("-c", program)
     assert done.stdout == "done\n", done.stderr

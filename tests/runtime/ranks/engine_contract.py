@@ -29,37 +29,7 @@ def run(engine, rounds):
     for check in checks:
         results[check.__name__] = check(communicator, rounds)
         communicator.barrier()
-    results["losses"] = None if in_process else losses()
     return results
-
-
-def losses():
-    """Of a group of tables and a dense layer, in a function."""
-    import sok_like as sok
-
-    sok.Init(global_batch_size=16, seed=7)
-    tf.keras.utils.set_random_seed(7)
-    group = sok.GroupEmbedding([4, 4, 8], gradient_scale="mean", name="contract")
-    head = tf.keras.layers.Dense(1)
-    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.05))
-
-    @tf.function
-    def step(keys, targets):
-        with tf.GradientTape() as tape:
-            rows = tf.concat(group(keys), -1)
-            loss = tf.reduce_mean((head(rows) - targets) ** 2)
-        variables = [*group.trainable_variables, *head.trainable_variables]
-        gradients = tape.gradient(loss, variables)
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        return loss
-
-    found = []
-    for number in range(6):
-        rng = np.random.default_rng([number, sok.rank()])
-        keys = [tf.constant(rng.integers(0, 30, 8)) for _ in range(3)]
-        targets = tf.constant(rng.normal(size=[8, 1]).astype(np.float32))
-        found.append(float(step(keys, targets)))
-    return found
 
 
 def _numbers(round_, rank, shape):

@@ -1,5 +1,6 @@
 """Communicators: their collectives, alone and on ranks, and which one a process gets."""
 
+import functools
 import json
 import os
 import sys
@@ -33,6 +34,7 @@ def test_all_are_communicators():
         ({"HOROVOD_SIZE": "3"}, 3),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, 2),
         ({"PMI_SIZE": "4"}, 4),
+        ({"SLURM_STEP_NUM_TASKS": "3"}, 3),
         ({"PMI_SIZE": "many"}, 1),
     ],
 )
@@ -65,15 +67,26 @@ def test_several_processes_without_horovod_say_what_to_install(monkeypatch, no_m
         engines.choose()
 
 
-@pytest.mark.parametrize("by_program", [False, True])
-def test_processes_that_horovod_did_not_connect_do_not_train_alone(monkeypatch, by_program):
-    # What Horovod without MPI does under mpirun, and any Horovod under another MPI's launcher.
+@pytest.fixture
+def horovod(monkeypatch):
+    """A Horovod of one rank, which does nothing, in the place of the installed one."""
     fake = types.ModuleType("horovod.tensorflow")
-    fake.is_initialized = lambda: by_program
-    fake.init, fake.size, fake.rank = lambda process_sets: None, lambda: 1, lambda: 0
+    fake.is_initialized, fake.init = lambda: False, lambda process_sets: None
+    fake.size, fake.rank = lambda: 1, lambda: 0
     fake.global_process_set = types.SimpleNamespace()
-    monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
+    parent = types.ModuleType("horovod")
+    parent.tensorflow = fake
+    monkeypatch.setitem(sys.modules, "horovod", parent)
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", fake)
+    return fake
+
+
+@pytest.mark.parametrize("by_program", [False, True])
+def test_processes_that_horovod_did_not_connect_do_not_train_alone(
+    monkeypatch, horovod, by_program
+):
+    # What Horovod without MPI does under mpirun, and any Horovod under another MPI's launcher.
+    horovod.is_initialized = lambda: by_program
     monkeypatch.setenv("SOK_ENGINE", "")
     for name in [*launchers.WORLD_SIZE_VARIABLES, *_TRANSPORT]:
         monkeypatch.setenv(name, "")  # and restored
@@ -180,17 +193,12 @@ def test_tf_config_of_several_workers_raises_without_a_launcher(unlaunched, case
     assert comm.launched_world_size() == 2
 
 
-def test_groups_that_horovod_was_not_told_of_say_what_to_call(monkeypatch):
+def test_groups_that_horovod_was_not_told_of_say_what_to_call(horovod):
     # Four ranks of Horovod as a program, or DataParallel, has initialised it: without groups.
     def refuse(ranks):
         raise ValueError("HOROVOD_DYNAMIC_PROCESS_SETS is not set")
 
-    fake = types.ModuleType("horovod.tensorflow")
-    fake.is_initialized, fake.size, fake.rank = lambda: True, lambda: 4, lambda: 0
-    fake.global_process_set, fake.add_process_set = types.SimpleNamespace(), refuse
-    monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
-    sys.modules["horovod"].tensorflow = fake
-    monkeypatch.setitem(sys.modules, "horovod.tensorflow", fake)
+    horovod.is_initialized, horovod.size, horovod.add_process_set = lambda: True, lambda: 4, refuse
     everyone = HorovodCommunicator()
     assert everyone.subset([range(4)]) is everyone  # a mesh with one axis needs no group
     with pytest.raises(RuntimeError, match=r"sok\.distribution\.initialize\(\) .*ranks \[0, 1\]"):
@@ -198,37 +206,26 @@ def test_groups_that_horovod_was_not_told_of_say_what_to_call(monkeypatch):
 
 
 @pytest.mark.parametrize("chosen", [None, "2.5"])
-def test_horovod_and_mpi_start_with_short_waits_unless_the_user_says_otherwise(monkeypatch, chosen):
+def test_horovod_and_mpi_start_with_short_waits_unless_the_user_says_otherwise(
+    monkeypatch, horovod, chosen
+):
     started = {}
-    ranks = types.SimpleNamespace()
-    fake = types.ModuleType("horovod.tensorflow")
-    fake.is_initialized = lambda: False
-    fake.init = lambda process_sets: started.update({name: os.environ[name] for name in expected})
-    fake.global_process_set, fake.size, fake.rank = ranks, lambda: 1, lambda: 0
-    monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
-    monkeypatch.setitem(sys.modules, "horovod.tensorflow", fake)
+    horovod.init = lambda process_sets: started.update(os.environ)
     expected = {"HOROVOD_CYCLE_TIME": chosen or "0.1", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    for name in expected:
-        monkeypatch.delenv(name, raising=False)
-    if chosen:
-        monkeypatch.setenv("HOROVOD_CYCLE_TIME", chosen)
-    before = dict(os.environ)
-    try:
-        HorovodCommunicator()
-        assert started == expected
-    finally:
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
+    monkeypatch.setattr(os, "environ", {"HOROVOD_CYCLE_TIME": chosen} if chosen else {})
+    HorovodCommunicator()
+    assert started == expected
 
 
 def test_nothing_before_init(sok):
     comm.set_current(None)
     with pytest.raises(RuntimeError, match=r"sok.Init must be called before.*global_batch_size"):
         comm.current()
-    with pytest.raises(RuntimeError, match=r"sok.Init must be called before"):
-        sok.EmbeddingVariable(4)
-    with pytest.raises(RuntimeError, match=r"sok.Init must be called before"):
-        sok.DistributedEmbedding("sum", 10, 4, 1, 1)
+    layer = functools.partial(sok.DistributedEmbedding, "sum", 10, 4, 1, 1)
+    numbers = sok.rank, sok.size, sok.local_rank
+    for call in (lambda: sok.EmbeddingVariable(4), layer, *numbers):
+        with pytest.raises(RuntimeError, match=r"sok.Init must be called before"):
+            call()
 
 
 def test_a_group_takes_two_collectives_forward_and_one_back(on_threads):

@@ -1,158 +1,250 @@
 """Ranks stay in step: whole lookups in one order, and no exchange with another call's data."""
 
+import functools
+
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.checks import programs, steps
+import sok_like as sok
+from sok_like.runtime.ranks import agreement, comm
+from tests.checks import programs
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.ranks
-
-each_world = pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
+DIM = 2
 
 
-@each_world
-def test_calls_in_different_order_raise_on_all_ranks(on_processes, world_size):
-    for result in on_processes(world_size, steps.eager_order):
-        for error in result["seen"]:
-            assert error.startswith("FailedPreconditionError")
-            assert (
-                "of 'order_a: 2 none" in error
-                and "of 'order_b: 2 none" in error
-                and "rank 1:" in error
-            )
-        assert result["sizes"] == {"order_a": 0, "order_b": 0}
-        assert (result["after"]["order_a"] == 1.0).all()
-        assert (result["after"]["order_b"] == 2.0).all()
+def layer_of(name, value, capacity=None):
+    """A layer of which every row is `value`."""
+    initializer = tf.keras.initializers.Constant(value)
+    return sok.All2AllDenseEmbedding(
+        capacity, DIM, 1, 1, dynamic_input=True, name=name, embedding_initializer=initializer
+    )
 
 
-@each_world
-def test_after_an_error_ranks_are_in_the_same_step(on_processes, world_size):
-    check_same_step(on_processes(world_size, steps.after_an_error))
+def ids(*numbers):
+    return tf.constant(numbers, tf.int64)
 
 
-def check_same_step(results):
-    """What `steps.after_an_error` must have found on each rank."""
-    world_size = len(results)
-    fine = [number for number in range(12) if number % 3 != 1]
-    for rank, result in enumerate(results):
-        for number, seen in enumerate(result["seen"]):
-            if number in fine:
-                rows, other = seen
-                assert (rows == 1.0).all() and (other == 3.0).all()
-            else:
-                assert seen.startswith("InvalidArgumentError") and f"rank {number % 2}: " in seen
-        # No key of a step that failed, and each key of the others on its owner.
-        asked = [100 * r + number for r in range(world_size) for number in fine]
-        assert result["keys"] == sorted(k for k in asked if k % world_size == rank)
+def check_refused(call, *words, error=tf.errors.FailedPreconditionError):
+    with pytest.raises(error) as raised:
+        call()
+    for word in words:
+        assert word in raised.value.message
 
 
-@each_world
-def test_a_gradient_waits_for_its_lookup(on_processes, world_size):
-    for result in on_processes(world_size, steps.full_table_without_value):
-        for number, seen in enumerate(result):
-            if number % 2:
-                assert seen.startswith("ResourceExhaustedError") and "'no_value'" in seen
-            else:
-                assert (seen[1] == world_size).all()
+def test_calls_in_different_order_raise_on_all_ranks(on_threads):
+    def check():
+        layers = [layer_of("order_a", 1.0), layer_of("order_b", 2.0)]
+        for layer in layers if sok.rank() == 0 else layers[::-1]:
+            words = "of 'order_a: 2 none", "of 'order_b: 2 none", "rank 1:"
+            check_refused(lambda layer=layer: layer(ids(1, 2, 3)), *words)
+            assert int(layer.table.size()) == 0
+        assert [float(tf.reduce_mean(layer(ids(4, 5)))) for layer in layers] == [1.0, 2.0]
+
+    on_threads(2, check)
 
 
-@each_world
-def test_lookups_in_a_loop(on_processes, world_size):
-    results = on_processes(world_size, steps.while_loop)
-    for seen, _ in results:
-        assert seen == [(2.0, 2 * 2.0 * sum(range(6)), 2.0)] * 3
-    assert sum(size for _, size in results) == 6 * world_size
+def test_a_gradient_waits_for_its_lookup(on_threads):
+    """The gradient of a sum does not read the rows; a full table must stop it all the same."""
+
+    def check():
+        layer = layer_of("no_value", 1.0, capacity=4)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+        def step(keys):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(keys, training=True))
+            return tape.gradient(loss, layer.embedding_variable)
+
+        many, full = tf.range(9, dtype=tf.int64), tf.errors.ResourceExhaustedError
+        for _ in range(2):
+            assert (step(many[:2]).values == 2).numpy().all()
+            check_refused(lambda: step(many), "'no_value'", error=full)
+
+    on_threads(2, check)
 
 
-def test_what_a_graph_knows_beforehand_travels_too(on_processes):
-    first, others = on_processes(2, steps.constant_on_one_rank)
-    for (rows, *_), num_rows in zip(first, [1, 0], strict=True):
-        np.testing.assert_array_equal(rows, np.full([num_rows, 2], 3.0))
-    for (rows, keys, gradient), expected in zip(others, [[5, 7], [7]], strict=True):
-        np.testing.assert_array_equal(rows, np.full([1, 2], 3.0))
-        np.testing.assert_array_equal(np.sort(keys), expected)  # odd keys are rank 1's
-        np.testing.assert_array_equal(gradient, np.ones([len(expected), 2]))
+def test_what_a_graph_knows_beforehand_travels_too(on_threads):
+    """On rank 0 a step's keys are constants of its graph, then none."""
+
+    def check():
+        layer = layer_of("constant", 3.0)
+        for own, expected in (([5], [[], [5, 7]]), ([], [[], [7]])):
+
+            @tf.function
+            def step(fed, keys=own):
+                keys = fed if sok.rank() else tf.constant(keys, tf.int64)
+                with tf.GradientTape() as tape:
+                    rows = layer(keys, training=True)
+                    loss = tf.reduce_sum(rows)
+                return rows, tape.gradient(loss, layer.embedding_variable)
+
+            rows, gradient = step(ids(7))
+            assert rows.shape == [1 if sok.rank() else len(own), DIM]
+            assert (rows == 3.0).numpy().all()
+            assert sorted(gradient.indices.numpy()) == expected[sok.rank()]  # odd: rank 1's
+            assert (gradient.values == 1.0).numpy().all()
+
+    on_threads(2, check)
 
 
-@each_world
-def test_a_gradient_outside_of_its_function(on_processes, world_size):
-    results = on_processes(world_size, steps.gradient_outside)
-    for i in range(3):
-        sums = {}
-        for result in results:
-            indices, values = result[i]
-            sums.update(zip(indices.tolist(), values[:, 0].tolist(), strict=True))
-        assert sums == {1: (i + 1.0) * world_size, 2: 2 * (i + 1.0) * world_size}
+def test_a_gradient_outside_of_its_function(on_threads):
+    """The tape is around a function of several lookups: TensorFlow makes the gradient's."""
+
+    def check():
+        layers = [layer_of(f"outside{i}", 1.0 + i) for i in range(3)]
+        forward = tf.function(lambda keys: [layer(keys) for layer in layers])
+        with tf.GradientTape() as tape:
+            found = forward(ids(1, 2, 2))
+            loss = tf.add_n([(i + 1) * tf.reduce_sum(rows) for i, rows in enumerate(found)])
+        gradients = tape.gradient(loss, [layer.embedding_variable for layer in layers])
+        for i, gradient in enumerate(gradients):
+            assert gradient.indices.numpy().tolist() == [1 if sok.rank() else 2]
+            times = 1 if sok.rank() else 2
+            assert gradient.values.numpy().tolist() == [[times * (i + 1.0) * 2] * DIM]
+
+    on_threads(2, check)
 
 
-@each_world
-def test_a_function_meets_an_eager_lookup(on_processes, world_size):
-    for result in on_processes(world_size, steps.function_meets_eager):
-        np.testing.assert_array_equal(result, np.full([2, 2], 4.0))
+def test_a_function_meets_an_eager_lookup(on_threads):
+    def check():
+        layer = layer_of("met", 4.0)
+        call = layer if sok.rank() == 0 else tf.function(layer)
+        assert (call(ids(1, 2)) == 4.0).numpy().all()
+
+    on_threads(2, check)
 
 
-@each_world
-@pytest.mark.parametrize("what", ["width", "order", "initializer", "combiner"])
-def test_tables_that_differ_over_ranks_raise_on_all(on_processes, world_size, what):
-    for result in on_processes(world_size, steps.other_tables):
-        seen, size = result[what]
-        assert seen.startswith("FailedPreconditionError") and size == 0
-        first, other = {
-            "width": ("wide: 2 none", "wide: 3 none"),
-            "order": ("swapped: one 2 none", "swapped: two 2 none"),
-            "initializer": ("begun: 2 none of constant 1 0'", "begun: 2 none of constant 0 0'"),
-            "combiner": ("fields: 2 sum of ", "fields: 2 mean of "),
-        }[what]
-        assert f"rank 0: keys of call 1 of '{first}" in seen
-        assert f"rank 1: keys of call 1 of '{other}" in seen
+def test_tables_that_differ_over_ranks_raise_on_all(on_threads):
+    def check():
+        first = sok.rank() == 0
+        wide = sok.EmbeddingVariable(2 if first else 3, name="wide")
+        pair = [sok.EmbeddingVariable(2, name=name) for name in ("one", "two")]
+        begun = sok.EmbeddingVariable(2, name="begun", initializer="ones" if first else "zeros")
+        combiner = "sum" if first else "mean"
+        fields = sok.DistributedEmbedding(combiner, None, 2, slot_num=1, max_nnz=2, name="fields")
+        # The shapes of ranks may differ: with one key per field a combiner does nothing.
+        alike = sok.DistributedEmbedding("sum", None, 2, slot_num=1, max_nnz=2, name="alike")
+        alike(tf.constant([[1]] if first else [[[1, 2]]], tf.int64))
+
+        def group(tables, name):
+            return lambda: sok.group_embedding_lookup(tables, [ids(1, 2)] * len(tables), name=name)
+
+        calls = [
+            (group([wide], "wide"), "wide: 2 none", "wide: 3 none"),
+            (group(pair if first else pair[::-1], "swapped"), "swapped: one 2", "swapped: two 2"),
+            (
+                group([begun], "begun"),
+                *("begun: 2 none of constant 1 0'", "begun: 2 none of constant 0 0'"),
+            ),
+            (lambda: fields(ids(1, 2)[:, tf.newaxis]), "fields: 2 sum of ", "fields: 2 mean of "),
+        ]
+        for call, mine, other in calls:
+            said = f"rank 0: keys of call 1 of '{mine}", f"rank 1: keys of call 1 of '{other}"
+            check_refused(call, *said)
+        assert not any(int(table.size()) for table in (wide, *pair, begun, fields.table))
+
+    on_threads(2, check)
 
 
-@each_world
-def test_dense_tables_that_differ_over_ranks_raise_on_all(on_processes, world_size):
-    for result in on_processes(world_size, steps.other_dense_tables):
-        for name, seen in result.items():
-            assert seen.startswith("FailedPreconditionError")
-            stage = "notes" if name == "own_inputs" else "keys"
-            size = "" if name == "initializers" else "6x"
-            assert f"rank 0: {stage} of call 1 of '{name}: {size}" in seen
-        assert "; rank 1: keys of call 1 of 'rows: 5x" in result["rows"]
+def test_dense_tables_that_differ_over_ranks_raise_on_all(on_threads):
+    dmp, plain = sok.dist_model_parallel, tf.keras.layers.Embedding
+
+    def check():
+        first = sok.rank() == 0
+
+        def look_up(name, embedding, **options):
+            layer = dmp.DistributedEmbedding([embedding], name=name, **options)
+            if options.get("dp_input", True):
+                return lambda: layer([ids(1, 2)[tf.newaxis]])
+            inputs = layer.strategy.input_ids_list[sok.rank()]
+            return lambda: layer([tf.zeros([sok.size(), 1], tf.int64)] * len(inputs))
+
+        rows = plain(6 if first else 5, 4)
+        combined = sok.Embedding(6, 4, combiner="sum" if first else "mean")
+        start = "ones" if first else "zeros"
+        hashed = sok.HashEmbedding(4, embeddings_initializer=start, name="begins")
+        threshold = {"row_slice_threshold": 0 if first else None}
+        said = "rank 0: keys of call 1 of "
+        other = "; rank 1: keys of call 1 of 'rows: 5x"
+        check_refused(look_up("rows", rows), f"{said}'rows: 6x", other)
+        check_refused(look_up("thresholds", plain(6, 4), **threshold), f"{said}'thresholds: 6x")
+        notes = "rank 0: notes of call 1 of 'own_inputs: "
+        check_refused(look_up("own_inputs", plain(6 if first else 5, 4), dp_input=False), notes)
+        check_refused(look_up("combiners", combined), f"{said}'combiners: 6x")
+        check_refused(look_up("initializers", hashed), f"{said}'initializers: ")
+
+    on_threads(2, check)
 
 
-@each_world
-def test_a_lookup_that_meets_something_else_names_both(on_processes, world_size):
-    for result in on_processes(world_size, steps.notes_out_of_step):
-        assert result.startswith("FailedPreconditionError")
-        assert "keys of call 1 of 'alone: 2 none" in result and "notes of call" in result
-        assert "'something_else'" in result
+def test_a_lookup_that_meets_something_else_names_both(on_threads):
+    def check():
+        layer = layer_of("alone", 1.0)
+        words = "keys of call 1 of 'alone: 2 none", "notes of call", "'something_else'"
+        agree = functools.partial(agreement.raise_on_all, [""], comm.current(), "something_else")
+        check_refused(agree if sok.rank() else lambda: layer(ids(1)), *words)
+
+    on_threads(2, check)
 
 
-@each_world
-def test_eager_collectives_in_different_order_raise_on_all_ranks(on_processes, world_size):
-    names = [("dense_a", "dense_b"), ("dense_c", "kernel"), ("first_0", "dense_d")]
-    names.append(("met_by_a_sum", "dense_e"))
-    names.append(("sok_get_frequency_counted", "sok_get_version_counted"))
-    names.append(("export of table 'served'", "export of table 'kept'"))
-    for rank, result in enumerate(on_processes(world_size, steps.collectives_out_of_order)):
-        for pair, errors in zip(names, result["seen"], strict=True):
-            for error in errors:
-                assert error.startswith("FailedPreconditionError")
-                assert all(f"of '{name}" in error for name in pair) and "rank 1:" in error
-        assert (result["after"] == world_size * (world_size + 1) / 2).all()
-        assert (result["kept"] == 1.0 + rank).all()
+def test_eager_collectives_in_different_order_raise_on_all_ranks(on_threads):
+    """Those of a mesh, a table and callbacks; rank 0 has another order than the others."""
+    from sok_like.distribution import collectives
+    from sok_like.lookup import replicas
+
+    def check():
+        line, own = comm.current(), 1.0 + sok.rank()
+        variables = [tf.Variable([own, own]) for _ in range(2)]
+        layer = layer_of("met_by_a_sum", 1.0)
+        option = sok.EmbeddingVariableOption(record_statistics=True)
+        counted = sok.get_embedding_variable("counted", 2, ev_option=option)
+
+        def summed(name):
+            return name, lambda: collectives.summed(tf.constant([own, own]), line, name)
+
+        def exported(name):
+            name, whole = f"export of table '{name}'", (np.zeros([1], np.int64), line, False)
+            return name, lambda: agreement.send(*whole, name)
+
+        gather = functools.partial(collectives.gather, tf.constant([own]), 0, line, "kernel")
+        broadcast = functools.partial(replicas.broadcast, variables[:1], 0, "first")
+        statistics = [
+            (f"sok_get_{what}_counted", functools.partial(getattr(counted, f"get_{what}"), [1]))
+            for what in ("frequency", "version")
+        ]
+        pairs = [
+            (summed("dense_a"), summed("dense_b")),
+            (summed("dense_c"), ("kernel", gather)),
+            (("first_0", broadcast), summed("dense_d")),
+            (("met_by_a_sum", lambda: layer(ids(1))), summed("dense_e")),
+            statistics,
+            (exported("served"), exported("kept")),
+        ]
+        for pair in pairs:
+            words = "rank 1:", *(f"of '{name}" for name, _ in pair)
+            for _, call in pair if sok.rank() == 0 else pair[::-1]:
+                check_refused(call, *words)
+        assert summed("dense_a")[1]().numpy().tolist() == [3.0, 3.0]
+        assert variables[0].numpy().tolist() == [own, own]
+
+    on_threads(2, check)
 
 
-@each_world
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_random_programs_give_what_a_dictionary_gives(on_processes, world_size):
-    results = on_processes(world_size, programs.run, 1, programs.num_steps(world_size))
+    steps = programs.num_steps(world_size)
+    results = on_processes(world_size, programs.run, 46, steps)
     assert all(result == results[0] for result in results)
-    assert sum(results[0].values()) == programs.num_steps(world_size)
+    assert sum(results[0].values()) == steps
     assert {"eager fine", "function fine", "loop fine"} <= set(results[0])
     if world_size == 2:
         assert all(any(wrong in how for how in results[0]) for wrong in ("rows", "full", "dmp"))
 
 
-@each_world
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_random_runs_of_a_session_give_what_a_dictionary_gives(on_processes, world_size):
     results = on_processes(world_size, programs.run_in_session, 1, programs.SESSION_STEPS)
     assert all(result == results[0] for result in results)
@@ -160,13 +252,16 @@ def test_random_runs_of_a_session_give_what_a_dictionary_gives(on_processes, wor
     assert "session fine" in results[0] and len(results[0]) > 1
 
 
+# ---- ranks that exchange at most 150 words of a block at once, and have two devices ----
+
+
 @pytest.fixture(scope="module")
 def in_rounds():
-    """What 2 ranks found that exchange at most 150 words of a block at once."""
     env = {"SOK_EXCHANGE_LIMIT": "300", "SOK_BLOCK_LIMIT": "4000"}
     return run_ranks("tests.checks.rounds:main", 2, env=env)
 
 
+@pytest.mark.ranks
 def test_an_exchange_beyond_the_transport_takes_several_rounds(in_rounds):
     for result in in_rounds:
         assert result["hashed"] == {mode: [True] * 4 for mode in ("eager", "function", "loop")}
@@ -176,6 +271,7 @@ def test_an_exchange_beyond_the_transport_takes_several_rounds(in_rounds):
         assert sum(result["programs"].values()) == 12
 
 
+@pytest.mark.ranks
 def test_errors_of_exchanges_in_rounds_are_raised_on_all_ranks(in_rounds):
     for result in (each["failures"] for each in in_rounds):
         error, after = result["out_of_range"]
@@ -189,6 +285,7 @@ def test_errors_of_exchanges_in_rounds_are_raised_on_all_ranks(in_rounds):
         assert after == 1.0
 
 
+@pytest.mark.ranks
 def test_a_block_beyond_what_is_counted_is_an_error_on_all_ranks(in_rounds):
     for result in (each["failures"] for each in in_rounds):
         error, after = result["block"]
@@ -198,3 +295,17 @@ def test_a_block_beyond_what_is_counted_is_an_error_on_all_ranks(in_rounds):
         assert "ResourceExhaustedError" in error and "at most 4000 words" in error and after == 1.0
         for dp_input in (True, False):
             assert "at most 4000 words" in result[f"dp_input={dp_input}"]
+
+
+@pytest.mark.ranks
+def test_after_an_error_ranks_are_in_the_same_step(in_rounds):
+    fine = [number for number in range(12) if number % 3 != 1]
+    for rank, result in enumerate(each["after_an_error"] for each in in_rounds):
+        for number, seen in enumerate(result["seen"]):
+            if number in fine:
+                assert seen == [1.0, 3.0]
+            else:
+                assert seen.startswith("InvalidArgumentError") and f"rank {number % 2}: " in seen
+        # No key of a step that failed, and each key of the others on its owner.
+        asked = [100 * r + number for r in range(2) for number in fine]
+        assert result["keys"] == sorted(key for key in asked if key % 2 == rank)

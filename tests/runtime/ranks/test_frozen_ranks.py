@@ -14,10 +14,13 @@ import time
 import pytest
 import tensorflow as tf
 
+import sok_like as sok
+from sok_like.runtime.ranks import comm, stalls
 from sok_like.runtime.ranks.launchers import find_program
+from tests import forks
 from tests.ranks import RanksFailed, run_ranks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.beside]
+pytestmark = pytest.mark.ranks
 ON_HOST = """exec ip netns exec "$1" unshare --uts sh -c 'hostname "$1"; shift; "$@"' sh "$@" """
 HOSTS = ("10.213.7.1", "10.213.7.2")
 # A cut network also keeps mpirun from ending its part on the other host. So when both ranks have
@@ -38,8 +41,6 @@ def _call(how):
 
     It has been called; ranks wait for each other for 2 s from now on.
     """
-    from sok_like.runtime.ranks import comm, stalls
-
     call = _first_call(how)
     call()
     call()
@@ -52,8 +53,6 @@ def _call(how):
 
 
 def _first_call(how):
-    import sok_like as sok
-
     sok.Init(global_batch_size=8)
 
     def layer():
@@ -72,13 +71,11 @@ def _first_call(how):
 
 def freezes(rank, how, inside, wakes):
     """`rank` stops inside an exchange, or before it; the others look up."""
-    from sok_like.runtime.ranks import comm, stalls
-
     call = _call(how)
     if comm.current().rank == rank:
         me = os.getpid()
         if wakes:  # when others have ended, while the launcher cannot end it, for it is stopped
-            launcher = os.getppid()
+            launcher = forks.launcher()
             wake = f"sleep 11; kill -CONT {me}; sleep 15; kill -CONT {launcher}"
             subprocess.Popen(["sh", "-c", wake], start_new_session=True)
             os.kill(launcher, signal.SIGSTOP)
@@ -101,11 +98,9 @@ def freezes(rank, how, inside, wakes):
 
 def dies(rank):
     """`rank` is killed while the launcher is stopped and cannot end the others, who look up."""
-    from sok_like.runtime.ranks import comm
-
     call = _call("function")
     if comm.current().rank == rank:
-        launcher = os.getppid()
+        launcher = forks.launcher()
         wake = f"sleep 12; kill -CONT {launcher}"
         subprocess.Popen(["sh", "-c", wake], start_new_session=True)
         os.kill(launcher, signal.SIGSTOP)
@@ -115,8 +110,6 @@ def dies(rank):
 
 def ends_beside_a_frozen_rank():
     """Rank 1 stops, and no other rank waits for it in an exchange: rank 0 has finished."""
-    from sok_like.runtime.ranks import comm, stalls
-
     stalls._STAYS = stalls._LEAVES = 0.0
     _call("eager")
     if comm.current().rank == 1:
@@ -125,8 +118,6 @@ def ends_beside_a_frozen_rank():
 
 def cuts(link):
     """Rank 0 cuts the network between the hosts, then all look up."""
-    from sok_like.runtime.ranks import comm, stalls
-
     call = _call("function")
     assert stalls._watch.is_alive()
     if comm.current().rank == 0:
@@ -145,7 +136,6 @@ def said(function, num_ranks, launcher="mpirun", engine="horovod", **args):
             launcher=launcher,
             args=args,
             env={"SOK_ENGINE": engine},
-            alone=False,
         )
     return re.split(r"--- .*\n", str(raised.value))[1 : num_ranks + 1]
 
@@ -181,13 +171,6 @@ def test_a_frozen_rank_0_is_named_and_ends_when_it_wakes():
     assert all("this process ends with status 75" in output for output in (rank_0, rank_1))
 
 
-def test_a_frozen_rank_0_is_named_by_mpi():
-    how = {"rank": 0, "how": "eager", "inside": False, "wakes": False}
-    _, rank_1 = said("freezes", 2, engine="mpi", **how)
-    assert "DeadlineExceededError" in rank_1
-    assert re.search(r"'cold_keys': rank 0 has not answered for \d+ s", rank_1)
-
-
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_rank_that_dies_is_named_where_no_launcher_ends_the_others(rank):
     with pytest.raises(RanksFailed) as raised:
@@ -196,7 +179,6 @@ def test_a_rank_that_dies_is_named_where_no_launcher_ends_the_others(rank):
             2,
             args={"rank": rank},
             env={"SOK_ENGINE": "mpi"},
-            alone=False,
         )
     other = re.split(r"--- .*\n", str(raised.value))[2 - rank]
     assert "DeadlineExceededError" in other

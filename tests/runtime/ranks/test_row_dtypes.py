@@ -128,26 +128,6 @@ def test_a_number_too_large_is_a_failure(wire_dtype, largest, too_large):
             assert ("wire_dtype='bfloat16'" in text) == (wire_dtype == "float16")
 
 
-@pytest.mark.parametrize(
-    "given, expected",
-    [
-        (None, None),
-        ("float32", None),
-        (tf.float32, None),
-        (np.float32, None),
-        ("bfloat16", "bfloat16"),
-        (tf.bfloat16, "bfloat16"),
-        (ml_dtypes.bfloat16, "bfloat16"),
-        ("float16", "float16"),
-        ("half", "float16"),
-        (tf.float16, "float16"),
-        (np.dtype("float16"), "float16"),
-    ],
-)
-def test_ways_to_write_a_dtype(given, expected):
-    assert check_row_dtype(given) == expected
-
-
 @pytest.mark.parametrize("given", ["float8", "", 16, 14, True, tf.float64, "int8", [], np.int16])
 def test_other_dtypes_are_refused(given):
     with pytest.raises(ValueError, match="`wire_dtype` must be .* wire_dtype=.*layer 'x'"):

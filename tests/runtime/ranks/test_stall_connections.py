@@ -4,11 +4,9 @@ And at which of its addresses a host is reached by the others of a job.
 """
 
 import contextlib
-import os
 import resource
 import selectors
 import socket
-import subprocess
 import threading
 import time
 
@@ -16,7 +14,6 @@ import pytest
 
 from sok_like.runtime.ranks import launchers, stall_connections
 from sok_like.runtime.ranks.stall_connections import Door, Line, connect
-from tests.ranks import run_ranks
 
 SECRET = "secret"
 NOISE = [b'{"secret":"\xc3\xa9"}\n', b"[" * 4000, b"", b"\x00" * 20, b"\xff" * 52, b"GET / HTTP"]
@@ -224,64 +221,6 @@ def test_a_rank_that_does_not_read_delays_nobody_and_later_reads_whole_messages(
     numbers = [message["number"] for message in found]
     assert line.open and numbers == sorted(set(numbers)) and 1 < len(numbers)
     assert numbers[-1] - numbers[0] >= len(numbers)  # some were dropped
-
-
-# ---- a job on two ranks ----
-
-
-def goes_on():
-    """Strangers besiege rank 0's port while rank 1 has not come; later all ranks are stopped."""
-    import tensorflow as tf
-
-    import sok_like as sok
-    from sok_like.runtime.ranks import comm, stalls
-
-    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
-    besieged = []
-
-    class Besieged(Door):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            siege = threading.Thread(target=self.siege)
-            siege.start()
-            besieged.append(siege)
-
-        def siege(self):
-            with contextlib.ExitStack() as stack:
-                for sent in [*NOISE, b"x" * (100 << 20), *[b""] * 900]:
-                    stack.enter_context(noise(self.address, sent))
-                time.sleep(1)
-
-    def late(*arguments):
-        time.sleep(2)
-        return connect(*arguments)
-
-    stalls.Door, stalls.connect = Besieged, late
-    sok.Init(global_batch_size=2)
-    layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True, name="calm")
-    call, keys = tf.function(layer), tf.constant([1], tf.int64)
-    call(keys)
-    call(keys)
-    for siege in besieged:
-        siege.join()
-    pids = comm.current().all_gather(tf.constant([os.getpid()]), "pids").numpy()
-    if rank == 1:
-        pids = " ".join(map(str, pids))
-        stop = f"sleep 1; kill -STOP {pids}; sleep 9; kill -CONT {pids}"
-        stopper = subprocess.Popen(["sh", "-c", stop], start_new_session=True)
-        stopper.wait()
-    else:
-        stalls._watch._judge._limit = 6.0
-    call(keys)
-    door = getattr(stalls._watch._door, "address", ("",))[0]
-    return stalls._watch.is_alive(), len(getattr(stalls._watch, "_lines", [])), door
-
-
-@pytest.mark.ranks
-@pytest.mark.beside
-def test_a_job_goes_on_under_noise_and_after_it_was_suspended():
-    found = run_ranks("tests.runtime.ranks.test_stall_connections:goes_on", 2, alone=False)
-    assert found == [(True, 1, "127.0.0.1"), (True, 0, "")]
 
 
 @pytest.fixture

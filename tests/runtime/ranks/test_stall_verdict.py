@@ -25,11 +25,6 @@ def hear(judge, *reports):
     return judge.verdict()
 
 
-def test_nobody_waits(clock):
-    assert hear(Judge(2, 10), report(), report()) == ""
-    assert hear(Judge(2, 10), report(), report(ended="has finished its steps")) == ""
-
-
 def test_a_rank_that_does_not_come_is_named_when_the_time_is_over(clock):
     judge = Judge(3, 10)
     assert hear(judge, report("users_keys", 9), report(), report("users_keys", 8)) == ""
@@ -88,13 +83,6 @@ def test_ranks_that_wait_for_different_things(clock):
     assert (
         "'b_keys': rank 1 reached it" in verdict and "rank 0 is in the exchange 'a_keys'" in verdict
     )
-
-
-def test_a_rank_late_in_noticing_that_an_exchange_is_over_gets_time(clock):
-    judge = Judge(2, 100)
-    assert hear(judge, report("a_keys", 15, number=7), report("a_rows", 15, number=8)) == ""
-    verdict = hear(judge, report("a_keys", 25, number=7), report("a_rows", 25, number=8))
-    assert "'a_keys': rank 0 reached it" in verdict
 
 
 def test_a_rank_that_answers_no_more(clock):
