@@ -105,7 +105,7 @@ KEYS = tf.range(20, dtype=tf.int64)
 
 
 class Tables:
-    """Dumps of tables in one folder, `call`; the rows of each table are all of one number."""
+    """Dumps of tables in one folder, `call`; keys and rows of each table are of one number."""
 
     removes = False  # what the call does
 
@@ -127,7 +127,8 @@ class Tables:
         if self._before is not None:
             self._before(self)
         for table in self.tables:
-            sok_like.assign(table, KEYS, tf.fill([len(KEYS), 2], float(number)))
+            table.erase(sok_like.export(table)[0])
+            sok_like.assign(table, KEYS + number, tf.fill([len(KEYS), 2], float(number)))
         if self._after is not None:
             self._after(self)
 
@@ -146,8 +147,8 @@ def number_of_dump(folder, name):
 
 
 def number_of(keys, rows):
-    assert sorted(keys) == KEYS.numpy().tolist(), "keys are missing"
     (number,) = np.unique(rows)
+    assert sorted(keys) == (KEYS.numpy() + int(number)).tolist(), "keys of other rows"
     return int(number)
 
 
