@@ -109,19 +109,6 @@ def test_gradient_that_is_none(halving):
     assert gradients[0].numpy() == 1.0 and gradients[1] is None
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
-def test_optimizer_averages_the_same_ones(halving, name):
-    shared, local = weight([2.0]), mark_local(weight([3.0]))
-    optimizer = dmp.DistributedOptimizer(getattr(tf.keras.optimizers, name)(0.1))
-    assert isinstance(optimizer, getattr(tf.keras.optimizers, name))
-    optimizer.apply_gradients([(tf.constant([4.0]), shared), (tf.constant([4.0]), local)])
-    alone = [weight([2.0]), weight([3.0])]
-    stock = getattr(tf.keras.optimizers, name)(0.1)
-    stock.apply_gradients([(tf.constant([2.0]), alone[0]), (tf.constant([4.0]), alone[1])])
-    assert shared.numpy() == alone[0].numpy()
-    assert local.numpy() == alone[1].numpy()
-
-
 def test_a_program_may_average_by_itself(halving):
     shared = weight([2.0])
     optimizer = dmp.DistributedOptimizer(tf.keras.optimizers.SGD(0.5))

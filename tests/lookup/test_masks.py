@@ -10,7 +10,6 @@ import tensorflow as tf
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
 from sok_like.runtime.ranks import comm
-from tests.checks.files import shared
 
 pytestmark = pytest.mark.keras
 
@@ -126,7 +125,7 @@ def make(kind, head, way, ids):
     return model
 
 
-def trained(kind, head, way, four_axes=None):
+def trained(kind, head, way, folder=None, four_axes=None):
     """What a model computes before and after training, and after it was saved and loaded."""
     ids, labels = batch()
     if kind in ("all2all", "fused") if four_axes is None else four_axes:
@@ -151,28 +150,26 @@ def trained(kind, head, way, four_axes=None):
     found["after"] = model.predict(ids, verbose=0)
     if kind == "stock":
         return found
-    path = shared(f"masks_{kind}_{head}_{way}_{current.world_size}")
-    path.parent.mkdir(parents=True, exist_ok=True)
     if way == "subclass":
-        model.save_weights(f"{path}.weights.h5")
+        model.save_weights(folder / "m.weights.h5")
         loaded = make(kind, head, way, ids)
-        loaded.load_weights(f"{path}.weights.h5")
+        loaded.load_weights(folder / "m.weights.h5")
     else:
-        model.save(f"{path}.keras")
-        loaded = tf.keras.models.load_model(f"{path}.keras")
+        model.save(folder / "m.keras")
+        loaded = tf.keras.models.load_model(folder / "m.keras")
     found["loaded"] = loaded(ids).numpy()
     return found
 
 
 @functools.cache
 def stock(head, way, four_axes):
-    return trained("stock", head, way, four_axes)
+    return trained("stock", head, way, four_axes=four_axes)
 
 
 @pytest.mark.keras(slow=True)
 @pytest.mark.parametrize("kind, head, way", CASES)
-def test_as_stock_models_with_a_mask(on_threads, kind, head, way):
-    results = on_threads(1 if kind == "dense" else 2, trained, kind, head, way)
+def test_as_stock_models_with_a_mask(on_threads, tmp_path, kind, head, way):
+    results = on_threads(1 if kind == "dense" else 2, trained, kind, head, way, tmp_path)
     expected = stock(head, way, kind in ("all2all", "fused"))
     for found in results:
         for what in ("before", "evaluated", "after"):
