@@ -54,32 +54,20 @@ class Judge:
             rank.heard += seconds
             rank.since += seconds
 
-    def all_ended(self) -> bool:
-        """Whether every rank has ended."""
-        return all(rank.ended for rank in self._ranks)
-
-    def any_waits(self) -> bool:
-        """Whether a rank waits."""
-        return any(rank.what for rank in self._ranks)
-
-    def all_stopped(self) -> bool:
-        """Whether a verdict has reached every rank that has not left and is not silent."""
-        return all(rank.stopped or rank.leaves or self._silent(rank) for rank in self._ranks)
-
-    def silent(self) -> str:
-        """Which ranks have stopped reporting for longer than the limit; empty if none has."""
-        now = time.monotonic()
-        limit = max(self._limit, SILENT)
-        return "; ".join(
-            f"rank {r} has not answered for {now - rank.heard:.0f} s"
-            for r, rank in enumerate(self._ranks)
-            if rank.connected and now - rank.heard > limit
-        )
-
-    def left(self) -> str:
-        """Which ranks join no more exchanges, and why; empty if all do."""
-        ranks = enumerate(self._ranks)
-        return "; ".join(f"rank {r} {rank.ended}" for r, rank in ranks if rank.leaves)
+    def word(self) -> dict[str, Any]:
+        """What all ranks are told of each other."""
+        now, limit, ranks = time.monotonic(), max(self._limit, SILENT), list(enumerate(self._ranks))
+        silent = [(r, now - k.heard) for r, k in ranks if k.connected and now - k.heard > limit]
+        return {
+            "waited_for": any(rank.what for rank in self._ranks),
+            "over": all(rank.ended for rank in self._ranks),
+            # Which ranks join no more exchanges, and why; empty if all do.
+            "left": "; ".join(f"rank {r} {rank.ended}" for r, rank in ranks if rank.leaves),
+            # Whether a verdict has reached every rank that has not left and is not silent.
+            "stopped": all(k.stopped or k.leaves or self._silent(k) for k in self._ranks),
+            # Which ranks have stopped reporting for longer than the limit; empty if none has.
+            "silent": "; ".join(f"rank {r} has not answered for {s:.0f} s" for r, s in silent),
+        }
 
     def verdict(self) -> str:
         """Why the ranks that wait should stop waiting; empty if they should go on."""

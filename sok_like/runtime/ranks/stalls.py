@@ -13,12 +13,12 @@ for one behind a cut network. Then the process prints this, and ends with the st
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import ctypes
 import json
 import os
 import secrets
-import selectors
 import sys
 import threading
 import time
@@ -72,19 +72,26 @@ def start(communicator: Communicator) -> None:
         return
     limit, secret = timeout(), secrets.token_hex(32)
     names = _gather(stall_connections.host_names(), communicator)
-    selector, door, own_address = selectors.DefaultSelector(), None, ""
+    door, own_address = None, ""
     if communicator.rank == 0 and limit:
         host = stall_connections.LOOPBACK
         if communicator.local_size != communicator.world_size:
             host = stall_connections.host_address(names)
-        door = Door(host, secret, communicator.world_size, selector)
+        door = Door(host, secret, communicator.world_size)
         own_address = json.dumps([*door.address, secret])
     address = _gather(own_address, communicator)[0]
     if limit == 0 or not address:
         return
     host, port, secret = json.loads(address)
-    _watch = _Watch(communicator, limit, door or (host, port), secret, selector)
+    _watch = _Watch(communicator, limit, door, (host, port), secret)
     _watch.start()
+    _watch.connected.wait()
+    if _watch.problem is not None:
+        warnings.warn(
+            f"sok_like: rank {communicator.rank} cannot reach rank 0 at {host}:{port} "
+            f"({_watch.problem}); if ranks stop waiting for another rank, the reason is unknown.",
+            stacklevel=2,
+        )
     atexit.register(_watch.say_goodbye)
 
 
@@ -97,16 +104,18 @@ def raise_reason(error: Exception) -> None:
 
 
 class _Watch(threading.Thread):
-    """The thread of one process; `rank_0` is the door on rank 0, and its address elsewhere."""
+    """The thread of one process; on rank 0 with the `door` at this address."""
 
-    def __init__(self, communicator, limit, rank_0, secret, selector):
+    def __init__(self, communicator, limit, door, address, secret):
         super().__init__(name="sok_stalls", daemon=True)
         self.reason = ""
         self.settled = threading.Event()  # set when waiting was ended, or all ranks have ended
         self._communicator, self._rank = communicator, communicator.rank
         self._library = libraries.functions()
         self._library.sok_longest_wait.restype = ctypes.c_double
-        self._limit, self._selector = limit, selector
+        self.connected = threading.Event()  # set also if there was a problem
+        self.problem: OSError | None = None
+        self._limit, self._door, self._address, self._secret = limit, door, address, secret
         self._ended = ""  # how this rank ended, if it has
         self._leaves = False  # it has stopped staying for the others
         # When its program had ended, and it shuts the transport down.
@@ -120,34 +129,31 @@ class _Watch(threading.Thread):
         self._last_word = time.monotonic()  # from rank 0
         self._slept, self._slept_in = 0.0, 0  # seconds that this process was stopped, in which wait
         self._server: Line | None = None
-        self._door = rank_0 if isinstance(rank_0, Door) else None
         self._judge = stall_verdict.Judge(communicator.world_size, limit)  # rank 0 asks it
         self._lines: dict[int, Line] = {}
-        if self._door is not None:
-            return
-        try:
-            self._server = connect(rank_0, secret, self._rank, _CONNECTS)
-            selector.register(self._server, selectors.EVENT_READ, self._server)
-        except OSError as error:
-            warnings.warn(
-                f"sok_like: rank {self._rank} cannot reach rank 0 at {rank_0[0]}:{rank_0[1]} "
-                f"({error}); if ranks stop waiting for another rank, the reason is unknown.",
-                stacklevel=2,
-            )
-            self._limit = 0
 
     def run(self):
-        due, turn = 0.0, time.monotonic()
-        while self._limit and not self._closed.is_set():
-            ready = self._selector.select(max(0.0, min(_PERIOD, due - time.monotonic())))
+        asyncio.run(self._main())
+
+    async def _main(self):
+        try:
+            if self._door is not None:
+                await self._door.open(self._hear)
+            else:
+                self._server = await connect(self._address, self._secret, self._rank, _CONNECTS)
+                self._hearing = asyncio.create_task(self._hear_rank_0())
+        except OSError as error:
+            self.problem = error
+            return
+        finally:
+            self.connected.set()
+        turn = time.monotonic()
+        while not self._closed.is_set():
+            await asyncio.sleep(_PERIOD)
             if time.monotonic() - turn > stall_verdict.SILENT:
                 self._forgive(time.monotonic() - turn)
             turn = time.monotonic()
-            for key, _ in ready:
-                self._receive(key.data)
-            if time.monotonic() >= due:
-                due = time.monotonic() + _PERIOD
-                self._report()
+            self._report()
             if time.monotonic() > self._give_up:
                 self._say(
                     "The collectives cannot be shut down, so this process ends with status "
@@ -200,46 +206,30 @@ class _Watch(threading.Thread):
                 where = stall_verdict.where(what) if what else _THE_END
                 self._end_waits(f"{where}: rank 0 has not answered for {silence:.0f} s")
             return
-        self._door.dismiss_slow()
         self._judge.hear(self._rank, report)
         self._stop_waits(self._judge.verdict())
         late = self._stop_time and time.monotonic() - self._stop_time > _LATE_TO_STOP
-        word = {
-            "waited_for": self._judge.any_waits(),
-            "left": self._judge.left(),
-            "stop": self.reason,
-            "shut": bool(self.reason and (late or self._judge.all_stopped())),
-            "over": self._judge.all_ended(),
-            "silent": self._judge.silent(),
-        }
+        word = self._judge.word()
+        word |= {"stop": self.reason, "shut": bool(self.reason and (late or word["stopped"]))}
         if not self._lines and time.monotonic() - self._closes_at > self._limit:
             word["silent"] = "all other ranks have ended"
         for line in self._lines.values():
             line.send(word)
         self._obey(word)
 
-    def _receive(self, source):
-        if not isinstance(source, Line):
-            line = self._door.answer(source)
-            if line is not None:
-                self._lines[line.rank] = line
-            return
-        for message in source.messages():
-            if source is self._server:
-                self._last_word = time.monotonic()
-                self._obey(message)
-            else:
-                self._judge.hear(source.rank, message)
-        if not source.open:
-            self._selector.unregister(source)
-            if source is self._server:
-                self._miss_rank_0()
-            else:
-                self._lines.pop(source.rank, None)
-                if source.heard:  # else the rank gave up before it knew that it was let in
-                    self._judge.lose(source.rank)
+    async def _hear(self, line):
+        """On rank 0: takes the reports of another rank, until its connection ends."""
+        self._lines[line.rank] = line
+        async for report in line.messages():
+            self._judge.hear(line.rank, report)
+        del self._lines[line.rank]
+        if line.heard:  # else the rank gave up before it knew that it was let in
+            self._judge.lose(line.rank)
 
-    def _miss_rank_0(self):
+    async def _hear_rank_0(self):
+        async for word in self._server.messages():
+            self._last_word = time.monotonic()
+            self._obey(word)
         what, _, _ = self._longest_wait()
         if self._closes_at < float("inf"):
             return  # it does not answer any more, so the limit holds

@@ -3,9 +3,10 @@
 And at which of its addresses a host is reached by the others of a job.
 """
 
+import asyncio
 import contextlib
+import itertools
 import resource
-import selectors
 import socket
 import threading
 import time
@@ -13,7 +14,7 @@ import time
 import pytest
 
 from sok_like.runtime.ranks import launchers, stall_connections
-from sok_like.runtime.ranks.stall_connections import Door, Line, connect
+from sok_like.runtime.ranks.stall_connections import Door, connect
 
 SECRET = "secret"
 NOISE = [b'{"secret":"\xc3\xa9"}\n', b"[" * 4000, b"", b"\x00" * 20, b"\xff" * 52, b"GET / HTTP"]
@@ -29,38 +30,74 @@ ROUTES = {
 INTERFACES = {"ib0": "10.1.0.5", "lo": "127.0.0.1"}
 
 
+class CountingDoor(Door):
+    most = 0  # strangers at a time
+
+    async def _examine(self, reader, writer):
+        self.most = max(self.most, len(self._strangers))
+        return await super()._examine(reader, writer)
+
+
+class Tap:
+    """Keeps what a stream's writer has sent."""
+
+    def __init__(self, writer):
+        self._writer, self.sent = writer, b""
+
+    def write(self, data):
+        self.sent += data
+        self._writer.write(data)
+
+    def __getattr__(self, name):
+        return getattr(self._writer, name)
+
+
 class Server(threading.Thread):
-    """Rank 0's side, as the watch thread serves it."""
+    """Rank 0's side, as the watch thread serves it, and in the same loop the other ranks'."""
 
     def __init__(self, world_size):
         super().__init__(daemon=True)
-        self.selector = selectors.DefaultSelector()
-        self.door = Door("127.0.0.1", SECRET, world_size, self.selector)
-        self.lines, self.heard, self.over, self.most = {}, [], False, 0
+        self.loop = asyncio.new_event_loop()
+        self.door = CountingDoor("127.0.0.1", SECRET, world_size)
+        self.lines, self.heard, self.answers, self.ended = {}, [], [], set()
         self.start()
+        self.do(self.door.open(self.serve))
 
     def run(self):
-        while not self.over:
-            for key, _ in self.selector.select(0.05):
-                if not isinstance(key.data, Line):
-                    line = self.door.answer(key.data)
-                    if line is not None:
-                        self.lines[line.rank] = line
-                    continue
-                self.heard += [(key.data.rank, message) for message in key.data.messages()]
-                if not key.data.open:
-                    self.selector.unregister(key.data)
-            self.most = max(self.most, len(self.door._strangers))
-            self.door.dismiss_slow()
+        self.loop.run_forever()
+
+    def do(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
+
+    def call(self, function, *arguments):
+        async def called():
+            return function(*arguments)
+
+        return self.do(called())
+
+    async def serve(self, line):
+        self.lines[line.rank] = line
+        async for message in line.messages():
+            self.heard.append((line.rank, message))
+        self.ended.add(line.rank)
+
+    async def join_as(self, rank):
+        line = await connect(self.door.address, SECRET, rank, 10)
+        self.reading = asyncio.create_task(self.read(line))
+        return line
+
+    async def read(self, line):
+        async for message in line.messages():
+            self.answers.append(message)
 
 
 @pytest.fixture
 def server():
     made = Server(3)
     yield made
-    made.over = True
+    made.call(made.door.close)
+    made.loop.call_soon_threadsafe(made.loop.stop)
     made.join()
-    made.door.close()
 
 
 def until(true):
@@ -71,12 +108,12 @@ def until(true):
 
 
 def talks(server, rank=1):
-    """A rank comes in and is heard."""
-    line = connect(server.door.address, SECRET, rank, 10)
-    line.send({"what": "é", "rank": rank})
+    """A rank comes in, is heard and answered."""
+    line = server.do(server.join_as(rank))
+    server.call(line.send, {"what": "é", "rank": rank})
     until(lambda: (rank, {"what": "é", "rank": rank}) in server.heard)
-    server.lines[rank].send({"left": ""})
-    until(line.messages)
+    server.call(server.lines[rank].send, {"to": rank})
+    until(lambda: {"to": rank} in server.answers)
     return line
 
 
@@ -123,13 +160,14 @@ def test_strangers_who_only_wait_keep_nobody_out(server):
             talks(server)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert server.most <= server.door._most == 3 + stall_connections._MOST_STRANGERS
+    assert server.door.most <= server.door._most == 3 + stall_connections._MOST_STRANGERS
 
 
 def test_nobody_gets_in_when_all_ranks_are_in(server):
     waits = socket.create_connection(server.door.address)
-    lines = [talks(server, rank) for rank in (1, 2)]
-    assert closed(waits) and all(line.open for line in lines)
+    for rank in (1, 2):
+        talks(server, rank)
+    assert closed(waits) and not server.ended
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(server.door.address)
 
@@ -138,51 +176,35 @@ def test_nobody_gets_in_when_all_ranks_are_in(server):
 def test_who_does_not_belong_to_the_job_is_refused(server, secret, rank):
     first = talks(server, 2)
     with pytest.raises(OSError):
-        connect(server.door.address, secret, rank, 0.5)
-    first.send({"still": "here"})
+        server.do(connect(server.door.address, secret, rank, 0.5))
+    server.call(first.send, {"still": "here"})
     until(lambda: (2, {"still": "here"}) in server.heard)
-
-
-class Tap(socket.socket):
-    """Keeps what was sent."""
-
-    sent: bytes
-
-    def send(self, data):
-        self.sent = getattr(self, "sent", b"") + data
-        return super().send(data)
 
 
 @pytest.mark.parametrize("what", ["twice", "altered", "reflected", "of another line", "too long"])
 def test_a_message_is_heard_once_and_only_as_it_was_sent(server, what):
     line = talks(server)
-    line._connection = Tap(fileno=line._connection.detach())
-    line.send({"count": 1})
+    line._writer = tap = Tap(line._writer)
+    server.call(line.send, {"count": 1})
     until(lambda: (1, {"count": 1}) in server.heard)
-    message = line._connection.sent
+    message = tap.sent
     if what == "altered":
         message = message.replace(b"1", b"2")
-    elif what == "of another line":
-        other = talks(server, 2)
-        other._sent = line._sent - 1
-        other._connection = Tap(fileno=other._connection.detach())
-        other.send({"count": 1})
-        message = other._connection.sent
     elif what == "too long":
         message = b"\x7f" + message[1:]
-    elif what == "reflected":
-        server.lines[1]._connection = Tap(fileno=server.lines[1]._connection.detach())
-        server.lines[1]._sent = line._sent
-        server.lines[1].send({"count": 1})
-        message = server.lines[1]._connection.sent
-    line._connection.sendall(message)
-    until(lambda: not server.lines[1].open)
+    elif what in ("reflected", "of another line"):
+        other = server.lines[1] if what == "reflected" else talks(server, 2)
+        other._sent, other._writer = line._sent, Tap(other._writer)
+        server.call(other.send, {"count": 1})
+        message = other._writer.sent
+    server.call(tap.write, message)
+    until(lambda: 1 in server.ended)
     assert [message for rank, message in server.heard if rank == 1][1:] == [{"count": 1}]
 
 
 def test_a_recorded_introduction_is_refused(server):
     with socket.create_connection(server.door.address) as first:
-        nonce = stall_connections._receive(first, 16)
+        nonce = first.recv(16)
         key = stall_connections._key(SECRET, nonce, b"n" * 16, 1)
         hello = stall_connections._HELLO.pack(
             b"n" * 16, 1, stall_connections._proof(key, b"client")
@@ -204,23 +226,27 @@ def test_a_false_rank_0_is_refused():
 
         threading.Thread(target=pretend, daemon=True).start()
         with pytest.raises(ConnectionError, match="does not know the job's secret"):
-            connect(false.getsockname(), SECRET, 1, 0.5)
+            asyncio.run(connect(false.getsockname(), SECRET, 1, 0.5))
 
 
 def test_a_rank_that_does_not_read_delays_nobody_and_later_reads_whole_messages(server):
-    line = talks(server)
-    sender, text = server.lines[1], "x" * 10_000
-    for number in range(1000):  # 10 MB, more than sockets hold
-        sender.send({"number": number, "text": text})
-    found = []
-    for number in range(1000, 100_000):
-        if found and found[-1]["number"] >= 1000:
-            break
-        found += line.messages()
-        sender.send({"number": number, "text": text})
-    numbers = [message["number"] for message in found]
-    assert line.open and numbers == sorted(set(numbers)) and 1 < len(numbers)
-    assert numbers[-1] - numbers[0] >= len(numbers)  # some were dropped
+    line, text = server.do(connect(server.door.address, SECRET, 1, 10)), "x" * 10_000
+    until(lambda: server.lines)
+    sender, numbers = server.lines[1], itertools.count()
+
+    async def send_and_read():
+        for _ in range(1000):  # 10 MB, more than sockets hold
+            sender.send({"number": next(numbers), "text": text})
+        found = []
+        async for message in line.messages():
+            found.append(message["number"])
+            if found[-1] >= 1000:
+                return found
+            sender.send({"number": next(numbers), "text": text})
+
+    found = server.do(send_and_read())
+    assert found == sorted(set(found)) and 1 < len(found)
+    assert found[-1] - found[0] >= len(found)  # some were dropped
 
 
 @pytest.fixture

@@ -52,28 +52,28 @@ def test_a_rank_without_a_word(clock):
     judge.hear(0, report("users_keys", 2))
     judge.lose(1)
     assert "rank 1 has ended without a message" in judge.verdict()
-    assert not judge.all_ended()
+    assert not judge.word()["over"]
 
 
 def test_ranks_that_leave_are_named(clock):
     judge, ended = Judge(3, 10), "has finished its steps"
     hear(judge, report("users_keys", 1), report(ended=ended), report(ended=ended))
-    assert judge.any_waits() and judge.left() == ""
+    assert judge.word()["waited_for"] and judge.word()["left"] == ""
     judge.hear(1, report(ended=ended, leaves=True))
-    assert judge.left() == "rank 1 has finished its steps"
+    assert judge.word()["left"] == "rank 1 has finished its steps"
     judge.lose(2)
-    assert judge.left() == "rank 1 has finished its steps; rank 2 has finished its steps"
+    assert judge.word()["left"] == "rank 1 has finished its steps; rank 2 has finished its steps"
 
 
 def test_all_have_stopped_when_each_has_said_so_or_left(clock):
     judge = Judge(3, 10)
     hear(judge, report(stopped=True), report("users_keys"), report(stopped=True))
-    assert not judge.all_stopped()
+    assert not judge.word()["stopped"]
     judge.hear(1, report(stopped=True))
-    assert judge.all_stopped()
+    assert judge.word()["stopped"]
     judge.hear(0, report("users_keys"))
     judge.lose(0)
-    assert judge.all_stopped()
+    assert judge.word()["stopped"]
 
 
 def test_ranks_that_wait_for_different_things(clock):
@@ -93,9 +93,9 @@ def test_a_rank_that_answers_no_more(clock):
     assert judge.verdict().endswith(
         "rank 1 has not answered for 20 s; its last report: in no exchange"
     )
-    assert judge.all_stopped() is False
+    assert judge.word()["stopped"] is False
     judge.hear(0, report(stopped=True))
-    assert judge.all_stopped()  # nobody waits for the silent one
+    assert judge.word()["stopped"]  # nobody waits for the silent one
 
 
 def test_a_silent_rank_is_not_counted_among_those_that_came(clock):
@@ -119,16 +119,18 @@ def test_silence_ends_nothing_before_a_wait_is_too_long(clock):
     clock.now += 100  # rank 1 computes, and holds Python's lock
     judge.hear(0, report("users_keys", 9))
     assert judge.verdict() == ""
-    assert judge.silent() == "rank 1 has not answered for 100 s"  # matters at the program's end
+    assert (
+        judge.word()["silent"] == "rank 1 has not answered for 100 s"
+    )  # matters at the program's end
     judge.lose(1)
-    assert judge.silent() == ""
+    assert judge.word()["silent"] == ""
 
 
 def test_a_rank_that_never_reported_is_said_to(clock):
     judge = Judge(2, 10)
     clock.now += 20
     judge.hear(0, report("users_keys", 12))
-    assert judge.verdict().endswith("rank 1 has never reported") and judge.silent() == ""
+    assert judge.verdict().endswith("rank 1 has never reported") and judge.word()["silent"] == ""
 
 
 def test_a_pause_of_the_judge_does_not_count(clock):
@@ -155,4 +157,4 @@ def test_all_came_and_it_takes_long(clock):
 def test_all_have_ended(clock):
     judge = Judge(2, 10)
     hear(judge, report(ended="has finished its steps"), report(ended="has finished its steps"))
-    assert judge.all_ended() and judge.verdict() == ""
+    assert judge.word()["over"] and judge.verdict() == ""

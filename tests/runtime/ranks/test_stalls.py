@@ -1,7 +1,7 @@
 """A rank that others wait for in vain is named, and the others stop."""
 
+import asyncio
 import os
-import selectors
 import signal
 import subprocess
 import threading
@@ -13,7 +13,6 @@ import tensorflow as tf
 
 import sok_like as sok
 from sok_like.runtime.ranks import comm, stalls
-from sok_like.runtime.ranks.stall_connections import Door, Line
 from tests import thread_ranks
 from tests.ranks import run_ranks
 
@@ -162,47 +161,34 @@ def test_ctrl_c_works_while_a_rank_waits(how):
 
 
 @pytest.fixture
-def watch(monkeypatch):
+def watch():
     """Rank 1's thread, not started, whose wait is `watch.wait` and whose verdicts `watch.reasons`.
 
     Rank 0 has let it in and ended.
     """
-    calls = selectors.DefaultSelector()
-    door = Door("127.0.0.1", "secret", 2, calls)
 
-    def let_in_and_end():
-        while not isinstance(line := door.answer(calls.select()[0][0].data), Line):
-            pass
-        line.close()
+    async def nothing():
+        for message in ():
+            yield message
 
-    rank_0 = threading.Thread(target=let_in_and_end)
-    rank_0.start()
-    made = stalls._Watch(
-        types.SimpleNamespace(rank=1, world_size=2),
-        60.0,
-        door.address,
-        "secret",
-        selectors.DefaultSelector(),
-    )
-    rank_0.join()
+    ranks = types.SimpleNamespace(rank=1, world_size=2)
+    made = stalls._Watch(ranks, 60.0, None, ("127.0.0.1", 1), "secret")
+    made._server = types.SimpleNamespace(messages=nothing, send=lambda report: None)
 
     def longest_wait(text, size, number):
         text.value = made.wait[0].encode()
         return made.wait[1]
 
-    def end(reason):
-        made.reasons.append(reason)
-        made._closed.set()
-
     made._library = types.SimpleNamespace(sok_longest_wait=longest_wait)
-    made.wait, made.reasons, made._end_waits = ("", 0.0), [], end
+    made.wait, made.reasons = ("", 0.0), []
+    made._end_waits = made.reasons.append
     return made
 
 
 @pytest.mark.parametrize("what", ["early_keys", ""])
 def test_the_end_of_rank_0_names_the_exchange(watch, what):
     watch.wait = (what, 1.0)
-    watch.run()
+    asyncio.run(watch._hear_rank_0())
     where = f"in the exchange '{what}'" if what else "in no exchange"
     assert watch.reasons == [f"rank 0 has ended without a message; rank 1 was {where}"]
 
