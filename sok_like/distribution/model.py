@@ -270,7 +270,7 @@ def _compared(inputs, distribution) -> Iterator[None]:
             floats=[t.dtype.is_floating for t in batches],
             tolerance=_TOLERANCE,
         )
-    with tf.control_dependencies([] if same is None else [same]):
+    with tf.control_dependencies([same]):
         yield
 
 

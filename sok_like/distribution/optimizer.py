@@ -195,23 +195,18 @@ def distributed_optimizer(optimizer: Any, distribution: Any) -> Any:
 
 def _apply(own, self, grads, trainable_variables=None):
     variables = self._trainable_variables if trainable_variables is None else trainable_variables
-    viewed = _view_of(self, variables)
-    step = functools.partial(own, self) if viewed is None else viewed.apply
-    return step(grads, trainable_variables)
+    return _method(own, self, variables)(grads, trainable_variables)
 
 
 def _apply_gradients(own, self, grads_and_vars, *args, **kwargs):
     pairs = list(grads_and_vars)
-    viewed = _view_of(self, [variable for _, variable in pairs])
-    step = functools.partial(own, self) if viewed is None else viewed.apply_gradients
-    return step(pairs, *args, **kwargs)
+    return _method(own, self, [variable for _, variable in pairs])(pairs, *args, **kwargs)
 
 
 def _build(own, self, *args, **kwargs):
     # The argument is named `variables` or `var_list`, depending on the class.
     variables = list(next(iter((*args, *kwargs.values()))))
-    viewed = _view_of(self, variables)
-    return own(self, variables) if viewed is None else viewed.build(variables)
+    return _method(own, self, variables)(variables)
 
 
 def _exclude(own, self, *args, **kwargs):
@@ -219,12 +214,12 @@ def _exclude(own, self, *args, **kwargs):
         return own(self, *args, **kwargs)
 
 
-def _view_of(optimizer, variables):
-    """The view of a stock optimizer that trains shards, if there are any; otherwise None."""
-    if isinstance(optimizer, _WorksOnShards) or works_on_shards():
-        return None
+def _method(own, optimizer, variables):
+    """A method of a stock optimizer; that of its view if it works on shards from outside."""
     shards = [variable for variable in variables if shard_of(variable) is not None]
-    return distributed_optimizer(optimizer, distribution_of(shards[0])) if shards else None
+    if not shards or isinstance(optimizer, _WorksOnShards) or works_on_shards():
+        return functools.partial(own, optimizer)
+    return getattr(distributed_optimizer(optimizer, distribution_of(shards[0])), own.__name__)
 
 
 @hooks.at_init

@@ -48,6 +48,7 @@ from sok_like.distribution.collectives import (
     summed,
     with_length,
 )
+from sok_like.distribution.mesh import shard_bounds
 from sok_like.distribution.sharded_variable import held_whole, local_rows, shard_of
 from sok_like.embeddings.all2all_dense_embedding import All2AllDenseEmbedding
 from sok_like.embeddings.distributed_embedding import DistributedEmbedding
@@ -311,11 +312,9 @@ def _exchange(unique, cut, line, path):
 
 
 def _owner(ids, cut):
-    """The shard that holds each id: shards before row `edge` have one row more."""
-    ids = tf.cast(ids, tf.int64)
-    size, longer = divmod(cut.length, cut.num_shards)
-    edge = longer * (size + 1)
-    return tf.where(ids < edge, ids // (size + 1), longer + (ids - edge) // max(size, 1))
+    """The shard that holds each id."""
+    ends = [shard_bounds(cut.length, cut.num_shards, i)[1] for i in range(cut.num_shards)]
+    return tf.searchsorted(tf.constant(ends, ids.dtype), ids, side="right")
 
 
 def _batch_normalization(layer):

@@ -189,10 +189,10 @@ def clip_by_global_norm(t_list, clip_norm, use_norm=None, name=None):
     """`tf.clip_by_global_norm` of a list that may contain ShardedGradients and None."""
     t_list = list(t_list)
     norm = _global_norm(t_list) if use_norm is None else use_norm
-    # The factor is NaN if the norm is NaN or infinite.
-    factor = clip_norm * tf.minimum(1.0 / norm, tf.cast(1.0 / clip_norm, norm.dtype))
-    factor = tf.identity(factor + (norm - norm), name=name)
-    return [_times(gradient, factor) for gradient in t_list], norm
+    values = [g.values if isinstance(g, ShardedGradient) else g for g in t_list]
+    clipped, _ = tf.clip_by_global_norm(values, clip_norm, norm, name)
+    pairs = zip(t_list, clipped, strict=True)
+    return [g.with_values(v) if isinstance(g, ShardedGradient) else v for g, v in pairs], norm
 
 
 for _api, _function in (
@@ -209,7 +209,7 @@ def _clip_by_norm(t, clip_norm, axes=None, name=None):
     (squared,) = _squared_norms([t])
     clip_norm = tf.cast(clip_norm, t.dtype)
     factor = clip_norm / tf.maximum(tf.sqrt(squared), clip_norm)
-    return _times(t, tf.identity(factor, name=name))
+    return t.with_values(t.values * tf.identity(factor, name=name))
 
 
 @tf.experimental.dispatch_for_api(tf.norm, {"tensor": ShardedGradient})
@@ -260,19 +260,6 @@ def _operand(value, one):
         return value
     whole = value.shape == one.shape and not one.sparse
     return one._shard.take(value) if whole else None
-
-
-def _times(gradient, factor):
-    """A gradient, dense, sparse or a part, times a scalar; None stays None."""
-    if gradient is None:
-        return None
-    if not isinstance(gradient, (ShardedGradient, tf.IndexedSlices)):
-        gradient = tf.convert_to_tensor(gradient)
-        return gradient * tf.cast(factor, gradient.dtype)
-    values = gradient.values * tf.cast(factor, gradient.dtype)
-    if isinstance(gradient, ShardedGradient):
-        return gradient.with_values(values)
-    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
 
 def _gradient(own, self, target, sources, *args, **kwargs):

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
@@ -79,9 +78,10 @@ def held_whole(variables: Iterable[Any]) -> Iterator[None]:
     """A scope that gathers these variables once, as iterations of a loop may run at one time."""
     with contextlib.ExitStack() as scopes:
         for variable in variables:
-            if shard_of(variable) is not None and variable._sok_held is None:
-                whole = tf.convert_to_tensor(variable)
-                scopes.enter_context(attributes(variable, {"_sok_held": whole}))
+            inner = getattr(variable, "_value", variable)  # of a variable of Keras 3
+            if shard_of(inner) is not None and inner._sok_held is None:
+                whole = tf.convert_to_tensor(inner)
+                scopes.enter_context(attributes(inner, {"_sok_held": whole}))
         yield
 
 
@@ -166,40 +166,12 @@ class _Sharded:
 
 
 class VariableShard(_Sharded, keras.Variable):
-    """For Keras 3; the variable creator makes it from an ordinary one."""
-
-    @property
-    def value(self):
-        local = super().value
-        if works_on_shards():
-            return local
-        if self._sok_held is not None:
-            return self._maybe_autocast(self._sok_held)
-        return self._sok_shard.whole(tf.convert_to_tensor(local))
-
-    @property
-    def handle(self):
-        return self._value.handle
-
-    @property
-    def _shared_name(self):  # for tf.train.Checkpoint
-        return self._value._shared_name
-
-    def numpy(self):
-        return self.value.numpy()
-
-    def __array__(self, dtype=None, copy=None):
-        return np.asarray(self.value, dtype)
-
-    def _direct_assign(self, value):
-        if not works_on_shards():
-            value = self._sok_shard.take(value)
-        self._value.assign(tf.cast(value, self._value.dtype))
+    """For Keras 3, around TensorFlow's variable of `tf_class`, which does the work."""
 
 
 @functools.cache
 def tf_class(cls: type) -> type:
-    """The class for tf_keras, whose variables are TensorFlow's, of class `cls`."""
+    """The class for variables of TensorFlow, of class `cls`, which are also those of tf_keras."""
 
     class VariableShard(_Sharded, cls):
         # Not ShardedVariable: tf_keras takes classes of that name for TensorFlow's.
@@ -233,7 +205,9 @@ def tf_class(cls: type) -> type:
 
         def _own(self, value):
             value = tf.convert_to_tensor(value, self.dtype)
-            return value if works_on_shards() else self._sok_shard.take(value)
+            # A tf.function gives the variables that it makes their first values at its end.
+            is_own = works_on_shards() or value.shape == self.local_shape
+            return value if is_own else self._sok_shard.take(value)
 
         def assign(self, value, *args, **kwargs):
             return super().assign(self._own(value), *args, **kwargs)
@@ -279,9 +253,7 @@ def _made(shard, variable, next_creator, kwargs):
     # `tf.compat.v1` variables may come without a dtype.
     kwargs["dtype"] = kwargs.get("dtype") or getattr(whole, "dtype", tf.float32)
     made = next_creator(**{**kwargs, "initial_value": initial_value, "shape": shard.local_shape})
-    made.de_local = True
-    if variable is None:
-        make_sharded(made, shard)
+    make_sharded(made, shard)
     return made
 
 
@@ -314,14 +286,15 @@ def cut_existing(variable: Any, distribution: Any) -> None:
             with tf.init_scope():
                 part = tf.convert_to_tensor(shard.take(tf.convert_to_tensor(variable)))
                 local = tf.Variable(part, trainable=variable.trainable, name=variable.name)
-            local.de_local = True
             variable._value = local
+            make_sharded(local, shard)
             make_sharded(variable, shard)
 
 
 def make_sharded(variable: Any, shard: Shard) -> None:
     """Turns a variable that has, or will have, a shard's value into a sharded variable."""
-    variable.__class__ = VariableShard if is_keras_3() else tf_class(type(variable))  # type: ignore[arg-type]
+    is_keras = isinstance(variable, keras.Variable)
+    variable.__class__ = VariableShard if is_keras else tf_class(type(variable))  # type: ignore[arg-type]
     variable._sok_shard = shard
 
 

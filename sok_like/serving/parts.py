@@ -268,7 +268,8 @@ class SpreadVariables:
         of_holders = {key: {k: next(left) for k in of_holder} for key, of_holder in self._holders}
         with contextlib.ExitStack() as scopes:
             for variable in self._sharded:
-                scopes.enter_context(attributes(variable, {"_sok_held": next(left)}))
+                inner = getattr(variable, "_value", variable)  # of a variable of Keras 3
+                scopes.enter_context(attributes(inner, {"_sok_held": next(left)}))
             yield of_holders, replacements
 
     def rows(self, parts: Parts, names: Iterable[str]) -> list[Rows]:
