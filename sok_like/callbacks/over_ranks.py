@@ -64,7 +64,7 @@ class BroadcastVariables(tf.keras.callbacks.Callback):
         self._done = True
         variables = [variable for variable in variables if not is_local(variable)]
         if comm.current().world_size > 1:
-            replicas.check_same_shapes(variables, "sok_broadcast_shapes")
+            replicas.check_same_shapes(variables)
             replicas.broadcast(variables, self.root_rank, "sok_broadcast")
             for layer in self.model._flatten_layers():
                 if isinstance(layer, tf.keras.layers.Normalization):

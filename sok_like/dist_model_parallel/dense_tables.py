@@ -57,14 +57,14 @@ class DenseTables(tf.__internal__.tracking.Trackable):
         for key, table in self.tables().items():
             if table.table_id not in here:
                 continue
-            weight, first_row = here[table.table_id]
+            weight = here[table.table_id]
+            shard: Any = plan.shard(table.table_id, layer.rank)
             # All ranks have the whole of a replicated table.
             written = layer.rank == 0 or plan.kinds[table.table_id] != DATA_PARALLEL
             slots = _slots(weight, optimizers)
             variables = {f"{key}.{name}": slot for name, slot in slots.items()}
             for name, variable in {key: as_tf_table(weight), **variables}.items():
-                shard = slice_of(plan.shard(table.table_id, layer.rank))
-                held = HeldSlice(shard, variable, first_row)
+                held = HeldSlice(slice_of(shard), variable, shard.first_row)
                 parts.append(DenseSlice(name, (table.input_dim, table.output_dim), held, written))
         return parts
 
@@ -180,8 +180,7 @@ def export_outputs(
             rows = tf.cast(tf.gather(variable, checked), tf.float32)
             rows = combined(rows, samples.combiner, samples.row_splits)
         else:
-            shard = table.shard_of(exchange.ALL_RANKS)
-            feature = layer.feature(table, shard, samples, variables)
+            feature = layer.feature(table, table.shards[0], samples, variables)
             (rows,) = exchange.lookup_here([feature], training=False)
         outputs.append(samples.restore(rows))
     return outputs

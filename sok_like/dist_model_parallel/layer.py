@@ -22,14 +22,20 @@ from sok_like.dist_model_parallel.local_layers import (
 from sok_like.dist_model_parallel.whole_tables import WholeTables
 from sok_like.lookup import exchange, exporting
 from sok_like.lookup.dense_lookup import as_tf_table, check_ids
-from sok_like.lookup.exchange import LookupShard
 from sok_like.lookup.ids import FlatIds, mask_of
 from sok_like.lookup.keras_call import by_training
 from sok_like.lookup.local_variables import mark_local, unique_in_graph
 from sok_like.lookup.table_layer import ConfiguredLayer
 from sok_like.planner import DistEmbeddingStrategy
 from sok_like.planner.placement import check_threshold
-from sok_like.planner.tables import COLUMN_WISE, DATA_PARALLEL, HASHED, ROW_WISE, list_embeddings
+from sok_like.planner.tables import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    HASHED,
+    ROW_WISE,
+    Shard,
+    list_embeddings,
+)
 from sok_like.runtime.checks import as_list
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import raise_on_all
@@ -110,8 +116,7 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        with tf.init_scope():
-            ensure_initialized()
+        ensure_initialized()
         communicator = comm.current()
         self.rank, self.world_size = communicator.rank, communicator.world_size
         self.dp_input = bool(dp_input)
@@ -130,7 +135,7 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
         placement = DistEmbeddingStrategy(*given, *thresholds)
         if not dp_input:
             placement.deal_hash_inputs()
-        tables = lookup_tables(placement)
+        tables = lookup_tables(placement.plan)
         hidden = {
             "_descriptions": descriptions,
             "strategy": placement,
@@ -185,30 +190,25 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
 
     def _needs_anchor(self) -> bool:
         """Whether other ranks' tapes record an exchange that this rank's tape would miss."""
-        used = [shard for i in set(self.strategy.plan.input_table_map)
-                for shard in self._tables[i].shards if shard.kind != DATA_PARALLEL]  # fmt: skip
-        layers = self._layers_here()
-        held = [layers.get((shard.kind, shard.position)) for shard in used if self._is_mine(shard)]
-        return bool(used) and not any(layer and layer.trainable_weights for layer in held)
+        used = {table.table_id for table in self._tables_of_inputs if table.kind != DATA_PARALLEL}
+        held = [layer for table_id, (_, layer) in self.shards_here().items() if table_id in used]
+        return bool(used) and not any(layer.trainable_weights for layer in held)
 
-    def _is_mine(self, shard: LookupShard) -> bool:
-        return shard.owner in (self.rank, exchange.ALL_RANKS, exchange.BY_KEY)
-
-    def _layers_here(self) -> dict[tuple[int, int], Any]:
-        """This rank's layers, by kind of table and position within that kind."""
-        configs, row_layers = self.strategy.row_sliced_configs[self.rank], iter(self.row_layers)
+    def shards_here(self) -> dict[int, tuple[Shard, Any]]:
+        """By number of the table: this rank's shards, with their layers; no empty ones."""
+        row_layers = iter(self.row_layers)  # there is none for an empty shard
         by_kind = {
             DATA_PARALLEL: self.dp_layers,
             COLUMN_WISE: self.local_embedding_layers,
             HASHED: self.hash_layers,
-            ROW_WISE: [next(row_layers, None) if c["input_dim"] > 0 else None for c in configs],
         }
-        return {
-            (kind, position): layer
-            for kind, layers in by_kind.items()
-            for position, layer in enumerate(layers)
-            if layer is not None
-        }
+        here = {}
+        for shard in self.strategy.plan.shards_on(self.rank):
+            if shard.kind != ROW_WISE:
+                here[shard.table_id] = shard, by_kind[shard.kind][shard.layer]
+            elif shard.num_rows:
+                here[shard.table_id] = shard, next(row_layers)
+        return here
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
         children = super()._trackable_children(save_type, **kwargs)
@@ -257,7 +257,9 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
         return by_training(training, lambda training: self._outputs(inputs, training))
 
     def _outputs(self, inputs, training):
-        variables = {place: layer_table(layer) for place, layer in self._layers_here().items()}
+        here = self.shards_here()
+        of_layers = {id(layer): layer_table(layer) for _, layer in here.values()}
+        variables = {table_id: of_layers[id(layer)] for table_id, (_, layer) in here.items()}
         export = exporting.current()
         if export is not None and self.world_size > 1:
             whole = export.of_holder(self)
@@ -324,20 +326,21 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
     # For all kinds of lookups.
 
     def feature(
-        self, table: LookupTable, shard: LookupShard, samples: FlatIds, variables: Any
+        self, table: LookupTable, shard: Shard, samples: FlatIds, variables: dict[int, Any]
     ) -> exchange.ShardFeature:
         """The feature that looks samples up in a shard of a table."""
-        place = shard.kind, shard.position
+        owner = table.owner(shard)
+        is_here = owner in (self.rank, exchange.ALL_RANKS, exchange.BY_KEY)
         return exchange.ShardFeature(
             keys=samples.ids,
             row_splits=samples.row_splits,
             combiner=samples.combiner,
             table_name=table.name,
             key_limit=table.num_rows,
-            dim=shard.dim,
-            owner=shard.owner,
-            row_offset=shard.row_offset,
-            variable=variables.get(place) if self._is_mine(shard) else None,
+            dim=shard.num_columns,
+            owner=owner,
+            row_offset=shard.first_row,
+            variable=variables.get(table.table_id) if is_here else None,
         )
 
     def flatten(self, i: int, ids: Any) -> FlatIds:

@@ -9,8 +9,7 @@ import tensorflow as tf
 from sok_like.dist_model_parallel.embedding import Embedding, HashEmbedding
 from sok_like.lookup import exchange
 from sok_like.lookup.dense_lookup import DENSE_COMBINERS, as_tf_table
-from sok_like.lookup.exchange import LookupShard
-from sok_like.planner.tables import COLUMN_WISE, HASHED
+from sok_like.planner.tables import COLUMN_WISE, HASHED, Plan, Shard
 from sok_like.runtime.checks import OPTIONAL_COMBINERS, as_integer, check_combiner, require
 from sok_like.table.variable import unwrap
 
@@ -18,6 +17,7 @@ from sok_like.table.variable import unwrap
 class LookupTable(NamedTuple):
     """What lookups know of a table."""
 
+    table_id: int
     name: str
     num_rows: int
     dim: int
@@ -25,50 +25,42 @@ class LookupTable(NamedTuple):
     pad_key: int | None  # has no row
     masked_id: int | None  # what masks leave out: id 0 of `mask_zero`, which has a row, or padding
     kind: int
-    shards: list[LookupShard]  # in column order; of a row-wise table one item for all
+    shards: list[Shard]  # in column order; of a table that is not cut by columns one for all ranks
 
     @property
     def is_hashed(self) -> bool:
         return self.kind == HASHED
 
-    def shard_of(self, rank: int) -> LookupShard:
-        """A rank's shard of a column-wise table, or of a hash table."""
-        return next(shard for shard in self.shards if shard.owner in (rank, exchange.BY_KEY))
+    def shard_of(self, rank: int) -> Shard:
+        """A rank's shard of a column-wise table; the one for all ranks of other tables."""
+        return next(s for s in self.shards if s.rank == rank or self.kind != COLUMN_WISE)
+
+    def owner(self, shard: Shard) -> int:
+        """The rank with the rows of a shard, as `lookup.exchange` expects it."""
+        if self.kind == COLUMN_WISE:
+            return shard.rank
+        return exchange.BY_KEY if self.is_hashed else exchange.ALL_RANKS
 
 
-def lookup_tables(strategy: Any) -> list[LookupTable]:
-    """The tables of a DistEmbeddingStrategy, by number."""
-    shards: list[list[LookupShard]] = [[] for _ in strategy.plan.tables]
-    for kind, group in enumerate(strategy.table_groups):
-        if kind == COLUMN_WISE:
-            continue
-        owner = exchange.BY_KEY if kind == HASHED else exchange.ALL_RANKS
-        for position, table_id in enumerate(group):
-            width = strategy.plan.tables[table_id].output_dim
-            shards[table_id].append(LookupShard(owner, width, 0, kind, position))
-    for rank, groups in enumerate(strategy.local_group_list):
-        for index, group in enumerate(groups):
-            width = strategy.local_configs[rank][index]["output_dim"]
-            first_rows = strategy.local_weight_offsets[rank][index]
-            for position, k in enumerate(group):
-                table_id = strategy.table_groups[COLUMN_WISE][strategy.table_ids[rank][k]]
-                shard = LookupShard(rank, width, first_rows[position], COLUMN_WISE, index)
-                shards[table_id].append(shard)
-    return list(map(_lookup_table, strategy.plan.tables, strategy.plan.kinds, shards))
-
-
-def _lookup_table(table, kind, shards):
-    config, hashed = table.config, table.hashed
-    legal = OPTIONAL_COMBINERS if hashed else DENSE_COMBINERS
-    combiner = check_combiner(config.get("combiner"), legal)
-    mask_zero = not hashed and config.get("mask_zero")
-    required = "False with a combiner, whose output has no positions to mask"
-    fits = not mask_zero or combiner is None
-    require(fits, "mask_zero", required, mask_zero, f"table '{table.name}'")
-    pad_key = config.get("pad_key") if hashed else None
-    masked_id = 0 if mask_zero else pad_key if combiner is None else None
-    sizes = table.input_dim, table.output_dim
-    return LookupTable(table.name, *sizes, combiner, pad_key, masked_id, kind, shards)
+def lookup_tables(plan: Plan) -> list[LookupTable]:
+    """The tables of a plan, by number."""
+    tables = []
+    for table, kind in zip(plan.tables, plan.kinds, strict=True):
+        config, hashed = table.config, table.hashed
+        legal = OPTIONAL_COMBINERS if hashed else DENSE_COMBINERS
+        combiner = check_combiner(config.get("combiner"), legal)
+        mask_zero = not hashed and config.get("mask_zero")
+        required = "False with a combiner, whose output has no positions to mask"
+        fits = not mask_zero or combiner is None
+        require(fits, "mask_zero", required, mask_zero, f"table '{table.name}'")
+        pad_key = config.get("pad_key") if hashed else None
+        masked_id = 0 if mask_zero else pad_key if combiner is None else None
+        shards = plan.shards_of(table.table_id)
+        shards = shards if kind == COLUMN_WISE else shards[:1]
+        sizes = table.input_dim, table.output_dim
+        names = table.table_id, table.name
+        tables.append(LookupTable(*names, *sizes, combiner, pad_key, masked_id, kind, shards))
+    return tables
 
 
 def check_descriptions(embeddings: Sequence[Any], can_mask: bool) -> None:

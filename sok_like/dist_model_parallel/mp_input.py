@@ -55,7 +55,7 @@ def _axes(layer, inputs):
 
 
 def mp_input_lookup(
-    layer: Any, inputs: list[Any], variables: dict[tuple[int, int], Any], training: bool
+    layer: Any, inputs: list[Any], variables: dict[int, Any], training: bool
 ) -> list[tf.Tensor]:
     """Outputs for this rank's samples, in input order; all ranks raise what is wrong on one."""
     communicator, world_size = comm.current(), layer.world_size
@@ -70,7 +70,7 @@ def mp_input_lookup(
         sizes.append(of_input)
     # Ranks must agree on the places of tables: otherwise rows of another one would be misread.
     places = [
-        f"{table.num_rows}x{s.dim} of {s.owner} at {s.row_offset} {table.combiner}"
+        f"{table.num_rows}x{s.num_columns} of {table.owner(s)} at {s.first_row} {table.combiner}"
         for table in layer._tables_of_inputs
         for s in table.shards
     ]
@@ -85,13 +85,10 @@ def mp_input_lookup(
     received = _checked_sizes(layer, received)
     static = None if tf.executing_eagerly() else output_shapes(layer, inputs)
     # All ranks know the sizes of all ranks' messages, so all raise.
-    words = [
-        tf.add_n([tf.constant(_HEAD, tf.int64), *(words for _, words, _ in of_rank)])
-        for of_rank in _outputs_of_ranks(layer, received, static)
-    ]
+    parts_of_ranks = _parts_of_ranks(layer, received, static)
+    words = [tf.add_n([words for _, words, _ in parts]) for parts in parts_of_ranks]
     fitting = libraries.ops().sok_check_blocks(words=tf.stack(words))
-    with tf.control_dependencies([] if fitting is None else [fitting]):
-        received = tf.identity(received)
+    with tf.control_dependencies([fitting]):
         rows = _lookup_hashed(layer, samples, variables, training, f"{name}_hashed")
     dense = [i for i in own_inputs if i not in rows]
     features = [_feature(layer, i, samples[i], variables) for i in dense]
@@ -101,11 +98,11 @@ def mp_input_lookup(
         # What is left in `rows` is empty: inputs of other ranks.
         message, words = _message(layer, outputs, sizes[1:], list(rows.values()), name)
         lookup = exchange_order.Lookup(communicator, name, replicas.comparison(), layer.wire_dtype)
-        arrived, _, call = exchange_order.exchange_rows(
-            message, tf.fill([world_size], words), lookup
-        )
+        splits = tf.fill([world_size], words)
+        arrived, _, call = exchange_order.exchange_rows(message, splits, lookup)
         done.append(call)
-    return _assemble(layer, arrived, received, call, static)
+    parts = [part for parts in parts_of_ranks for part in parts]
+    return _assemble(parts, arrived, call, static)
 
 
 def _feature(layer, i, samples, variables):
@@ -182,20 +179,20 @@ def _listed(numbers):
     return tf.strings.reduce_join(tf.strings.as_string(numbers), separator=", ")
 
 
-def _outputs_of_ranks(layer, sizes, static):
-    """For each rank and each of its inputs: its number, the floats of its block, and its shape."""
-    outputs = []
+def _parts_of_ranks(layer, sizes, static):
+    """By rank, its head, and for each of its inputs: its number, number of floats, and shape."""
+    parts = []
     sizes = iter(tf.unstack(tf.reshape(sizes, [-1, _PER_INPUT])))  # rank after rank
     for rank, inputs in enumerate(layer.strategy.input_ids_list):
-        outputs.append([])
+        parts.append([(None, tf.constant(_HEAD, tf.int64), None)])
         for i, size in zip(inputs, sizes, strict=False):
             table = layer._tables_of_inputs[i]
-            dim = table.shard_of(rank).dim
+            dim = table.shard_of(rank).num_columns
             # A hotness of -1 means that there is only one axis.
             flat = len(static[i]) == 2 if static is not None else int(size[1]) < 0
             leading = size[:1] if table.combiner or flat else size
-            outputs[-1].append((i, size[0] * tf.abs(size[1]) * dim, tf.concat([leading, [dim]], 0)))
-    return outputs
+            parts[-1].append((i, size[0] * tf.abs(size[1]) * dim, tf.concat([leading, [dim]], 0)))
+    return parts
 
 
 def _message(layer, outputs, sizes, empty, name):
@@ -221,26 +218,23 @@ def _message(layer, outputs, sizes, empty, name):
     return divide_gradient(tf.reshape(message, [-1])), words
 
 
-def _assemble(layer, arrived, sizes, call, static):
+def _assemble(parts, arrived, call, static):
     """Joins the ranks' columns, in input order; `static`: their shapes in a graph."""
-    lengths, outputs, heads = [], [], []
-    for of_rank in _outputs_of_ranks(layer, sizes, static):
-        heads.append(len(lengths))
-        lengths += [tf.constant(_HEAD, tf.int64), *(words for _, words, _ in of_rank)]
-        outputs += [(i, shape) for i, _, shape in of_rank]
+    inputs, words, shapes = zip(*parts, strict=True)
 
     @tf.custom_gradient
     def cut(arrived):
         def back(*gradients):
             head = exchange_order.head_of_gradients(call)
-            return tf.concat([head if i in heads else g for i, g in enumerate(gradients)], 0)
+            pairs = zip(inputs, gradients, strict=True)
+            return tf.concat([head if i is None else g for i, g in pairs], 0)
 
-        return tf.split(arrived, tf.stack(lengths)), back
+        return tf.split(arrived, tf.stack(words)), back
 
-    blocks = [part for place, part in enumerate(cut(arrived)) if place not in heads]
     columns: dict[int, list[tf.Tensor]] = {}
-    for (i, shape), block in zip(outputs, blocks, strict=True):
-        columns.setdefault(i, []).append(tf.reshape(block, shape))
+    for i, shape, block in zip(inputs, shapes, cut(arrived), strict=True):
+        if i is not None:
+            columns.setdefault(i, []).append(tf.reshape(block, shape))
     joined = [tf.concat(columns[i], -1) for i in range(len(columns))]
     if static is None:
         return joined

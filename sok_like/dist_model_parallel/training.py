@@ -33,8 +33,7 @@ def broadcast_variables(model_vars: Iterable[Any], root_rank: int = 0) -> None:
     Raises:
         ValueError: `root_rank` does not exist.
     """
-    with tf.init_scope():
-        ensure_initialized()
+    ensure_initialized()
     ranks = comm.current().world_size
     require(0 <= root_rank < ranks, "root_rank", f"in [0, {ranks})", root_rank)
     replicas.broadcast(model_vars, root_rank, "dmp_broadcast")
@@ -141,8 +140,7 @@ def DistributedGradientTape(
         ValueError: a value is not supported.
     """
     horovod.check_arguments("DistributedGradientTape", horovod_arguments)
-    with tf.init_scope():
-        ensure_initialized()
+    ensure_initialized()
     return _AveragingTape(gradtape, sparse_as_dense)
 
 
@@ -208,9 +206,7 @@ class _Averaging(Serialized):
         slot = super().add_variable_from_reference(*args, **kwargs)
         return mark_local(slot) if is_local(slot_reference(args, kwargs)) else slot
 
-
-class _AveragingLegacy(_Averaging):
-    def add_slot(self, var, *args, **kwargs):
+    def add_slot(self, var, *args, **kwargs):  # tf_keras' legacy optimizers call it
         slot = super().add_slot(var, *args, **kwargs)
         return mark_local(slot) if is_local(var) else slot
 
@@ -252,9 +248,8 @@ def _averaging_class(cls, scales):
     if scales:
         bases = (_LossScaling, cls)
     else:
-        averaging = _AveragingLegacy if family == "legacy" else _Averaging
-        knows_tables = issubclass(cls, families.Adapter)
-        bases = (averaging, cls) if knows_tables else (averaging, families.ADAPTERS[family], cls)
+        adapter = () if issubclass(cls, families.Adapter) else (families.ADAPTERS[family],)
+        bases = (_Averaging, *adapter, cls)
         members["_sok_stages"] = (average_all, *getattr(cls, "_sok_stages", ())[1:])
     return _registered(type(f"Distributed{cls.__name__}", bases, members))
 
@@ -297,8 +292,7 @@ def DistributedOptimizer(
             f"Received: DistributedOptimizer({type(optimizer).__name__}(...))"
         )
     cls = _averaging_class(type(optimizer), inner is not None)  # type: ignore[arg-type]
-    with tf.init_scope():
-        ensure_initialized()
+    ensure_initialized()
     averaging = view(cls, optimizer)
     if inner is None:
         averaging.__dict__["_dmp_sparse_as_dense"] = sparse_as_dense

@@ -19,8 +19,8 @@ import tensorflow as tf
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.planner.tables import DATA_PARALLEL, HASHED, Plan, Shard, TableConfig
 from sok_like.runtime.checks import check_integer, unmet
-from sok_like.runtime.ranks import comm, exchange_order
-from sok_like.runtime.ranks.agreement import all_or_none, one_rank_at_a_time, send
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import agreed, all_or_none, one_rank_at_a_time, send
 from sok_like.saving.format import durable
 from sok_like.table.keys import in_key_dtype, owned
 from sok_like.table.slices import HeldSlice, TableSlice
@@ -31,16 +31,15 @@ CHUNK_BYTES = 64 * 2**20
 
 
 class Held(NamedTuple):
-    """A plan, and by table what this rank holds: a variable, and the shard's first row in it."""
+    """A plan, and the variable with this rank's shard of each table that it holds some of."""
 
     plan: Plan
-    here: Mapping[int, tuple[Any, int]]
+    here: Mapping[int, Any]
 
     def dense_slice(self, table_id: int) -> HeldSlice:
         """What this rank holds of a dense table, which is something."""
-        variable, first_row = self.here[table_id]
         shard: Any = self.plan.shard(table_id, comm.current().rank)
-        return HeldSlice(slice_of(shard), as_tf_table(variable), first_row)
+        return HeldSlice(slice_of(shard), as_tf_table(self.here[table_id]), shard.first_row)
 
 
 def slice_of(shard: Shard) -> TableSlice:
@@ -52,7 +51,7 @@ def get_table(held: Held, table_id: int, all_ranks: bool) -> Any:
     """A whole table on rank 0 or on all ranks; None elsewhere."""
     plan, here = held
     if plan.kinds[table_id] == HASHED:
-        variable = here[table_id][0]
+        variable = here[table_id]
         snapshot = variable.snapshot(with_slots=False)
         return gather_by_key(variable, snapshot.keys.numpy(), snapshot.rows.numpy(), all_ranks)
     communicator = comm.current()
@@ -62,10 +61,7 @@ def get_table(held: Held, table_id: int, all_ranks: bool) -> Any:
         return own_slice.read(own_slice.place).numpy() if receive else None
     # A rank without a shard does not know the table's dtype, but must send an empty block of it.
     own_type = 0 if own_slice is None else own_slice.variable.dtype.base_dtype.as_datatype_enum
-    types = exchange_order.collective_in_turn(
-        communicator, "all_gather", tf.constant([own_type], tf.int32), "dmp_table_dtype"
-    )
-    dtype = tf.as_dtype(int(tf.reduce_max(types))).as_numpy_dtype
+    dtype = tf.as_dtype(max(agreed(lambda: own_type, communicator))).as_numpy_dtype
     shape = plan.tables[table_id].input_dim, plan.tables[table_id].output_dim
     whole: Any = np.empty(shape, dtype) if receive else None
     row_bytes = shape[1] * np.dtype(dtype).itemsize
@@ -92,7 +88,7 @@ def gather_by_key(variable, keys, rows, all_ranks):
     if variable.key_dtype.size < 8:  # raises on all ranks if a key does not fit
         all_or_none(check, communicator)
     if communicator.world_size > 1:
-        longest = int(send(np.array([len(keys)], np.int64), communicator, True).max())
+        longest = max(agreed(lambda: len(keys), communicator))
         step = max(1, CHUNK_BYTES // (8 + rows.itemsize * rows.shape[1]))
         parts = [(keys[:0], rows[:0])]
         for start in range(0, longest, step):
@@ -117,7 +113,7 @@ def set_tables(held: Held, weights: Sequence[Any], chunk: int, use_lock: bool) -
         sources.extend(_open(held, weights))
 
     def copy():
-        for table_id, (variable, _) in held.here.items():
+        for table_id, variable in held.here.items():
             if held.plan.kinds[table_id] == HASHED:
                 replace_rows(variable, *sources[table_id], chunk)
             else:
@@ -150,7 +146,7 @@ def _open(held, weights):
             arrays.append(open_whole(what, weight, table))
             continue
         arrays.append(open_pair(what, weight, table.output_dim))
-        variable, num_keys = here[table.table_id][0], len(owned(arrays[-1][0]))
+        variable, num_keys = here[table.table_id], len(owned(arrays[-1][0]))
         capacity = variable.get_config()["capacity"]
         if capacity is not None and num_keys > capacity:
             raise ValueError(

@@ -4,7 +4,7 @@ A slot variable has the shape of its variable. So it is sharded like the table, 
 written like weights. A hash table stores its slot rows beside its rows, under the core's names.
 """
 
-import json
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +20,7 @@ from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.planner.tables import HASHED
 from sok_like.runtime.checks import as_integer, check_integer, unmet
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import all_or_none, gather_text, one_rank_at_a_time
+from sok_like.runtime.ranks.agreement import agreed, all_or_none, one_rank_at_a_time
 from sok_like.table.content import TableContent, slot_fields, slots_by_name
 from sok_like.table.keys import owned
 
@@ -31,8 +31,7 @@ class WholeTables:
     strategy: Any
     _tables: Any
     build: Any
-    _is_mine: Any
-    _layers_here: Any
+    shards_here: Any
 
     def get_weights(self, all_ranks: bool = False) -> list[Any]:
         """The whole tables; every rank must call this.
@@ -93,11 +92,11 @@ class WholeTables:
         for table in plan.tables:
             table_id, state = table.table_id, {}
             if table.hashed:
-                state = _get_hash_slots(here[table_id][0], bool(all_ranks))
+                state = _get_hash_slots(here[table_id], bool(all_ranks))
             for name in names[table_id]:
                 slot = own_slots.get(table_id, {}).get(name)
-                shard = {} if slot is None else {table_id: (slot, here[table_id][1])}
-                state[name] = weights.get_table(Held(plan, shard), table_id, bool(all_ranks))
+                slots = Held(plan, {} if slot is None else {table_id: slot})
+                state[name] = weights.get_table(slots, table_id, bool(all_ranks))
             tables.append(state)
         if not all_ranks and comm.current().rank != 0:
             return {}
@@ -128,12 +127,12 @@ class WholeTables:
             sources.extend(_open(plan, here, names, state))
 
         def copy():
-            for table_id, (variable, first_row) in here.items():
+            for table_id, variable in here.items():
                 if plan.tables[table_id].hashed:
                     _set_hash_slots(variable, sources[table_id], state["iterations"])
                 for name, slot in own_slots.get(table_id, {}).items():
-                    slots = Held(plan, {table_id: (slot, first_row)})
-                    weights.copy_shard(slots, table_id, sources[table_id][name], chunk)
+                    source = sources[table_id][name]
+                    weights.copy_shard(Held(plan, {table_id: slot}), table_id, source, chunk)
 
         all_or_none(check, communicator)
         one_rank_at_a_time(copy, communicator, bool(use_lock))
@@ -146,14 +145,11 @@ class WholeTables:
 
     def _held(self) -> Held:
         """What this rank holds, as Keras' variables; hash tables as EmbeddingVariables."""
-        layers, places = self._layers_here(), {}
-        for table_id, table in enumerate(self._tables):
-            for shard in table.shards:
-                layer = layers.get((shard.kind, shard.position))
-                if self._is_mine(shard) and layer is not None:
-                    weight = layer_table(layer) if shard.kind == HASHED else layer.weights[0]
-                    places[table_id] = weight, shard.row_offset
-        return Held(self.strategy.plan, places)
+        here = {
+            table_id: layer_table(layer) if shard.kind == HASHED else layer.weights[0]
+            for table_id, (shard, layer) in self.shards_here().items()
+        }
+        return Held(self.strategy.plan, here)
 
 
 def _known_slots(plan, here, optimizer):
@@ -161,7 +157,7 @@ def _known_slots(plan, here, optimizer):
     own_slots: dict[int, dict[str, Any]] = {}
 
     def find():
-        for table_id, (variable, _) in here.items():
+        for table_id, variable in here.items():
             if not plan.tables[table_id].hashed and variable.trainable:
                 slots = slot_objects(optimizer, variable)
                 if slots is None:
@@ -171,22 +167,18 @@ def _known_slots(plan, here, optimizer):
                         f"without '{variable.name}'"
                     )
                 own_slots[table_id] = {name: as_tf_table(slot) for name, slot in slots.items()}
+        return [list(own_slots.get(table.table_id, {})) for table in plan.tables]
 
-    all_or_none(find, comm.current())
-    names: list[set[str]] = [set() for _ in plan.tables]
-    line = json.dumps({table_id: list(slots) for table_id, slots in own_slots.items()}) + "\n"
-    for text in gather_text(line, comm.current()).splitlines():
-        for table_id, of_table in json.loads(text).items():
-            names[int(table_id)].update(of_table)
-    return own_slots, [sorted(of_table) for of_table in names]
+    by_rank = agreed(find, comm.current(), raises=ValueError)
+    names = (itertools.chain(*of_table) for of_table in zip(*by_rank, strict=True))
+    return own_slots, [sorted(set(of_table)) for of_table in names]
 
 
 def _get_hash_slots(variable, all_ranks):
     snapshot = variable.snapshot()
     # A rank without keys has no slot rows, and no slot variables until its first update.
     own_widths = [(name, rows.shape[1]) for name, rows in slots_by_name(snapshot).items()]
-    lines = gather_text(json.dumps(own_widths) + "\n", comm.current()).splitlines()
-    widths = dict(max(map(json.loads, lines), key=len))
+    widths = dict(max(agreed(lambda: own_widths, comm.current()), key=len))
     keys = snapshot.keys.numpy()
     rows = snapshot.slot_rows.numpy().reshape(len(keys), sum(widths.values()))
     whole = weights.gather_by_key(variable, keys, rows, all_ranks)
@@ -211,7 +203,7 @@ def _open(plan, here, names, state):
     for table, slots in zip(plan.tables, tables, strict=True):
         what = f'state["tables"][{table.table_id}]'
         if table.hashed:
-            opened.append(_open_hash_slots(what, slots, here[table.table_id][0]))
+            opened.append(_open_hash_slots(what, slots, here[table.table_id]))
             continue
         if sorted(slots) != names[table.table_id]:
             required = f"hold the optimizer's slot variables, {names[table.table_id]}"

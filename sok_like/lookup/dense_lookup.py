@@ -62,7 +62,9 @@ def lookup_rows(table, ids, combiner: str | None, weights, table_name: str):
     check_ids(ids, combiner, table_name)
     if combiner is None and weights is not None:
         raise ValueError(f"`weights` need a combiner. Received: combiner=None ({table_name})")
-    weights = None if weights is None else _flat_weights(ids, weights)
+    if weights is not None:
+        check_weights(ids, weights)
+        weights = flat_weights(ids, weights)
     flat = FlatIds(ids, combiner, dtype=None)
     num_rows = tf.shape(table, tf.int64)[0]
     unique, inverse = tf.unique(require_in_range(flat.ids, num_rows, table_name))
@@ -77,14 +79,17 @@ def combined(rows, inverse, combiner: str, row_splits, weights=None):
     sample = tf.ragged.row_splits_to_segment_ids(row_splits)
     batch = tf.size(row_splits, tf.int64) - 1
     if weights is None:
-        segment = tf.sparse.segment_sum if combiner == "sum" else tf.sparse.segment_mean
-        return segment(rows, inverse, sample, num_segments=batch)
+        name = {"sum": "segment_sum", "mean": "segment_mean", "sqrtn": "segment_sqrt_n"}[combiner]
+        return getattr(tf.sparse, name)(rows, inverse, sample, num_segments=batch)
     weights = tf.cast(weights, rows.dtype)
     weighted = tf.gather(rows, inverse) * weights[:, tf.newaxis]
     total = tf.math.unsorted_segment_sum(weighted, sample, batch)
     if combiner == "sum":
         return total
-    divisor = tf.math.unsorted_segment_sum(weights, sample, batch)
+    terms = weights if combiner == "mean" else weights * weights
+    divisor = tf.math.unsorted_segment_sum(terms, sample, batch)
+    if combiner == "sqrtn":  # the gradient of the root at 0 would be NaN
+        divisor = tf.sqrt(tf.where(divisor > 0, divisor, tf.ones_like(divisor)))
     return tf.math.divide_no_nan(total, divisor[:, tf.newaxis])
 
 
@@ -112,31 +117,33 @@ def require_in_range(ids, num_rows, table_name):
     """The ids; raises InvalidArgumentError unless all are in `[0, num_rows)`."""
     num_rows = tf.cast(num_rows, tf.int64)
     in_range, wrong, rule = _range_check(ids, num_rows, table_name)
-    if tf.executing_eagerly():
-        if not in_range:
-            raise tf.errors.InvalidArgumentError(
-                None, None, f"{rule} Received: id {wrong} with input_dim {num_rows}"
-            )
-        return ids
     return checked(ids, in_range, f"{rule} Received: id", wrong, "with input_dim", num_rows)
 
 
-def _flat_weights(ids, weights):
-    """Weights `[num_keys]`, in the order of the flat ids; they must have their kind and shape."""
-    check_weights(ids, weights)
+def flat_weights(ids, weights, prefix: str = "", of: str = ""):
+    """Weights `[num_keys]`, in the order of the flat ids; arguments as of `check_weights`."""
     if isinstance(ids, tf.RaggedTensor):
-        places = [tf.cast(ragged.row_splits, tf.int64) for ragged in (ids, weights)]
-        is_same = ids.row_splits is weights.row_splits
+        places = ids.row_splits, weights.row_splits
     elif isinstance(ids, tf.SparseTensor):
-        ids, weights = in_order(ids), in_order(weights)
-        places, is_same = [ids.indices, weights.indices], False
+        places = ids.indices, weights.indices
+        weights = in_order(weights)
+        if places[0] is not places[1]:
+            places = in_order(ids).indices, weights.indices
+    elif ids.shape == weights.shape:
+        places = None, None
     else:
-        places = [tf.shape(ids, tf.int64), tf.shape(weights, tf.int64)]
-        is_same = ids.shape == weights.shape
-    rule = "`weights` must have exactly one weight per id"
-    check = None if is_same else tf.assert_equal(*places, rule)
-    with tf.control_dependencies([] if check is None else [check]):
-        return tf.identity(flat_values(weights))
+        places = tf.shape(ids), tf.shape(weights)
+    return at_same_places(flat_values(weights), *places, prefix, of)
+
+
+def at_same_places(weights, places, places_of_weights, prefix: str, of: str):
+    """Flat weights, once the tensors of places have been found equal."""
+    if places is places_of_weights:
+        return weights
+    left, right = tf.cast(places, tf.int64), tf.cast(places_of_weights, tf.int64)
+    alike = tf.raw_ops.Equal(x=left, y=right, incompatible_shape_error=False)  # may broadcast
+    alike = tf.reduce_all(alike) & tf.reduce_all(tf.equal(tf.shape(left), tf.shape(right)))
+    return checked(weights, alike, f"`{prefix}weights` must have exactly one weight per id{of}")
 
 
 def check_weights(ids, weights, prefix: str = "", of: str = "") -> None:

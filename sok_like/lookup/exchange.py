@@ -14,7 +14,7 @@ after the exchange.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -50,17 +50,6 @@ class ShardFeature:
     weights: tf.Tensor | None = None  # float32 [num_keys]
 
     max_hotness, batch_multiple = 0, 1  # no limits
-
-
-class LookupShard(NamedTuple):
-    """Where a lookup finds one owner's columns of a table; `planner.Shard` is what a rank holds."""
-
-    # The rank that holds it, `ALL_RANKS`, or `BY_KEY` for a hash table.
-    owner: int
-    dim: int  # number of its columns
-    row_offset: int  # its first row in the owner's variable
-    kind: int  # kind of the table; see `planner.tables`
-    position: int  # position of the variable among the owner's variables of that kind
 
 
 def most_ids(world_size: int) -> int:

@@ -23,6 +23,7 @@ from sok_like.lookup.stock_table import (
     seldom,
     split,
 )
+from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.table.as_variable import stand_ins
 
@@ -65,13 +66,13 @@ class Exporting:
     def rows(self, features: Sequence[Any]) -> list[tf.Tensor]:
         """`hash_lookup.lookup` of HashFeatures."""
         tables = [self._table_of(feature.variable) for feature in features]
-        checked = [dataclasses.replace(f, keys=_checked_keys(f)) for f in features]
+        legal = [dataclasses.replace(f, keys=_checked_keys(f)) for f in features]
         if tf.executing_eagerly() or tf.compat.v1.get_default_graph() is not self._graph:
-            return self._rows(checked)
+            return self._rows(legal)
         empty = [tf.zeros([0, table.dim]) for table in tables]
         stand_in = tf.compat.v1.placeholder_with_default
         rows = [tf.identity(stand_in(e, [None, e.shape[1]])) for e in empty]
-        self._waiting += map(_Waiting, checked, rows)
+        self._waiting += map(_Waiting, legal, rows)
         return rows
 
     @contextlib.contextmanager
@@ -228,25 +229,15 @@ def _combined_each(features, rows):
 
 def _checked_keys(feature):
     """The keys, after the checks that the lookup op makes of a feature's samples."""
-    checks = []
-
-    def require(ok, *message):
-        check = tf.debugging.Assert(ok, [*message, f"(table '{feature.variable.table_name}')"])
-        if check is not None:
-            checks.append(check)
-
-    number = tf.size(feature.keys, tf.int64)
+    keys, of = feature.keys, f"(table '{feature.variable.table_name}')"
+    number = tf.size(keys, tf.int64)
     if feature.row_splits is not None and feature.combiner != "none":
         lengths = feature.row_splits[1:] - feature.row_splits[:-1]
         number = tf.size(lengths, tf.int64)
-        if feature.max_hotness:
-            most = feature.max_hotness
+        if most := feature.max_hotness:
             rule = f"A sample may hold at most {most} keys. Received:"
-            require(tf.reduce_all(lengths <= most), rule, tf.reduce_max(lengths))
+            keys = checked(keys, tf.reduce_all(lengths <= most), rule, tf.reduce_max(lengths), of)
     if feature.batch_multiple > 1:
         rule = f"The number of samples must be a multiple of {feature.batch_multiple}. Received:"
-        require(tf.equal(number % feature.batch_multiple, 0), rule, number)
-    if not checks:
-        return feature.keys
-    with tf.control_dependencies(checks):
-        return tf.identity(feature.keys)
+        keys = checked(keys, tf.equal(number % feature.batch_multiple, 0), rule, number, of)
+    return keys

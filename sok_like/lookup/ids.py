@@ -55,7 +55,9 @@ def as_row_numbers(ids):
 
 
 def keys_of_ids(values: Any) -> tf.Tensor:
-    """int64 keys of integers, or of strings."""
+    """int64 keys of integers, or of strings, in a tensor of any kind."""
+    if isinstance(values, (tf.RaggedTensor, tf.SparseTensor)):
+        return with_flat_values(values, keys_of_ids(flat_values(values)))
     if values.dtype == tf.string:
         return fingerprints(values, stock=exporting.current() is not None)
     return as_keys(values)
@@ -230,7 +232,8 @@ def mask_of(ids: Any, pad_key: int | str | None, shape: Any = None) -> Any:
     if isinstance(ids, tf.SparseTensor):
         ids = as_ragged(ids)
     if isinstance(ids, tf.RaggedTensor):
-        mask = ids.with_flat_values(valid(keys_of_ids(ids.flat_values), pad_key))
+        keys = keys_of_ids(ids)
+        mask = keys.with_flat_values(valid(keys.flat_values, pad_key))
     else:
         mask = valid(keys_of_ids(ids), pad_key)
         mask = mask if shape is None else tf.reshape(mask, shape)

@@ -17,7 +17,6 @@ are variables, and a rank may have seen other data.
 import functools
 import hashlib
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -28,9 +27,12 @@ from sok_like.lookup import keras_call
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.local_variables import is_local, unique_in_graph
 from sok_like.runtime.framework import hooks, running_keras
+from sok_like.runtime.framework.graphs import counter
 from sok_like.runtime.framework.running_keras import is_keras_3
+from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, exchange_order
+from sok_like.runtime.ranks.agreement import agreed
 
 # Relative, for these sums: hosts with different processors may differ in the last bits.
 TOLERANCE = 1e-5
@@ -44,14 +46,7 @@ _UNTRAINED = (
 _LEARNED = ("mean", "variance", "bin_boundaries", "idf_weights_const")
 
 
-class _Asked(threading.local):
-    """The calls of `GradientTape.gradient` in progress in this thread, the innermost last."""
-
-    def __init__(self):
-        self.calls: list[tuple[tf.GradientTape, Any, Any]] = []
-
-
-_asked = _Asked()
+_asked = threading.local()  # `call`: the innermost `GradientTape.gradient` in progress
 
 
 def with_optimizer(variables: Iterable[Any], optimizer: Any) -> list[Any]:
@@ -80,21 +75,13 @@ def broadcast(variables: Iterable[Any], root_rank: int, name: str) -> list[Any]:
     return assignments
 
 
-def check_same_shapes(variables: Sequence[Any], name: str) -> None:
+def check_same_shapes(variables: Sequence[Any]) -> None:
     """ValueError on all ranks unless all list variables of equal shapes and dtypes. Eager only."""
-    communicator = comm.current()
     texts = [f"{v.dtype} {tuple(v.shape)}" for v in variables]
-    codes = tf.constant([len(texts), *(zlib.crc32(text.encode()) for text in texts)], tf.int64)
-    gathered = exchange_order.collective_in_turn(communicator, "all_gather", codes, name)
-    gathered = gathered.numpy().tolist()
-    lists = []
-    while gathered:
-        length = gathered[0]
-        lists.append(gathered[1 : length + 1])
-        gathered = gathered[length + 1 :]
+    lists = agreed(lambda: texts, comm.current(), "a broadcast of variables")
     if all(other == lists[0] for other in lists):
         return
-    differing = (i for i, codes in enumerate(zip(*lists, strict=False)) if len(set(codes)) > 1)
+    differing = (i for i, same in enumerate(zip(*lists, strict=False)) if len(set(same)) > 1)
     first = next(differing, min(map(len, lists)))
     here = "missing"
     if first < len(texts):
@@ -102,7 +89,7 @@ def check_same_shapes(variables: Sequence[Any], name: str) -> None:
     raise ValueError(
         "The ranks must have the same variables in the same order. Received: "
         f"{[len(other) for other in lists]} variables, by rank; the first that differs is number "
-        f"{first}, which on rank {communicator.rank} is {here}"
+        f"{first}, which on rank {comm.current().rank} is {here}"
     )
 
 
@@ -119,15 +106,15 @@ def compare_at_times(
     variables: list[Any], model: Any, communicator: comm.Communicator
 ) -> list[tf.Tensor]:
     """Counts a step; compares these variables and the untrained of a model, if it is time."""
-    step = tf.identity(_counter((variables or [model])[0]).assign_add(1, read_value=True))
+    # Of gradients taken beside a table, counted at their first variable or at the model.
+    owner = as_tf_table(variables[0]) if variables else model
+    step = tf.identity(counter(owner, "gradients_taken").assign_add(1, read_value=True))
     is_power = tf.equal(tf.bitwise.bitwise_and(step, step - 1), 0)
     due = (step > 1) & (is_power | tf.equal(step, 3))
 
     def exchange():
         return _exchange(variables, model, communicator)
 
-    if tf.executing_eagerly():
-        return [exchange()] if due else []
     return [tf.cond(due, exchange, lambda: tf.constant(True))]
 
 
@@ -200,9 +187,10 @@ def sums_of(variable: Any) -> tf.Tensor:
 
 def _compared(model):
     """Variables of the tape that takes a gradient; None without one, and from its second lookup."""
-    if not _asked.calls or not tf.compat.v1.executing_eagerly_outside_functions():
+    call = getattr(_asked, "call", None)
+    if call is None or not tf.compat.v1.executing_eagerly_outside_functions():
         return None
-    tape, target, sources = _asked.calls[-1]
+    tape, target, sources = call
     if getattr(tape, "_sok_compared", False):
         return None
     if not tf.executing_eagerly():
@@ -265,16 +253,6 @@ def _is_shared(source):
     return is_variable and not is_local(source)
 
 
-def _counter(owner):
-    """Number of gradients taken beside a table, int64, counted at their first variable or layer."""
-    owner = owner if isinstance(owner, tf.keras.layers.Layer) else as_tf_table(owner)
-    if not hasattr(owner, "_sok_gradients_taken"):
-        with tf.init_scope(), tf.device("CPU:0"):
-            counter = tf.Variable(0, dtype=tf.int64, trainable=False, name="gradients_taken")
-        object.__setattr__(owner, "_sok_gradients_taken", counter)
-    return owner._sok_gradients_taken
-
-
 def comparison() -> Callable[[comm.Communicator], list[tf.Tensor]]:
     """`compare`, for a lookup on several ranks, whose tape it must know; others wrap nothing."""
     hooks.at_init(_watch_tapes)
@@ -283,11 +261,8 @@ def comparison() -> Callable[[comm.Communicator], list[tf.Tensor]]:
 
 
 def _gradient(own, self, target, sources, *args, **kwargs):
-    _asked.calls.append((self, target, sources))
-    try:
+    with attributes(_asked, {"call": (self, target, sources)}):
         return own(self, target, sources, *args, **kwargs)
-    finally:
-        _asked.calls.pop()
 
 
 def _watch_tapes():

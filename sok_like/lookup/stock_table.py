@@ -24,6 +24,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from sok_like.lookup.buckets import FACTORS, SLOTS, Layout
 from sok_like.lookup.stock_rows import MissingRows, by_key, initial_rows
+from sok_like.runtime.framework.graphs import checked
 
 ROW_DTYPES = ("float32", "bfloat16", "int8")
 # One bit in each of the eight bytes but the last.
@@ -274,15 +275,8 @@ def _which(sizes, at):
 
 def _in_range(table, keys):
     wrong = (keys < 0) | (keys >= table.key_limit)
-    check = tf.debugging.Assert(
-        ~tf.reduce_any(wrong),
-        [
-            f"Keys of table '{table.table_name}' must be in [0, {table.key_limit}). Received:",
-            tf.boolean_mask(keys, wrong),
-        ],
-    )
-    with tf.control_dependencies([] if check is None else [check]):
-        return tf.identity(keys)
+    rule = f"Keys of table '{table.table_name}' must be in [0, {table.key_limit}). Received:"
+    return checked(keys, ~tf.reduce_any(wrong), rule, tf.boolean_mask(keys, wrong))
 
 
 def _scaled(words, scale, dtype):

@@ -264,6 +264,8 @@ class DistEmbeddingStrategy:
         self.local_maps: list[list[int]] = []
         self.local_input_offsets: list[list[int]] = []
         self.widths_list_flat: list[int] = []
+        # By rank, the layer of each of its tables, and the table's first row there.
+        self._places: list[dict[int, tuple[int, int]]] = []
         for rank, tables in enumerate(self.table_ids):
             layers, offsets = self.local_configs[rank], self.local_weight_offsets[rank]
             places = {
@@ -271,6 +273,7 @@ class DistEmbeddingStrategy:
                 for layer, group in enumerate(self.local_group_list[rank])
                 for position, first_row in zip(group, offsets[layer], strict=False)
             }
+            self._places.append(places)
             inputs = [places[input_map[i]] for i in self.input_ids_list[rank]]
             self.local_maps.append([layer for layer, _ in inputs])
             self.local_input_offsets.append([offset for _, offset in inputs])
@@ -325,18 +328,20 @@ class DistEmbeddingStrategy:
 
     def _make_plan(self) -> Plan:
         kinds = {i: kind for kind, group in enumerate(self.table_groups) for i in group}
-        positions = {table_id: i for i, table_id in enumerate(self.table_groups[COLUMN_WISE])}
+        positions = {table_id: i for group in self.table_groups for i, table_id in enumerate(group)}
         shards = []
         for table_id, table in enumerate(self._tables):
             for rank in range(self.world_size):
                 rows = (0, table.input_dim)
                 columns: tuple[int, int] | None = (0, table.output_dim)
+                place = positions[table_id], 0
                 if kinds[table_id] == ROW_WISE:
                     rows = placement.even_part(table.input_dim, rank, self.world_size)
                 elif kinds[table_id] == COLUMN_WISE:
                     columns = self._column_ranges[rank].get(positions[table_id])
+                    place = self._places[rank].get(positions[table_id], place)
                 if columns is not None:
-                    shards.append(Shard(table_id, rank, kinds[table_id], *rows, *columns))
+                    shards.append(Shard(table_id, rank, kinds[table_id], *rows, *columns, *place))
         return Plan(
             self.world_size,
             tuple(self._tables),

@@ -114,6 +114,8 @@ class Shard:
     row_stop: int
     column_start: int
     column_stop: int
+    layer: int  # which of the rank's layers of this kind holds it
+    first_row: int  # its first row in that layer's variable
 
     @property
     def num_rows(self) -> int:

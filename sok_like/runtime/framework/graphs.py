@@ -36,10 +36,27 @@ _beforehand = hooks.Within()
 
 def checked(tensor: Any, condition: Any, text: str, *received: Any) -> Any:
     """`tensor`; where it runs, InvalidArgumentError with `text`, `received` unless `condition`."""
+    if tf.executing_eagerly():
+        if not condition:
+            text = " ".join(f"{part}" for part in (text, *received))
+            raise tf.errors.InvalidArgumentError(None, None, text)
+        return tensor
     # In a graph each of `tf.debugging`'s checks is a `tf.cond`, which is slow to trace.
-    check = tf.raw_ops.Assert(condition=condition, data=[text, *received])
-    with tf.control_dependencies([] if check is None else [check]):
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=condition, data=[text, *received])]):
         return tf.identity(tensor)
+
+
+def counter(owner: Any, name: str) -> tf.Variable:
+    """An int64 counter of an object, from 0 on: one variable per graph for sessions."""
+    # Not by setattr, at which Keras would make it part of what is saved.
+    counters = vars(owner).setdefault("_sok_counters", {})
+    with tf.init_scope(), tf.device("CPU:0"):
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if (graph, name) not in counters:
+            # Not tf.Variable: a function that makes one as it is traced is traced twice.
+            options = {"dtype": tf.int64, "trainable": False, "name": name}
+            counters[graph, name] = resource_variable_ops.ResourceVariable(0, **options)
+    return counters[graph, name]
 
 
 def refuse_second_order(

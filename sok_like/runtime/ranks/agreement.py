@@ -33,13 +33,6 @@ def send(
     return exchange_order.exchange_in_turn(collective, name, communicator).numpy()
 
 
-def gather_text(text: str, communicator: Communicator) -> str:
-    """The texts of all ranks, concatenated in rank order."""
-    letters = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
-    gathered, _ = exchange_order.exchange_notes(tf.constant(letters), [], communicator, "texts")
-    return gathered.numpy().astype(np.uint8).tobytes().decode()
-
-
 def raise_on_all(problems: Sequence[Any], communicator: Communicator, name: str) -> list[tf.Tensor]:
     """Raises InvalidArgumentError on all ranks if one has `problems`; in a graph its results do."""
     nothing = tf.zeros([0], tf.int64)
