@@ -40,8 +40,7 @@ class _Rows(NamedTuple):
 class _RowOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
     """A stock optimizer; a subclass says how `_update` changes some rows, each there once."""
 
-    def _update(self, gradient, variable, rows):
-        raise NotImplementedError
+    _update: Any  # takes a gradient, a variable and `_Rows`
 
     def _apply_dense(self, grad, var):
         return self._update(grad, var, _Rows())
@@ -56,6 +55,25 @@ class _RowOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
 
 
 class _AdagradDecay(_RowOptimizer):
+    """Adagrad with accumulators that decay at multiples of a number of global steps.
+
+    When a row is updated for the first time after `global_step + 1` reached another multiple of
+    `accumulator_decay_step`, its accumulator becomes
+    `max(accumulator * accumulator_decay_rate, initial_accumulator_value)`. A row that missed
+    several multiples decays once at each of its next updates. In tables, each element of a row has
+    two more floats: its accumulator and the number of its decays.
+
+    Args:
+        learning_rate: Scalar.
+        global_step: The program's step, a variable.
+        initial_accumulator_value: Positive; the initial value and the minimum of accumulators.
+        accumulator_decay_step: Positive integer.
+        accumulator_decay_rate: In (0, 1).
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
     def __init__(
         self,
         learning_rate: Any,
@@ -109,6 +127,10 @@ class _AdagradDecay(_RowOptimizer):
         )
 
 
+class _AdagradDecayV2(_AdagradDecay):
+    __doc__ = _AdagradDecay.__doc__
+
+
 class _AdamRows(_RowOptimizer):
     """Adam's moments of rows, and the powers of beta that each variable has for itself."""
 
@@ -155,6 +177,12 @@ class _AdamRows(_RowOptimizer):
 
 
 class _AdamAsync(_AdamRows):
+    """Adam that updates only the rows of the batch; each variable has its own powers of beta.
+
+    With `apply_sparse_rmsprop=True`, tables and sparse gradients use RMSProp with momentum:
+    `v = beta2 v + (1 - beta2) g^2`, `m = beta1 m + lr g / sqrt(v + epsilon)`, `w -= m`.
+    """
+
     def __init__(
         self,
         learning_rate: Any = 0.001,
@@ -188,6 +216,14 @@ class _AdamAsync(_AdamRows):
 
 
 class _AdamW(_AdamRows):
+    """Adam with decoupled weight decay of all that has a gradient, as in DeepRec.
+
+    Rows of a table: `w -= alpha (m / (sqrt(v) + epsilon) + weight_decay w)` with Adam's
+    `alpha = lr sqrt(1 - beta2^t) / (1 - beta1^t)`, only for the rows of the batch. An ordinary
+    variable decays by `weight_decay w`, which the learning rate does not multiply. Both are
+    DeepRec's formulas.
+    """
+
     def __init__(
         self,
         weight_decay: float,
@@ -209,54 +245,15 @@ class _AdamW(_AdamRows):
         return self._adam(gradient, variable, rows, self._call_if_callable(self._weight_decay))
 
 
-def _published(cls, name, doc):
+def _published(cls, name):
     """The class for tables and ordinary variables, under DeepRec's name."""
     aware = embedding_aware(cls)
     aware.__name__ = aware.__qualname__ = name
-    aware.__module__, aware.__doc__ = __name__, doc
+    aware.__module__, aware.__doc__ = __name__, cls.__doc__
     return aware
 
 
-_ADAGRAD_DECAY = """Adagrad with accumulators that decay at multiples of a number of global steps.
-
-    When a row is updated for the first time after `global_step + 1` reached another multiple of
-    `accumulator_decay_step`, its accumulator becomes
-    `max(accumulator * accumulator_decay_rate, initial_accumulator_value)`. A row that missed
-    several multiples decays once at each of its next updates. In tables, each element of a row has
-    two more floats: its accumulator and the number of its decays.
-
-    Args:
-        learning_rate: Scalar.
-        global_step: The program's step, a variable.
-        initial_accumulator_value: Positive; the initial value and the minimum of accumulators.
-        accumulator_decay_step: Positive integer.
-        accumulator_decay_rate: In (0, 1).
-
-    Raises:
-        ValueError: an argument is out of its range.
-    """
-
-AdagradDecayOptimizer: Any = _published(_AdagradDecay, "AdagradDecayOptimizer", _ADAGRAD_DECAY)
-AdagradDecayOptimizerV2: Any = _published(
-    type("_AdagradDecayV2", (_AdagradDecay,), {}), "AdagradDecayOptimizerV2", _ADAGRAD_DECAY
-)
-AdamAsyncOptimizer: Any = _published(
-    _AdamAsync,
-    "AdamAsyncOptimizer",
-    """Adam that updates only the rows of the batch; each variable has its own powers of beta.
-
-    With `apply_sparse_rmsprop=True`, tables and sparse gradients use RMSProp with momentum:
-    `v = beta2 v + (1 - beta2) g^2`, `m = beta1 m + lr g / sqrt(v + epsilon)`, `w -= m`.
-    """,
-)
-AdamWOptimizer: Any = _published(
-    _AdamW,
-    "AdamWOptimizer",
-    """Adam with decoupled weight decay of all that has a gradient, as in DeepRec.
-
-    Rows of a table: `w -= alpha (m / (sqrt(v) + epsilon) + weight_decay w)` with Adam's
-    `alpha = lr sqrt(1 - beta2^t) / (1 - beta1^t)`, only for the rows of the batch. An ordinary
-    variable decays by `weight_decay w`, which the learning rate does not multiply. Both are
-    DeepRec's formulas.
-    """,
-)
+AdagradDecayOptimizer: Any = _published(_AdagradDecay, "AdagradDecayOptimizer")
+AdagradDecayOptimizerV2: Any = _published(_AdagradDecayV2, "AdagradDecayOptimizerV2")
+AdamAsyncOptimizer: Any = _published(_AdamAsync, "AdamAsyncOptimizer")
+AdamWOptimizer: Any = _published(_AdamW, "AdamWOptimizer")

@@ -14,6 +14,7 @@ import tensorflow as tf
 from sok_like.optimizers import families, owner
 from sok_like.optimizers.rules import OptimizerRule, rule_of
 from sok_like.optimizers.stages import average, report_missing, sum_rows, train_tables
+from sok_like.runtime.framework.graphs import counter
 from sok_like.runtime.framework.running_keras import keras_optimizers, optimizer_family
 from sok_like.table.variable import as_embedding_variable, is_embedding_variable, unwrap
 
@@ -99,16 +100,7 @@ class EmbeddingAware:
         return counts._sok_counter(f"skipped_{table.table_name}")
 
     def _sok_counter(self, name):
-        """An int64 counter: one variable per graph, like the optimizer's powers of beta."""
-        counters = self.__dict__.setdefault("_sok_counters", {})
-        with tf.init_scope():
-            graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-            if (graph, name) not in counters:
-                with tf.device("CPU:0"):
-                    counters[graph, name] = tf.Variable(
-                        0, dtype=tf.int64, trainable=False, name=f"{self._sok_name()}/{name}"
-                    )
-        return counters[graph, name]
+        return counter(self, f"{self._sok_name()}/{name}")
 
     def _sok_name(self):
         named = isinstance(self, tf.compat.v1.train.Optimizer)

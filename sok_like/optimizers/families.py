@@ -73,16 +73,11 @@ class Keras3(Adapter):
 
     def apply_gradients(self, grads_and_vars, name=None, *, experimental_aggregate_gradients=True):
         # The last two are arguments of tf_keras.
-        pairs = list(grads_and_vars)
-        self.__dict__["_sok_aggregates"] = experimental_aggregate_gradients
-        try:
-            if builds_v1_graph():
-                return self.apply(*zip(*pairs, strict=True))
-            return super().apply_gradients(pairs)
-        finally:
-            self.__dict__.pop("_sok_aggregates", None)
+        grads, variables = zip(*grads_and_vars, strict=True)
+        op = self.apply(grads, variables, average=experimental_aggregate_gradients)
+        return op if builds_v1_graph() else self._iterations
 
-    def apply(self, grads, trainable_variables=None):
+    def apply(self, grads, trainable_variables=None, *, average=True):
         grads, variables = list(grads), trainable_variables
         if variables is None:  # those of `build`, including tables
             variables = getattr(self, "_sok_trainable", self._trainable_variables)
@@ -95,13 +90,10 @@ class Keras3(Adapter):
         if not self.built:
             self.build(variables)
         if builds_v1_graph():
-            return as_op(lambda: self.apply(grads, variables), self.name)
+            return as_op(lambda: self.apply(grads, variables, average=average), self.name)
         self._check_variables_are_known(self._sok_ordinary(variables))
-        options = {
-            "average": self.__dict__.get("_sok_aggregates", True),
-            "scale": self.loss_scale_factor,
-        }
-        with self._sok_staged(pairs, **options) as (pairs, _):
+        scale = self.loss_scale_factor
+        with self._sok_staged(pairs, average=average, scale=scale) as (pairs, _):
             if pairs:
                 super().apply(*zip(*pairs, strict=True))
             else:
@@ -178,8 +170,7 @@ class LegacyKeras(Adapter):
         with self._sok_staged(pairs, average=average) as (pairs, step):
             if average and pairs:  # over the replicas of a strategy
                 pairs = list(super()._aggregate_gradients(pairs))
-            before = [] if tf.executing_eagerly() else [*step.updates, step.number]
-            with tf.control_dependencies(before):
+            with tf.control_dependencies([*step.updates, step.number]):
                 if not pairs:
                     return tf.group(self.iterations.assign_add(1), name=name)
                 return super().apply_gradients(pairs, name, experimental_aggregate_gradients=False)
@@ -215,7 +206,7 @@ class V1(Adapter):
             updates = [*step.updates, step.number]
             if pairs:
                 updates.append(super().apply_gradients(pairs))
-        with tf.control_dependencies([] if tf.executing_eagerly() else updates):
+        with tf.control_dependencies(updates):
             updates = [self._sok_counter("steps").assign_add(1)]
             if global_step is not None:
                 updates.append(global_step.assign_add(tf.ones([], global_step.dtype)))

@@ -26,16 +26,8 @@ from sok_like.runtime.ranks.comm import Communicator
 
 # By `id`; those with variables of their own to train, which have run in training.
 _layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-
-
-class _Called(threading.local):
-    """Layers without such variables that this thread has run since gradients were averaged."""
-
-    def __init__(self):
-        self.layers: dict[int, Any] = {}
-
-
-_called = _Called()
+# `layers`: those without, which this thread has run since gradients were averaged.
+_called = threading.local()
 
 
 def average(
@@ -47,8 +39,7 @@ def average(
     for layer in list(_layers.values()):
         if trained := [i for v in layer.trainable_weights if (i := place.get(id(as_tf_table(v))))]:
             in_step[min(trained)] = layer
-    layers = [in_step[i] for i in sorted(in_step)] + list(_called.layers.values())
-    _called.layers = {}
+    layers = [in_step[i] for i in sorted(in_step)] + list(vars(_called).pop("layers", {}).values())
     moved = [as_tf_table(weight) for layer in layers for weight in layer.non_trainable_weights]
     values = [tf.identity(variable) for variable in moved]
     means = exchange_order.collective_in_turn(communicator, "average", [*gradients, *values], name)
@@ -59,7 +50,7 @@ def average(
 
 def have_moved() -> bool:
     """Whether statistics have moved of layers that no gradient is known by."""
-    return bool(_called.layers)
+    return bool(vars(_called))
 
 
 def _call(own, self, inputs, *args, **kwargs):
@@ -77,7 +68,10 @@ def _call(own, self, inputs, *args, **kwargs):
                 f"Received: synchronized=True on layer '{self.name}'"
             )
         object.__setattr__(self, replicas.AVERAGED, True)  # bypasses Keras' tracking of attributes
-        (_layers if self.trainable_weights else _called.layers)[id(self)] = self
+        if self.trainable_weights:
+            _layers[id(self)] = self
+        else:
+            vars(_called).setdefault("layers", {})[id(self)] = self
     return own(self, inputs, *args, **kwargs)
 
 

@@ -21,9 +21,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import resource_variable_ops
 
 from sok_like.runtime.checks import unmet
+from sok_like.runtime.framework.graphs import counter
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _TWO_OPTIMIZERS = (
@@ -36,28 +36,15 @@ _TOGETHER = "in a function or graph in which another optimizer trains the table,
 
 
 class Owner:
-    """Represents an optimizer; its views share one Owner."""
+    """Represents an optimizer, whose views share it. Counts tables that others have taken over."""
 
-    def __init__(self) -> None:
-        self._losses = 0  # number of tables that other optimizers have taken over
-        self._losses_in_functions: tf.Variable | None = None
 
-    def lose(self) -> None:
-        """Counts a table that another optimizer takes over. Eager only."""
-        self._losses += 1
-        if self._losses_in_functions is not None:
-            self._losses_in_functions.assign(self._losses)
-
-    def check(self, message: str) -> tf.Operation:
-        """In a function, an op that fails if a table was lost between now and its run."""
-        with tf.init_scope(), tf.device("/CPU:0"):
-            if self._losses_in_functions is None:
-                # Not tf.Variable: a function that makes one as it is traced is traced twice.
-                self._losses_in_functions = resource_variable_ops.ResourceVariable(
-                    self._losses, dtype=tf.int64, trainable=False, name="lost_tables"
-                )
-        none = tf.equal(self._losses_in_functions, self._losses)
-        return tf.raw_ops.Assert(condition=none, data=[message])
+def _check_none_lost(owner, message):
+    """In a function, an op that fails if a table was lost between now and its run."""
+    with tf.init_scope():
+        lost = counter(owner, "lost_tables")
+        before = lost.numpy()
+    return tf.raw_ops.Assert(condition=tf.equal(lost, before), data=[message])
 
 
 class _Training:
@@ -89,7 +76,8 @@ def take(optimizer: Any, variables: Sequence[Any]) -> list[tf.Operation]:
     if in_session:
         return []
     tables = ", ".join(variable.table_name for variable in variables)
-    return [owner.check(_TWO_OPTIMIZERS.format(table=tables, optimizer=name, why=_TAKEN))]
+    message = _TWO_OPTIMIZERS.format(table=tables, optimizer=name, why=_TAKEN)
+    return [_check_none_lost(owner, message)]
 
 
 def _take(owner, variable, graph, in_session, name):
@@ -107,7 +95,7 @@ def _take(owner, variable, graph, in_session, name):
         former = training.owner
         variable.load_snapshot(variable.snapshot(with_slots=False))
         training.former.add(former)
-        former.lose()
+        counter(former, "lost_tables").assign_add(1)
         variable.__dict__["_training"] = training  # load_snapshot removes it
     training.owner, training.optimizer = owner, name
     training.graph = None if graph is None else weakref.ref(graph)

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime import ops
 from sok_like.runtime.checks import require, unmet
 from sok_like.runtime.native import libraries
+from sok_like.runtime.ranks import comm
 from sok_like.table.keys import as_keys, as_rows
 from sok_like.table.variable import EmbeddingVariable
 
@@ -71,7 +71,8 @@ class OptimizerRule:
             grads=[as_rows(g.values, "values", v.table_name) for g, v in pairs],
             learning_rate=tf.cast(learning_rate, tf.float32),
             step=tf.cast(step, tf.int64),
-            keys_are_unique=all(ops.keys_are_unique(gradient) for gradient, _ in pairs),
+            # TensorFlow concatenates gradients of several lookups, to a new tensor of keys.
+            keys_are_unique=all(getattr(g.indices, comm.UNIQUE, False) for g, _ in pairs),
             rule=self.rule,
             **dict(self.options),
         )

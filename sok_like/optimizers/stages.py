@@ -26,7 +26,6 @@ import tensorflow as tf
 from sok_like.lookup import replicas
 from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers import moving_statistics, owner
-from sok_like.runtime import ops
 from sok_like.runtime.framework import running_keras
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.variable import is_embedding_variable, unwrap
@@ -149,12 +148,15 @@ def _update(optimizer, tables, step):
 
 
 def _finite_rows(optimizer, gradient, variable):
-    """The rows of a gradient without NaN and infinity; counts the others."""
-    gradient, finite = ops.finite_rows(gradient)
+    """The rows of a gradient, each key once, without NaN and infinity; counts the others."""
+    gradient = comm.distinct(gradient)
+    finite = tf.reduce_all(tf.math.is_finite(gradient.values), axis=1)
     skipped = tf.size(finite, tf.int64) - tf.math.count_nonzero(finite)
     counted = optimizer._sok_counter(f"skipped_{variable.table_name}").assign_add(skipped)
-    with tf.control_dependencies([] if tf.executing_eagerly() else [counted]):
-        return ops.masked(gradient, finite)
+    with tf.control_dependencies([counted]):
+        keys = tf.boolean_mask(gradient.indices, finite)
+        setattr(keys, comm.UNIQUE, True)
+        return tf.IndexedSlices(tf.boolean_mask(gradient.values, finite), keys)
 
 
 def _decays(optimizer, variable):
@@ -181,14 +183,14 @@ def _compared_rates(optimizer, variables, step):
     is_compared = not by_schedule and not builds_v1_graph()
     compared = optimizer._sok_counter("rate_compared") if is_compared else None
     checks = _compare_rates(step.learning_rate, step.number, compared, communicator)
-    return tf.control_dependencies([] if tf.executing_eagerly() else checks)
+    return tf.control_dependencies(checks)
 
 
 def _statement(rate, step, variables, communicator):
     """Zeros `[world_size, 2 + 2 * len(variables)]`, with this rank's statement in its own row."""
     step = tf.cast(step, tf.int64)
     # At the second step: programs often broadcast variables after the first one.
-    sums = _if(
+    sums = tf.cond(
         tf.equal(step, 2),
         lambda: tf.concat([replicas.sums_of(variable) for variable in variables], 0),
         lambda: tf.zeros([2 * len(variables)]),
@@ -217,21 +219,15 @@ def _compare_rates(rate, step, compared, communicator):
         done = replicas.check(tf.stack([rates, steps], 1), [])
         if compared is not None:
             done.append(compared.assign(bits))
-        with tf.control_dependencies([] if tf.executing_eagerly() else done):
+        with tf.control_dependencies(done):
             return tf.constant(True)
 
     if tf.executing_eagerly() or tf.inside_function():
         due = tf.equal(step % 16, 1)  # a schedule changes the learning rate at every step
         if compared is not None:
             due = tf.not_equal(compared, bits)
-        return [_if(due, exchange, lambda: tf.constant(True))]
+        return [tf.cond(due, exchange, lambda: tf.constant(True))]
     return [exchange()]
-
-
-def _if(condition, this, that):
-    if tf.executing_eagerly():
-        return this() if condition else that()
-    return tf.cond(condition, this, that)
 
 
 def builds_v1_graph() -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.optimizers.embedding_aware import embedding_aware, knows_tables
+from sok_like.optimizers.embedding_aware import EmbeddingAware, embedding_aware, knows_tables
 from sok_like.optimizers.loss_scale import LossScaling
 from sok_like.optimizers.rules import rule_of
 from sok_like.runtime.checks import unmet, wrong_argument
@@ -138,8 +138,8 @@ def _per_table(optimizers, is_dictionary, default, options):
             "`sok.OptimizerWrapper({...}, default=LossScaleOptimizer(optimizer))`. "
             f"Received: {wrong}"
         )
-    defaults = {"lazy": False, "average": True, "skip_nonfinite": False}
-    asked = {f"_sok_{name}": value for name, value in options.items() if value != defaults[name]}
+    attributes = {f"_sok_{name}": value for name, value in options.items()}
+    asked = {k: value for k, value in attributes.items() if value != getattr(EmbeddingAware, k)}
     for own in filter(knows_tables, stock.values()):
         own.__dict__.update(asked)  # what else it has stays, such as that LazyAdam is lazy
     aware = {key: own if knows_tables(own) else _view(own, options) for key, own in stock.items()}

@@ -14,27 +14,6 @@ from sok_like.runtime.native import devices, libraries
 from sok_like.runtime.ranks import comm, lookup_options
 
 
-def keys_are_unique(gradient: tf.IndexedSlices) -> bool:
-    """Whether the gradient is known to have each key once, because it came from one lookup."""
-    # TensorFlow concatenates the gradients of several lookups, which makes a new tensor of keys.
-    return getattr(gradient.indices, comm.UNIQUE, False)
-
-
-def finite_rows(gradient: tf.IndexedSlices) -> tuple[tf.IndexedSlices, tf.Tensor]:
-    """The gradient with each key once, and bool `[num_keys]`: which rows are finite."""
-    gradient = comm.distinct(gradient)
-    return gradient, tf.reduce_all(tf.math.is_finite(gradient.values), axis=1)
-
-
-def masked(gradient: tf.IndexedSlices, mask: tf.Tensor) -> tf.IndexedSlices:
-    """The rows of a gradient where `mask`, bool `[num_keys]`, is true."""
-    keys = tf.boolean_mask(gradient.indices, mask)
-    if keys_are_unique(gradient):
-        setattr(keys, comm.UNIQUE, True)
-    values = tf.boolean_mask(gradient.values, mask)
-    return tf.IndexedSlices(values, keys, gradient.dense_shape)
-
-
 def _slices(grads, keys, *, unique=False):
     if unique:
         setattr(keys, comm.UNIQUE, True)

@@ -124,7 +124,7 @@ class RowOptimizer:
                 read.append((variable, keys))
         update = self._optimizer.apply_gradients(stock, experimental_aggregate_gradients=False)
         write = libraries.ops().sok_table_assign
-        with tf.control_dependencies([] if tf.executing_eagerly() else [update]):
+        with tf.control_dependencies([update]):
             written = [
                 write(handle=held.handle, keys=keys, rows=copy.read_value())
                 for table, keys in read
