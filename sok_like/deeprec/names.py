@@ -163,11 +163,11 @@ def install() -> None:
     if _hooks:
         return
     for owner, name, wrapper in (
-        (tf.feature_column, "embedding_column", _embedding_column),
-        (v1.feature_column, "embedding_column", _embedding_column),
-        (v1.feature_column, "shared_embedding_columns", _shared_embedding_columns),
-        (v1.feature_column, "input_layer", _input_layer),
-        (v1.feature_column, "linear_model", _linear_model),
+        (tf.feature_column, "embedding_column", _make_column),
+        (v1.feature_column, "embedding_column", _make_column),
+        (v1.feature_column, "shared_embedding_columns", _make_column),
+        (v1.feature_column, "input_layer", _use_columns),
+        (v1.feature_column, "linear_model", _use_columns),
         (v1.train.Optimizer, "apply_gradients", train_tables),
     ):
         why = "sok.deeprec.install(): DeepRec's meaning, for its columns and tables"
@@ -185,31 +185,21 @@ def uninstall() -> None:
     policies.set_default_count("lookups")
 
 
-def _embedding_column(own, categorical_column, *args, **kwargs):
-    ours = current_group() is not None or table_column(categorical_column) is not None
-    make = feature_column.embedding_column if ours else own
-    return make(categorical_column, *args, **kwargs)
+def _make_column(own, *args, **kwargs):
+    """In place of `embedding_column` and `shared_embedding_columns`."""
+    first, *_ = inspect.signature(own).bind(*args, **kwargs).arguments.values()
+    columns = [first] if isinstance(first, old._FeatureColumn) else first  # it is a tuple
+    have_keys = any(table_column(column) is not None for column in columns)
+    make = getattr(feature_column, own.__name__) if have_keys or current_group() else own
+    return make(*args, **kwargs)
 
 
-def _shared_embedding_columns(own, categorical_columns, *args, **kwargs):
-    have_keys = any(table_column(column) is not None for column in categorical_columns)
-    ours = current_group() is not None or have_keys
-    make = feature_column.shared_embedding_columns if ours else own
-    return make(categorical_columns, *args, **kwargs)
-
-
-def _input_layer(own, features, feature_columns, *args, **kwargs):
-    feature_columns = old._normalize_feature_columns(feature_columns)  # may be a generator
-    ours = any(isinstance(column, GroupEmbeddingColumn) for column in feature_columns)
-    make = feature_column.input_layer if ours else own
-    return make(features, feature_columns, *args, **kwargs)
-
-
-def _linear_model(own, features, feature_columns, *args, **kwargs):
-    feature_columns = old._normalize_feature_columns(feature_columns)
-    ours = any(table_column(column) is not None for column in feature_columns)
-    make = feature_column.linear_model if ours else own
-    return make(features, feature_columns, *args, **kwargs)
+def _use_columns(own, features, feature_columns, *args, **kwargs):
+    """In place of `input_layer` and `linear_model`."""
+    columns = old._normalize_feature_columns(feature_columns)  # may be a generator
+    ours = any(isinstance(c, GroupEmbeddingColumn) or table_column(c) is not None for c in columns)
+    use = getattr(feature_column, own.__name__) if ours else own
+    return use(features, columns, *args, **kwargs)
 
 
 class CollectiveStrategy:

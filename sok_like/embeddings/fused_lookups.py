@@ -97,27 +97,25 @@ def fuse_lookups(model: Any) -> Any:
             "sok.GroupEmbedding in a subclassed model. "
             f"Received: {type(model).__name__} '{getattr(model, 'name', model)}'"
         )
-    chosen, needed = _chosen(nodes)
+    chosen = _chosen(nodes)
     if len(chosen) < 2:
         required = (
             "have two sok.DistributedEmbedding or sok.All2AllDenseEmbedding layers, called once, "
             "on inputs that do not depend on the other layers, so that their lookups can be fused"
         )
         raise unmet("A model", required, f"model '{model.name}' with {len(chosen)}")
-    tensors = {id(tensor): tensor for tensor in tf.nest.flatten(model.inputs)}
-    for node in nodes:
-        if id(node) in needed:
-            _run(node, tensors)
     layers = [layer_of(node) for node in chosen]
-    inputs = [_arguments(node, tensors)[0][0] for node in chosen]
+    inputs = [_arguments(node, {})[0][0] for node in chosen]
     rows = FusedLookups(layers, name=f"fused_{layers[0].name}")(inputs)
-    for node, output in zip(chosen, rows, strict=True):
-        tensors[id(tf.nest.flatten(node.outputs)[0])] = output
-    done = needed | {id(node) for node in chosen}
+    # What follows the chosen calls is called again; all else stays as it is.
+    replaced = {id(tf.nest.flatten(n.outputs)[0]): r for n, r in zip(chosen, rows, strict=True)}
     for node in nodes:
-        if id(node) not in done:
-            _run(node, tensors)
-    outputs = tf.nest.map_structure(lambda t: tensors[id(t)], _structure(model, "output"))
+        if node not in chosen and any(id(tensor) in replaced for tensor in inputs_of(node)):
+            args, kwargs = _arguments(node, replaced)
+            before, now = map(tf.nest.flatten, (node.outputs, layer_of(node)(*args, **kwargs)))
+            replaced |= zip(map(id, before), now, strict=True)
+    outputs = _structure(model, "output")
+    outputs = tf.nest.map_structure(lambda tensor: replaced.get(id(tensor), tensor), outputs)
     fused = tf.keras.Model(_structure(model, "input"), outputs, name=model.name)
     _check_nothing_is_lost(model, fused, layers)
     return fused
@@ -161,15 +159,8 @@ def _only_looks_up(node):
     return not given and layer.activity_regularizer is None
 
 
-def _run(node, tensors):
-    args, kwargs = _arguments(node, tensors)
-    outputs = layer_of(node)(*args, **kwargs)
-    for old, new in zip(tf.nest.flatten(node.outputs), tf.nest.flatten(outputs), strict=True):
-        tensors[id(old)] = new
-
-
 def _chosen(nodes):
-    """The calls to fuse, and the ids of the calls that they depend on."""
+    """The calls to fuse."""
     layers = [layer_of(node) for node in nodes]
     maker = {id(t): node for node in nodes for t in tf.nest.flatten(node.outputs)}
     above: dict[int, set[int]] = {}  # ids of all calls that a call depends on
@@ -181,5 +172,4 @@ def _chosen(nodes):
         alone = not above[id(node)] & {id(other) for other in chosen}
         if once and alone and _only_looks_up(node):
             chosen.append(node)
-    needed = set().union(*(above[id(node)] for node in chosen))
-    return chosen, needed
+    return chosen

@@ -11,7 +11,12 @@ import tensorflow as tf
 from tensorflow.python.ops.variables import PartitionedVariable
 
 from sok_like.lookup import exporting
-from sok_like.lookup.dense_lookup import as_tf_table, check_weights
+from sok_like.lookup.dense_lookup import (
+    as_tf_table,
+    at_same_places,
+    check_weights,
+    flat_weights,
+)
 from sok_like.lookup.ids import in_order, row_splits, samples_by_table, samples_of
 from sok_like.runtime.checks import COMBINERS, as_list, require, unmet, wrong_argument
 from sok_like.runtime.framework.graphs import checked
@@ -129,23 +134,16 @@ def ids_of(sp_ids: Any, sp_weights: Any, name: str, together: bool = False) -> I
     if sp_ids.shape.rank not in (2, None) or (is_ragged and sp_ids.ragged_rank != 1):
         raise unmet("`sp_ids`", "be 2-D, [batch, None]", f"shape {sp_ids.shape}", f"table '{name}'")
     check_integers("sp_ids", sp_ids, name)
+    of = "sp_", f" (table '{name}')"
     if sp_weights is not None:
-        check_weights(sp_ids, sp_weights, "sp_", f" (table '{name}')")
+        check_weights(sp_ids, sp_weights, *of)
+    if together and not is_ragged and sp_ids.shape.rank == 2:
+        if sp_weights is None or sp_weights.indices is sp_ids.indices:
+            return Ids(None, None if sp_weights is None else sp_weights.values, sp_ids)
+    weights = None if sp_weights is None else flat_weights(sp_ids, sp_weights, *of)
     if is_ragged:
-        weights = None
-        if sp_weights is not None:
-            splits = sp_ids.row_splits, sp_weights.row_splits
-            weights = _at_same_places(sp_weights.values, *splits, name)
         return Ids(sp_ids, weights, None)
-    same = sp_weights is None or sp_weights.indices is sp_ids.indices
-    if together and same and sp_ids.shape.rank == 2:
-        return Ids(None, None if sp_weights is None else sp_weights.values, sp_ids)
-    sp_ids, weights = in_order(sp_ids), None
-    if sp_weights is not None:
-        ordered = in_order(sp_weights)
-        weights = ordered.values
-        if not same:
-            weights = _at_same_places(weights, sp_ids.indices, ordered.indices, name)
+    sp_ids = in_order(sp_ids)
     return _ragged(sp_ids.values, row_splits(sp_ids), weights, sp_ids)
 
 
@@ -165,7 +163,8 @@ def _packed(sp_ids, sp_weights, tables):
     ids = ids_of(samples, None if sp_weights is None else sp_weights.values, names)
     weights = ids.weights
     if weights is not None:
-        weights = _at_same_places(weights, table_splits, sp_weights.row_splits, names)
+        places = table_splits, sp_weights.row_splits
+        weights = at_same_places(weights, *places, "sp_", f" (table '{names}')")
     if exporting.current() is None and all(isinstance(t, EmbeddingVariable) for t in tables):
         by_table = []
         for keys, splits, its_weights in samples_by_table(
@@ -192,16 +191,3 @@ def check_integers(argument: str, ids: Any, name: str) -> None:
     if not ids.dtype.is_integer:
         received = f"{ids.dtype.name} (table '{name}'). {dtype_hint(ids.dtype)}"
         raise unmet(f"`{argument}`", "be integers", received, error=TypeError)
-
-
-def _at_same_places(weights, places, places_of_weights, name):
-    """Flat weights, once the tensors of places have been found equal."""
-    if places is places_of_weights:
-        return weights
-    left, right = tf.cast(places, tf.int64), tf.cast(places_of_weights, tf.int64)
-    alike = tf.raw_ops.Equal(x=left, y=right, incompatible_shape_error=False)  # may broadcast
-    alike = tf.reduce_all(alike) & tf.reduce_all(tf.equal(tf.shape(left), tf.shape(right)))
-    rule = f"`sp_weights` must have exactly one weight per id (table '{name}')"
-    check = tf.debugging.Assert(alike, [rule])
-    with tf.control_dependencies([] if check is None else [check]):
-        return tf.identity(weights)

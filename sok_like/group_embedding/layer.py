@@ -17,15 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup.hash_lookup import HashFeature
-from sok_like.lookup.ids import (
-    FlatIds,
-    check_pad_key,
-    flat_values,
-    keys_of_ids,
-    mask_of,
-    samples_of,
-    with_flat_values,
-)
+from sok_like.lookup.ids import FlatIds, check_pad_key, keys_of_ids, mask_of, samples_of
 from sok_like.lookup.table_layer import TablesLayer, in_config
 from sok_like.runtime.checks import OPTIONAL_COMBINERS, as_integer, check_combiner, require, unmet
 from sok_like.runtime.ranks.lookup_options import check_gradient_scale, check_row_dtype
@@ -196,11 +188,7 @@ class GroupEmbedding(TablesLayer):
             value = value if tf.is_tensor(value) else tf.convert_to_tensor(value)
             self._check(name, value)
             dtypes[name] = value.dtype
-            if _is_composite(value):
-                flat = keys_of_ids(flat_values(value))
-                keys[name] = with_flat_values(value, flat)
-            else:
-                keys[name] = keys_of_ids(value)
+            keys[name] = keys_of_ids(value)
         # One op sorts the sparse features of all tables.
         sparse = {
             name: value

@@ -85,23 +85,27 @@ def group_embedding_lookup_sparse(
     check_integer("params_num_per_group", params_num_per_group)
     with tf.name_scope(name):
         ids = arguments.ids_of_tables(sp_ids, sp_weights, tables, combined=not is_sequence)
-        looked_up = list(zip(tables, ids, combiners, strict=True))
-        features = []
-        for table, (ragged, weights, _), combiner in looked_up:
-            combined = () if is_sequence else (combiner, ragged.row_splits, weights)
-            features.append(_feature(table, ragged.values, *combined))
-        fused = _lookup_group(features, training, gradient_scale, wire_dtype, name)
-        outputs = []
-        for (table, i, combiner), rows in zip(looked_up, fused, strict=True):
-            if rows is None:
-                rows = _dense_rows(table, i, None if is_sequence else combiner)
+
+        def feature(i):
+            ragged, weights, _ = ids[i]
+            combined = () if is_sequence else (combiners[i], ragged.row_splits, weights)
+            return HashFeature(tables[i], as_keys(ragged.values), *combined)
+
+        def dense_rows(i):
+            (ragged, weights, _), of = ids[i], table_name(tables[i])
             if is_sequence:
-                rows = _as_sequence(rows, i)
-            else:
-                source = i.ragged if i.sparse is None else i.sparse
-                rows.set_shape([source.shape.with_rank(2)[0], rows.shape[-1]])
-            outputs.append(rows)
-        return outputs
+                return lookup_rows(tables[i], ragged, None, None, of).values
+            weights = None if weights is None else ragged.with_values(weights)
+            return lookup_rows(tables[i], ragged, combiners[i], weights, of)
+
+        options = {"gradient_scale": gradient_scale, "wire_dtype": wire_dtype, "name": name}
+        rows_of_tables = _look_up(tables, feature, dense_rows, training, options)
+        if is_sequence:
+            return list(map(_as_sequence, rows_of_tables, ids))
+        for rows, (ragged, _, sparse) in zip(rows_of_tables, ids, strict=True):
+            source = ragged if sparse is None else sparse
+            rows.set_shape([source.shape.with_rank(2)[0], rows.shape[-1]])
+        return rows_of_tables
 
 
 def group_embedding_lookup(
@@ -141,50 +145,29 @@ def group_embedding_lookup(
         for i, table in zip(ids, tables, strict=True):
             arguments.check_integers("ids", i, table_name(table))
         flat = [FlatIds(i, None, hashed=True) for i in ids]
-        features = [_feature(table, f.ids) for table, f in zip(tables, flat, strict=True)]
-        fused = _lookup_group(features, training, gradient_scale, wire_dtype, name)
-        return [
-            lookup_rows(t, i, None, None, table_name(t)) if rows is None else f.restore(rows)
-            for t, i, f, rows in zip(tables, ids, flat, fused, strict=True)
-        ]
+
+        def feature(i):
+            return HashFeature(tables[i], flat[i].ids)
+
+        def dense_rows(i):
+            return lookup_rows(tables[i], flat[i].ids, None, None, table_name(tables[i]))
+
+        options = {"gradient_scale": gradient_scale, "wire_dtype": wire_dtype, "name": name}
+        rows_of_tables = _look_up(tables, feature, dense_rows, training, options)
+        return [f.restore(rows) for f, rows in zip(flat, rows_of_tables, strict=True)]
 
 
-def _feature(table, keys, *combined):
-    """None for a tf.Variable."""
-    if not isinstance(table, EmbeddingVariable):
-        return None
-    return HashFeature(table, as_keys(keys), *combined)
-
-
-def _lookup_group(features, training, gradient_scale, wire_dtype, name):
-    """One lookup of all features that are not None; None for the others."""
-    of_tables = [feature for feature in features if feature is not None]
-    options = {"gradient_scale": gradient_scale, "wire_dtype": wire_dtype, "name": name}
+def _look_up(tables, feature, dense_rows, training, options):
+    """Rows by table: of hash tables by one lookup of features, of each tf.Variable by itself."""
+    hashed = [i for i, table in enumerate(tables) if isinstance(table, EmbeddingVariable)]
+    features = list(map(feature, hashed))
 
     def look_up(training):
-        return lookup(of_tables, training=training, **options)
+        return lookup(features, training=training, **options)
 
-    rows = iter(by_training(training_of_call() if training is None else training, look_up))
-    return [None if feature is None else next(rows) for feature in features]
-
-
-def _dense_rows(table, ids: Ids, combiner):
-    """`[batch, output_dim]`; without a combiner `[num_keys, output_dim]`."""
-    name = table_name(table)
-    if combiner is None:
-        return lookup_rows(table, ids.ragged, None, None, name).values
-    weights = None if ids.weights is None else ids.ragged.with_values(ids.weights)
-    if combiner != "sqrtn":
-        return lookup_rows(table, ids.ragged, combiner, weights, name)
-    rows = lookup_rows(table, ids.ragged, "sum", weights, name)
-    if weights is None:
-        squares = tf.cast(ids.ragged.row_lengths(), rows.dtype)
-    else:
-        squares = tf.reduce_sum(tf.cast(weights * weights, rows.dtype), axis=1)
-    # Without the inner `where`, the gradient of the root at 0 would be NaN for empty samples.
-    is_zero = tf.equal(squares, 0)
-    root = tf.sqrt(tf.where(is_zero, tf.ones_like(squares), squares))
-    return tf.where(is_zero[:, tf.newaxis], tf.zeros_like(rows), rows / root[:, tf.newaxis])
+    rows = by_training(training_of_call() if training is None else training, look_up)
+    by_table = dict(zip(hashed, rows, strict=True))
+    return [by_table[i] if i in by_table else dense_rows(i) for i in range(len(tables))]
 
 
 def _as_sequence(rows, ids: Ids):

@@ -20,6 +20,7 @@ import tensorflow as tf
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.lookup.by_key import OnTypeError
 from sok_like.runtime.checks import as_integer, require, unmet, wrong_argument
+from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.ranks import comm, horovod
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.runtime.ranks.lookup_options import check_row_dtype
@@ -157,9 +158,7 @@ class MultiHashVariable:
         ids = tf.cast(tf.convert_to_tensor(ids), tf.int64)
         first, second = [int(variable.shape[0]) for variable in self.variables]
         problem = f"Ids must be in [0, {first * first}), the ids that table '{self.name}' can take"
-        check = tf.debugging.Assert(tf.reduce_all((ids >= 0) & (ids < first * first)), [problem])
-        with tf.control_dependencies([check] if check is not None else []):
-            ids = tf.identity(ids)
+        ids = checked(ids, tf.reduce_all((ids >= 0) & (ids < first * first)), problem)
         rows = [
             tf.nn.embedding_lookup(variable, part)
             for variable, part in zip(self.variables, (ids // first, ids % second), strict=True)
