@@ -35,14 +35,8 @@ class Communicator(Protocol):
 
     rank: int
     world_size: int
-
-    @property
-    def local_rank(self) -> int:
-        """This process's number among those of its host."""
-
-    @property
-    def local_size(self) -> int:
-        """Number of processes of this host."""
+    local_rank: int  # this process's number among those of its host
+    local_size: int  # number of processes of this host
 
     def subset(self, groups: Sequence[Sequence[int]]) -> Communicator:
         """The communicator of this rank's group: groups are disjoint, and the same on all ranks."""
@@ -199,9 +193,12 @@ def _check_tf_config():
         )
 
 
-def no_group(groups: Sequence[Sequence[int]], rank: int) -> ValueError:
-    """The error of `Communicator.subset` for a rank that is in no group."""
-    return ValueError(f"Every rank must be in a group. Received: groups={groups} on rank {rank}")
+def group_of(rank: int, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The group that has a rank, for `Communicator.subset`; ValueError if there is none."""
+    for group in groups:
+        if rank in group:
+            return tuple(map(int, group))
+    raise ValueError(f"Every rank must be in a group. Received: groups={groups} on rank {rank}")
 
 
 def check_connected(size: int, engine: str) -> None:

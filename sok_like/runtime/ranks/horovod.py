@@ -14,15 +14,6 @@ from sok_like.runtime.checks import unmet
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.ranks import comm, launchers
-from sok_like.runtime.ranks.comm import (
-    IN_TURN,
-    Communicator,
-    SingleProcess,
-    averaged,
-    check_connected,
-    launched_world_size,
-    no_group,
-)
 
 # Settings that Horovod and Open MPI read as they start. Values of the user are kept.
 # docs/install.md has the figures. An exchange waits for Horovod's thread, which looks for work once
@@ -98,7 +89,7 @@ class HorovodCommunicator:
         try:
             import horovod.tensorflow as hvd
         except ImportError as error:
-            problem = f"This job was launched with {launched_world_size()} processes"
+            problem = f"This job was launched with {comm.launched_world_size()} processes"
             if launchers.horovod_library() is None:
                 remedy = launchers.NO_HOROVOD if launchers.mpi_library() else launchers.NO_MPI
                 raise ImportError(f"{problem}. {remedy}") from error
@@ -110,7 +101,7 @@ class HorovodCommunicator:
             for variable, value in _TRANSPORT.items():
                 os.environ.setdefault(variable, value)
             hvd.init(process_sets="dynamic" if groups_later else None)
-            check_connected(hvd.size(), "Horovod")
+            comm.check_connected(hvd.size(), "Horovod")
         self._hvd = hvd
         self._groups: dict[tuple[int, ...], HorovodCommunicator] = {}
         self._set_process_set(hvd.global_process_set, tuple(range(hvd.size())))
@@ -119,26 +110,14 @@ class HorovodCommunicator:
         self._process_set, self._ranks = process_set, ranks
         self.rank = ranks.index(self._hvd.rank())
         self.world_size = len(ranks)
-
-    @property
-    def local_rank(self):
-        return self._hvd.local_rank()
-
-    @property
-    def local_size(self):
-        return self._hvd.local_size()
+        self.local_rank, self.local_size = self._hvd.local_rank(), self._hvd.local_size()
 
     def subset(self, groups):
-        own: Communicator | None = None
-        for group in map(tuple, groups):
-            if len(group) in (1, self._hvd.size()):
-                communicator = SingleProcess() if len(group) == 1 else self
-            else:
-                communicator = self._group(group)
-            own = communicator if self._hvd.rank() in group else own
-        if own is None:
-            raise no_group(groups, self._hvd.rank())
-        return own
+        own = comm.group_of(self._hvd.rank(), groups)
+        for group in map(tuple, groups):  # every rank registers all of them
+            if 1 < len(group) < self._hvd.size():
+                self._group(group)
+        return comm.SingleProcess() if len(own) == 1 else self._groups.get(own, self)
 
     def _group(self, ranks):
         """The communicator of `ranks`; None on the other ranks, which must register it, too."""
@@ -164,8 +143,8 @@ class HorovodCommunicator:
         received, received_splits = self._hvd.alltoall(
             _as_carried(tensor),
             splits=splits,
-            name=_IN_TURN if name == IN_TURN else name,
-            ignore_name_scope=name == IN_TURN,
+            name=_IN_TURN if name == comm.IN_TURN else name,
+            ignore_name_scope=name == comm.IN_TURN,
             process_set=self._process_set,
         )
         return _bits_as(received, tensor.dtype), received_splits
@@ -179,7 +158,7 @@ class HorovodCommunicator:
                 process_set=self._process_set,
             )
 
-        return averaged(self, mean, tensors, name)
+        return comm.averaged(self, mean, tensors, name)
 
     def broadcast(self, tensor, root_rank, name):
         root, carried = self._ranks[root_rank], _as_carried(_counted(tensor, 1, name))

@@ -19,14 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.native import libraries
-from sok_like.runtime.ranks.comm import (
-    IN_TURN,
-    Communicator,
-    SingleProcess,
-    averaged,
-    check_connected,
-    no_group,
-)
+from sok_like.runtime.ranks import comm
 
 _FOREVER = 1e9  # seconds
 _ENDS_WAIT = 1.0  # seconds that an op may take to end after SIGINT
@@ -78,10 +71,10 @@ class MpiCommunicator:
         place = (ctypes.c_int * 4)()
         self._library.sok_mpi_place(place)
         self.rank, self.world_size, self.local_rank, self.local_size = place
-        check_connected(self.world_size, "MPI")
+        comm.check_connected(self.world_size, "MPI")
         self._group, self._ranks = 0, tuple(range(self.world_size))
         self._world = self
-        self._divisions: dict[tuple, Communicator] = {}
+        self._divisions: dict[tuple, comm.Communicator] = {}
         self._ended = False  # what this process waits for
         # At the end of the program MPI waits for all ranks, unless one cannot come.
         atexit.register(lambda: self.shut_down(0.0 if self._ended else _FOREVER))
@@ -94,15 +87,13 @@ class MpiCommunicator:
             raise RuntimeError(f"MPI: {problem.value.decode(errors='replace')}")
         return result
 
-    def subset(self, groups: Sequence[Sequence[int]]) -> Communicator:
+    def subset(self, groups: Sequence[Sequence[int]]) -> comm.Communicator:
         everyone = self._world._ranks
         divided = tuple(tuple(map(int, group)) for group in groups)
-        own = next((group for group in divided if self._world.rank in group), None)
-        if own is None:
-            raise no_group(groups, self._world.rank)
+        own = comm.group_of(self._world.rank, groups)
         if divided not in self._divisions:
             if all(len(group) == 1 or group == everyone for group in divided):
-                self._divisions[divided] = self._world if own == everyone else SingleProcess()
+                self._divisions[divided] = self._world if own == everyone else comm.SingleProcess()
             else:
                 self._divisions[divided] = self._divide(divided, own)
         return self._divisions[divided]
@@ -114,7 +105,7 @@ class MpiCommunicator:
         as_c = [array.ctypes.data_as(pointer) for array in (flat, sizes)]
         number = self._call("divide", *as_c, len(groups))
         if len(own) == 1:
-            return SingleProcess()
+            return comm.SingleProcess()
         group = object.__new__(MpiCommunicator)
         group.__dict__.update(self.__dict__)
         group.__dict__.pop("_sok_rounds", None)  # a function of exchanges of all ranks
@@ -124,7 +115,7 @@ class MpiCommunicator:
 
     def _named(self, name):
         """The arguments of an op that say by which name it meets those of the other ranks."""
-        if tf.executing_eagerly() or name == IN_TURN:
+        if tf.executing_eagerly() or name == comm.IN_TURN:
             return {"key": name, "group": self._group}
         # In a graph, by the name of the op, which is unique there.
         return {"name": re.sub(r"\W", "_", name), "group": self._group}
@@ -161,7 +152,7 @@ class MpiCommunicator:
                 for tensor, part in zip(tensors, tf.split(mean, sizes, num=len(sizes)), strict=True)
             ]
 
-        return averaged(self, mean, tensors, name)
+        return comm.averaged(self, mean, tensors, name)
 
     def barrier(self):
         self.all_gather(tf.zeros([1]), "sok_barrier")

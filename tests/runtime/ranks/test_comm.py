@@ -73,6 +73,7 @@ def horovod(monkeypatch):
     fake = types.ModuleType("horovod.tensorflow")
     fake.is_initialized, fake.init = lambda: False, lambda process_sets: None
     fake.size, fake.rank = lambda: 1, lambda: 0
+    fake.local_size, fake.local_rank = fake.size, fake.rank
     fake.global_process_set = types.SimpleNamespace()
     parent = types.ModuleType("horovod")
     parent.tensorflow = fake
