@@ -114,7 +114,7 @@ def test_metric_average_stands_before_those_that_act(on_threads):
 def test_metrics_of_other_names(on_threads):
     def check():
         more = {"another": 1.0} if sok.rank() else {}
-        words = r"(?s)same on all ranks.*Received, by rank: \[\['.*'another'"
+        words = r"(?s)same on all ranks.*Received: \['another', .*on rank 1"
         with pytest.raises(ValueError, match=words):
             fit(make_model(), [Scores(**more), sok.callbacks.MetricAverage()])
 
