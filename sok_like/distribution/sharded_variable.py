@@ -25,6 +25,7 @@ from sok_like.distribution.collectives import gather
 from sok_like.distribution.mesh import Placement, RankMesh
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.exporting import Spread
+from sok_like.runtime.checks import unmet
 from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.table.variable import is_embedding_variable
@@ -102,6 +103,7 @@ class _Sharded:
 
     _sok_shard: Shard
     _sok_held: tf.Tensor | tf.Variable | None = None
+    _sok_in_function = False  # whether a tf.function has made it
     de_local = True  # neither averaged nor broadcast
 
     @property
@@ -206,8 +208,13 @@ def tf_class(cls: type) -> type:
         def _own(self, value):
             value = tf.convert_to_tensor(value, self.dtype)
             # A tf.function gives the variables that it makes their first values at its end.
-            is_own = works_on_shards() or value.shape == self.local_shape
-            return value if is_own else self._sok_shard.take(value)
+            is_first = self._sok_in_function and not tf.executing_eagerly()
+            if works_on_shards() or (is_first and value.shape == self.local_shape):
+                return value
+            if not value.shape.is_compatible_with(self.global_shape):
+                required = f"have the shape of the whole variable, {self.global_shape}"
+                raise unmet(f"A value of '{path_of(self)}'", required, value.shape)
+            return self._sok_shard.take(value)
 
         def assign(self, value, *args, **kwargs):
             return super().assign(self._own(value), *args, **kwargs)
@@ -254,6 +261,7 @@ def _made(shard, variable, next_creator, kwargs):
     kwargs["dtype"] = kwargs.get("dtype") or getattr(whole, "dtype", tf.float32)
     made = next_creator(**{**kwargs, "initial_value": initial_value, "shape": shard.local_shape})
     make_sharded(made, shard)
+    made._sok_in_function = not tf.executing_eagerly()
     return made
 
 

@@ -375,6 +375,12 @@ def other_order():
     dist.DataParallel(dist.DeviceMesh((2,), ("batch",), [1, 0]))
 
 
+def of_the_shard():
+    """A value of the shard's shape is not one of the variable."""
+    kernel = built((None, "model")).get_layer("dense").kernel
+    kernel.assign(np.ones(kernel.local_shape))
+
+
 def raises(call, words, *args):
     with pytest.raises(ValueError) as raised:
         call(*args)
@@ -394,6 +400,7 @@ def raises(call, words, *args):
             ["'.*dense/k.*'", "'.*se/kernel'", "dense/kernel", "(64, 8)"],
         ),
         (constrained, [], ["other than NonNeg", "MaxNorm", "dense/kernel"]),
+        (of_the_shard, [], ["(64, 8)", "(64, 4)"]),
         (too_large, [], ["(2, 4)", "('batch', 'model')", "2 rank(s)"]),
         (other_order, [], ["in the order of list_devices()", "[1, 0]"]),
         (dist.initialize, [None, 3], ["`num_processes`", "num_processes=3"]),
