@@ -194,4 +194,4 @@ def _bytes_to_others(workload, ranks):
     table = TableConfig(0, 0, workload.dim, {"hash_table": True})
     plan = Plan(ranks, (table,), (HASHED,), (), (0,))
     step = Step(workload.table_keys, [1], workload.slots, element_bytes=4, key_bytes=8)
-    return shard_traffic(plan, Shard(0, 0, HASHED, 0, 0, 0, workload.dim), step)[1]
+    return shard_traffic(plan, Shard(0, 0, HASHED, 0, 0, 0, workload.dim, 0, 0), step)[1]
