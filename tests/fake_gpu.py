@@ -62,7 +62,6 @@ ABSENT_ON_THE_FAKE = {
         "tests/saving/test_memory.py::test_restores_that_were_cancelled",
     ],
     "TensorFlow's lookups have their own ops beside the table, as casts of int32 keys": [
-        "tests/lookup/test_by_key.py::test_lookups_in_a_session",
         "tests/lookup/test_by_key.py::test_lookups_insert_the_keys_they_look_up",
         "tests/lookup/test_by_key.py::test_lookups_of_tensorflow",
         "tests/lookup/test_by_key.py::test_training_over_ranks",

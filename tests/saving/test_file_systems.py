@@ -1,4 +1,4 @@
-"""`sok.Saver` on file systems that TensorFlow writes; tests/checks/saving.py has two ranks."""
+"""`sok.Saver` on file systems that TensorFlow writes."""
 
 import numpy as np
 import pytest
