@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 
 versions=${VERSIONS:-$(cd requirements/tensorflow && ls *.no_deps.txt | sed 's/.no_deps.txt//')}
 one_rank="tests/lookup tests/optimizers tests/table tests/saving tests/embeddings tests/group_embedding tests/runtime
-  tests/test_training.py tests/test_session.py"
+  tests/test_training.py tests/test_session.py tests/sok2/test_ranks.py"
 two_ranks="tests/test_parity.py tests/test_fit.py"
 export SOK_MOST_RANKS=2
 marked=("" "keras and ")  # what does not depend on Keras is tested once
