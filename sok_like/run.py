@@ -60,6 +60,15 @@ class Launched:
         if launch:
             line = bound([*launch, *line], signal.SIGTERM)
         self.process = subprocess.Popen(line, env=environment, start_new_session=True)
+        self._told: set[int] = set()
+
+    def hand_on(self, number: int) -> None:
+        """Sends the signal that ends the job to each rank once; a busy host may show one late."""
+        ranks = [pid for pid in self._ranks() if pid not in self._told]
+        for pid in ranks if ranks or self._told else [self.process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+            self._told.add(pid)
 
     def send(self, number: int) -> None:
         """Sends a signal to the ranks; those on other hosts get none."""
@@ -127,7 +136,7 @@ class Signals:
     def _tell(self, job):
         # SIGHUP, of a terminal that was closed, would end Python without a backup.
         number = self.received[0]
-        job.send(signal.SIGTERM if number == signal.SIGHUP else number)
+        job.hand_on(signal.SIGTERM if number == signal.SIGHUP else number)
 
     def _pause(self, number, frame):
         """Ctrl-Z: ranks are in another session, which no terminal stops."""
@@ -143,8 +152,9 @@ class Signals:
         if self.received:  # before there was a job that could receive it
             self._tell(job)
         while (status := job.wait(0.2)) is None:
-            if self.received and deadline is None:
-                deadline = time.monotonic() + self._grace
+            if self.received:
+                self._tell(job)
+                deadline = deadline or time.monotonic() + self._grace
             late = deadline is not None and time.monotonic() > deadline
             if late or len(self.received) > 1:
                 name = signal.Signals(self.received[0]).name
