@@ -74,7 +74,9 @@ class Keras3(Adapter):
     def apply_gradients(self, grads_and_vars, name=None, *, experimental_aggregate_gradients=True):
         # The last two are arguments of tf_keras.
         grads, variables = zip(*grads_and_vars, strict=True)
-        op = self.apply(grads, variables, average=experimental_aggregate_gradients)
+        # A subclass that overrides `apply` takes Keras' arguments only.
+        options = {} if experimental_aggregate_gradients else {"average": False}
+        op = self.apply(grads, variables, **options)
         return op if builds_v1_graph() else self._iterations
 
     def apply(self, grads, trainable_variables=None, *, average=True):
@@ -90,7 +92,8 @@ class Keras3(Adapter):
         if not self.built:
             self.build(variables)
         if builds_v1_graph():
-            return as_op(lambda: self.apply(grads, variables, average=average), self.name)
+            options = {} if average else {"average": False}
+            return as_op(lambda: self.apply(grads, variables, **options), self.name)
         self._check_variables_are_known(self._sok_ordinary(variables))
         scale = self.loss_scale_factor
         with self._sok_staged(pairs, average=average, scale=scale) as (pairs, _):

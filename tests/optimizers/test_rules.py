@@ -284,6 +284,24 @@ def test_subclasses_with_an_update_of_their_own(sok, stock):
         sok.OptimizerWrapper(Own())
 
 
+@pytest.mark.skipif(not is_keras_3(), reason="tf_keras' optimizers have no `apply`")
+def test_a_subclass_of_our_optimizer_may_override_apply(sok):
+    class Own(sok.tf.keras.optimizers.Adam):
+        def apply(self, grads, trainable_variables=None):
+            self.learning_rate = 0.25
+            return super().apply(grads, trainable_variables)
+
+    table, dense = sok.EmbeddingVariable(2, name="own", initializer="zeros"), tf.Variable([1.0])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [5])) + dense[0]
+    gradients = tape.gradient(loss, [table, dense])
+    optimizer = Own(0.5)
+    optimizer.apply_gradients(zip(gradients, [table, dense], strict=True))
+    # Adam's first step moves each element by the learning rate.
+    np.testing.assert_allclose(table.find([5])[0], [[-0.25, -0.25]], rtol=1e-4)
+    np.testing.assert_allclose(dense, [0.75], rtol=1e-4)
+
+
 @pytest.mark.parametrize("wrapper", ["OptimizerWrapper", "DistributedOptimizer"])
 def test_horovods_optimizer(sok, wrapper):
     hvd = pytest.importorskip("horovod.tensorflow")
