@@ -60,22 +60,20 @@ class Launched:
         if launch:
             line = bound([*launch, *line], signal.SIGTERM)
         self.process = subprocess.Popen(line, env=environment, start_new_session=True)
-        self._told: set[int] = set()
+        self._told: set[int] = set()  # who has had a signal that is sent once
 
-    def hand_on(self, number: int) -> None:
-        """Sends the signal that ends the job to each rank once; a busy host may show one late."""
-        ranks = [pid for pid in self._ranks() if pid not in self._told]
-        for pid in ranks if ranks or self._told else [self.process.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-            self._told.add(pid)
-
-    def send(self, number: int) -> None:
-        """Sends a signal to the ranks; those on other hosts get none."""
-        # Without ranks here the launcher gets it, which ends those elsewhere.
-        for pid in self._ranks() or [self.process.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+    def send(self, number: int, once: bool = False) -> None:
+        """Sends a signal to the ranks, those on other hosts get none; `once`: to each only once."""
+        ranks = self._ranks()
+        if not ranks and not (once and self._told):
+            # Without ranks here the launcher gets it, which ends those elsewhere.
+            ranks = [self.process.pid]
+        for pid in ranks:
+            if not (once and pid in self._told):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        if once:
+            self._told.update(ranks)
 
     def wait(self, seconds: float) -> int | None:
         """The status, as a shell says it; None if ranks still run after so many seconds."""
@@ -136,7 +134,7 @@ class Signals:
     def _tell(self, job):
         # SIGHUP, of a terminal that was closed, would end Python without a backup.
         number = self.received[0]
-        job.hand_on(signal.SIGTERM if number == signal.SIGHUP else number)
+        job.send(signal.SIGTERM if number == signal.SIGHUP else number, once=True)
 
     def _pause(self, number, frame):
         """Ctrl-Z: ranks are in another session, which no terminal stops."""
@@ -153,7 +151,7 @@ class Signals:
             self._tell(job)
         while (status := job.wait(0.2)) is None:
             if self.received:
-                self._tell(job)
+                self._tell(job)  # again, as a busy host may show a rank late
                 deadline = deadline or time.monotonic() + self._grace
             late = deadline is not None and time.monotonic() > deadline
             if late or len(self.received) > 1:

@@ -188,7 +188,8 @@ def uninstall() -> None:
 def _make_column(own, *args, **kwargs):
     """In place of `embedding_column` and `shared_embedding_columns`."""
     first, *_ = inspect.signature(own).bind(*args, **kwargs).arguments.values()
-    columns = [first] if isinstance(first, old._FeatureColumn) else first  # it is a tuple
+    # A column is itself a tuple.
+    columns = [first] if isinstance(first, old._FeatureColumn) else first
     have_keys = any(table_column(column) is not None for column in columns)
     make = getattr(feature_column, own.__name__) if have_keys or current_group() else own
     return make(*args, **kwargs)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_like.runtime.checks import unmet
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
 from sok_like.table.content import BY_KEY, FIELDS, OF_POLICIES, TableContent, nothing
@@ -116,12 +117,17 @@ def from_checkpoint(tensors: dict[str, Any], table: str) -> TableContent:
     own = communicator.rank, communicator.world_size
 
     def split(names):
-        if names[-1].startswith(_BESIDE.encode()):
+        line = names[-1].decode() if len(names) else ""
+        if line.startswith(_BESIDE):
             raise ValueError(
                 "A checkpoint that several ranks wrote must be restored eagerly. "
                 f"Received: a restore in a graph (table '{table}')"
             )
-        *numbers, scale = _PLACE.fullmatch(names[-1].decode()).groups()
+        place = _PLACE.fullmatch(line)
+        if place is None:
+            required = "be written by version 0.1.0 of sok_like or later"
+            raise unmet(f"A checkpoint of table '{table}'", required, f"an end {line!r:.80}")
+        *numbers, scale = place.groups()
         rank, world_size, step = map(int, numbers)
         if (rank, world_size) != own and world_size > 1:
             raise ValueError(
