@@ -214,7 +214,7 @@ def tf_class(cls: type) -> type:
             if not value.shape.is_compatible_with(self.global_shape):
                 required = f"have the shape of the whole variable, {self.global_shape}"
                 raise unmet(f"A value of '{path_of(self)}'", required, value.shape)
-            return self._sok_shard.take(value)
+            return self._sok_shard.take(tf.ensure_shape(value, self.global_shape))
 
         def assign(self, value, *args, **kwargs):
             return super().assign(self._own(value), *args, **kwargs)

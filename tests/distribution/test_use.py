@@ -378,7 +378,15 @@ def other_order():
 def of_the_shard():
     """A value of the shard's shape is not one of the variable."""
     kernel = built((None, "model")).get_layer("dense").kernel
-    kernel.assign(np.ones(kernel.local_shape))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None])])
+    def assign(value):
+        kernel.assign(value)
+
+    value = np.ones(kernel.local_shape, np.float32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="64,4"):
+        assign(value)
+    kernel.assign(value)
 
 
 def raises(call, words, *args):
