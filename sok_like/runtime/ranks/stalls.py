@@ -149,7 +149,6 @@ class _Watch(threading.Thread):
             self.connected.set()
         turn = time.monotonic()
         while not self._closed.is_set():
-            await asyncio.sleep(_PERIOD)
             if time.monotonic() - turn > stall_verdict.SILENT:
                 self._forgive(time.monotonic() - turn)
             turn = time.monotonic()
@@ -161,6 +160,7 @@ class _Watch(threading.Thread):
                 )
                 _in_time(sys.stdout.flush)
                 os._exit(STALLED)
+            await asyncio.sleep(_PERIOD)
 
     def _forgive(self, seconds):
         """After this process was stopped, as by Ctrl-Z, perhaps with all others: they may go on."""
