@@ -4,8 +4,8 @@
 
 The core by itself, through `sok_like._core`. Bytes per key are those of the index and of everything
 else beside the rows. They are 25 to 33. The table shows their mean over the growth and their
-maximum, and the longest batch as a multiple of the median one, by processor time, from a million
-keys on.
+maximum, and the longest batch as a multiple of the median of the batches around it, by processor
+time, from a million keys on.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ BATCH = 65_536
 ROW_BYTES = DIM * 4
 LOOKUPS = 50
 GROWN = 10**6  # keys of a table whose batches are compared
+AROUND = 15  # batches before a batch, and as many after it, that it is compared with
+ROUNDS = 3
 SUFFIXES = {"K": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -105,13 +107,14 @@ def measure(num_keys: int) -> dict[str, Any]:
         times.append(time.perf_counter() - begin)
     stats = table.stats()
     progress_line("")
-    cpu = cpu[GROWN // BATCH :] if num_keys > GROWN else cpu
+    batches = cpu[GROWN // BATCH :] if num_keys > GROWN else cpu
+    longest, around = _longest(batches)
     return {
         "keys": num_keys,
         "inserts_per_second": num_keys / seconds,
         "lookups_per_second": BATCH / float(np.median(times)),
-        "longest_batch_ms": max(cpu) * 1e3,
-        "median_batch_ms": float(np.median(cpu)) * 1e3,
+        "batches": batches,
+        "longest_batch": longest / around,
         "bytes_beside_mean": float(np.mean(beside)),
         "bytes_beside_last": beside[-1],
         # Small tables have fixed costs and a first chunk, so the worst of the last nine tenths.
@@ -128,17 +131,29 @@ def growth(quick: bool) -> list[Result]:
     num_keys = 3 * GROWN if quick else 60 * GROWN
     if free_bytes() < needed_bytes(num_keys):
         return []
-    result = measure(num_keys)
-    longest, median = result["longest_batch_ms"], result["median_batch_ms"]
-    name, ratio = f"growth from 1M to {num_keys // GROWN}M keys", longest / median
-    return [
-        Result(name, "longest batch", "median batch", 3.0, ratio, ratio, ratio, longest, median)
-    ]
+    rounds = [measure(num_keys)["batches"] for _ in range(ROUNDS)]
+    ratios = [longest / around for longest, around in map(_longest, rounds)]
+    # A batch that is long in every round is so by the table, which does the same in each.
+    longest, around = _longest(np.min(rounds, axis=0))
+    name, theirs = f"growth from 1M to {num_keys // GROWN}M keys", "median of those around it"
+    spread = longest / around, min(ratios), max(ratios)
+    return [Result(name, "longest batch", theirs, 3.0, *spread, longest * 1e3, around * 1e3)]
+
+
+def _longest(seconds):
+    """The batch that took longest beside the batches around it, and the median of these.
+
+    A virtual machine's host may have to bring a page that is touched first, or may have it: batches
+    of one stretch then take twice as long as those of another, whatever the table does.
+    """
+    windows = (seconds[max(0, i - AROUND) : i + AROUND + 1] for i in range(len(seconds)))
+    pairs = [(s, float(np.median(w))) for s, w in zip(seconds, windows, strict=True)]
+    return max(pairs, key=lambda pair: pair[0] / pair[1])
 
 
 def text_table(results: list[dict[str, Any]]) -> str:
     lines = [
-        "| keys | inserts/s | longest batch / median | lookups/s "
+        "| keys | inserts/s | longest batch / median around it | lookups/s "
         "| bytes per key beside the row: mean, worst, last "
         "| table GiB | peak growth of the process GiB |",
         "|---|---|---|---|---|---|---|",
@@ -146,7 +161,7 @@ def text_table(results: list[dict[str, Any]]) -> str:
     for r in results:
         lines.append(
             f"| {r['keys'] / 1e6:g}M | {r['inserts_per_second'] / 1e6:.1f}M "
-            f"| {r['longest_batch_ms'] / r['median_batch_ms']:.1f} "
+            f"| {r['longest_batch']:.1f} "
             f"| {r['lookups_per_second'] / 1e6:.1f}M "
             f"| {r['bytes_beside_mean']:.1f}, {r['bytes_beside_worst']:.1f}, "
             f"{r['bytes_beside_last']:.1f} | {r['table_gib']:.2f} | {r['peak_gib']:.2f} |"
