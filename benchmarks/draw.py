@@ -36,8 +36,8 @@ def main() -> None:
         axes.plot([min(ratios), max(ratios)], [place, place], "o-", color=color)
         if target is not None:
             axes.plot(target, place, "|", color="black", markersize=14)
-    axes.set(xscale="log", xlim=(0.03, 5), xlabel="time, ours / theirs")
-    ticks = [0.05, 0.1, 0.2, 0.5, 1, 2, 4]
+    axes.set(xscale="log", xlim=(0.015, 5), xlabel="time, ours / theirs")
+    ticks = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 4]
     axes.set_xticks(ticks, labels=map(str, ticks))
     axes.set_yticks(places, labels=names)
     axes.axvline(1, color="gray", linewidth=1)
