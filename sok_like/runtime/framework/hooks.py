@@ -58,7 +58,10 @@ _initialized = False
 def at_init(install: Callable[[], None]) -> Callable[[], None]:
     """Decorator of a function that wraps others; the first `sok.Init` calls it."""
     # Those of modules that are loaded later are called here, while their module is being loaded.
-    return behind(EVERY)(install)
+    # Not every program loads it, so the module is their door.
+    door = install.__module__ if _initialized else EVERY
+    _open.add(door)
+    return behind(door)(install)
 
 
 def behind(*doors: str) -> Callable[[Callable[[], None]], Callable[[], None]]:

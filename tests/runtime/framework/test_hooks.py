@@ -239,6 +239,7 @@ from sok_like.__main__ import wrapped
 found = wrapped()
 states = {state for _, _, state in found}
 assert len(found) > 25 and states <= {"in place", "in place, within another wrapper"}, found
+assert len(hooks.listing(hooks.EVERY)) < 25, hooks.listing(hooks.EVERY)
 print("done")
 """
     done = forks.run("-c", program)
