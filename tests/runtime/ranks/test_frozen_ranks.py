@@ -69,15 +69,29 @@ def _first_call(how):
     return lambda: call(keys)
 
 
+# Runs the words behind it once the process `$1` has ended, whether somebody has asked how or not.
+WHEN_ENDED = """while grep -qs '^State:.[^Z]' /proc/$1/status; do sleep 0.1; done
+shift
+"$@" """
+
+
+def _pids():
+    return comm.current().all_gather(tf.constant([os.getpid()]), "pids").numpy().tolist()
+
+
+def _when_ended(pid, *words):
+    return ["sh", "-c", WHEN_ENDED, "sh", *map(str, [pid, *words])]
+
+
 def freezes(rank, how, inside, wakes):
     """`rank` stops inside an exchange, or before it; the others look up."""
-    call = _call(how)
+    call, pids = _call(how), _pids()
     if comm.current().rank == rank:
-        me = os.getpid()
-        if wakes:  # when others have ended, while the launcher cannot end it, for it is stopped
-            launcher = forks.launcher()
-            wake = f"sleep 11; kill -CONT {me}; sleep 15; kill -CONT {launcher}"
-            subprocess.Popen(["sh", "-c", wake], start_new_session=True)
+        me, launcher = os.getpid(), forks.launcher()
+        if wakes:  # when the other has ended, while the launcher cannot end it, for it is stopped
+            for ended, process in ((pids[1 - rank], me), (me, launcher)):
+                wake = _when_ended(ended, "kill", "-CONT", process)
+                subprocess.Popen(wake, start_new_session=True)
             os.kill(launcher, signal.SIGSTOP)
         if inside:
 
@@ -98,11 +112,10 @@ def freezes(rank, how, inside, wakes):
 
 def dies(rank):
     """`rank` is killed while the launcher is stopped and cannot end the others, who look up."""
-    call = _call("function")
+    call, pids, launcher = _call("function"), _pids(), forks.launcher()
     if comm.current().rank == rank:
-        launcher = forks.launcher()
-        wake = f"sleep 12; kill -CONT {launcher}"
-        subprocess.Popen(["sh", "-c", wake], start_new_session=True)
+        wake = _when_ended(pids[1 - rank], "kill", "-CONT", launcher)
+        subprocess.Popen(wake, start_new_session=True)
         os.kill(launcher, signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGKILL)
     call()
