@@ -55,9 +55,9 @@ def make_model(with_table=True, kind=tf.keras.Model):
     return kind(keys, dense(rows))
 
 
-def compiled(model, of_model):
+def compiled(model, of_model, **options):
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.0))
-    model.compile(optimizer, "binary_crossentropy", metrics=of_model)
+    model.compile(optimizer, "binary_crossentropy", metrics=of_model, **options)
     return model
 
 
@@ -72,7 +72,8 @@ def fitted(model, callbacks):
 
 def of_all_samples():
     """Numbers of `fit` and `evaluate`, and predictions; the callback stands last."""
-    model, seen = compiled(make_model(), metrics()), []
+    # Eagerly: tracing so many metrics takes longer than to compute them.
+    model, seen = compiled(make_model(), metrics(), run_eagerly=True), []
     see = tf.keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append({**logs}))
     history, evaluated = fitted(model, [see, sok.callbacks.GlobalMetrics()])
     keys, labels = samples(sok.rank())

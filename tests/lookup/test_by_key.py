@@ -107,8 +107,7 @@ def of_layer(sok):
     "kind, nn, in_function",
     [
         ("table", tf.nn, False),
-        ("table", v1.nn, True),
-        pytest.param("of_layer", tf.nn, True, marks=pytest.mark.keras(slow=True)),
+        pytest.param("of_layer", v1.nn, True, marks=pytest.mark.keras(slow=True)),
     ],
 )
 def test_lookups_of_tensorflow(request, kind, nn, in_function):

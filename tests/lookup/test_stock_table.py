@@ -128,9 +128,8 @@ def fill(made, table, rows):
 
 
 def looked_up(made, *asked):
-    """The rows of keys `asked` of each table, in one lookup."""
+    """The rows of keys `asked` of each table, in one lookup; exports have it in a function."""
 
-    @tf.function
     def look(*keys):
         rows = [None] * len(keys)
         tables = made.tables if len(keys) > 1 else made.tables[:1]
