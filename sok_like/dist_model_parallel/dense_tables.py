@@ -14,7 +14,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.dist_model_parallel.weights import slice_of
 from sok_like.lookup import exchange
 from sok_like.lookup.dense_lookup import as_tf_table, require_in_range
 from sok_like.lookup.exporting import Spread, combined, refuse_saved_model
@@ -24,7 +23,6 @@ from sok_like.runtime.checks import unmet
 from sok_like.runtime.framework import hooks
 from sok_like.saving.parts import optimizer_variables, table_names
 from sok_like.saving.parts.dense_tables import DenseSlice
-from sok_like.table.slices import HeldSlice
 
 hooks.open_door(hooks.DENSE_TABLES)
 
@@ -53,19 +51,18 @@ class DenseTables(tf.__internal__.tracking.Trackable):
         layer: Any = self._layer()
         layer.build()
         parts = []
-        plan, here = layer._held()
+        held = layer._held()
         for key, table in self.tables().items():
-            if table.table_id not in here:
+            number, shape = table.table_id, (table.input_dim, table.output_dim)
+            if number not in held.here:
                 continue
-            weight = here[table.table_id]
-            shard: Any = plan.shard(table.table_id, layer.rank)
+            own = held.dense_slice(number)
             # All ranks have the whole of a replicated table.
-            written = layer.rank == 0 or plan.kinds[table.table_id] != DATA_PARALLEL
-            slots = _slots(weight, optimizers)
-            variables = {f"{key}.{name}": slot for name, slot in slots.items()}
-            for name, variable in {key: as_tf_table(weight), **variables}.items():
-                held = HeldSlice(slice_of(shard), variable, shard.first_row)
-                parts.append(DenseSlice(name, (table.input_dim, table.output_dim), held, written))
+            written = layer.rank == 0 or held.plan.kinds[number] != DATA_PARALLEL
+            parts.append(DenseSlice(key, shape, own, written))
+            for name, slot in _slots(held.here[number], optimizers).items():
+                of_slot = own._replace(variable=slot)
+                parts.append(DenseSlice(f"{key}.{name}", shape, of_slot, written))
         return parts
 
     def tables(self) -> dict[str, Any]:

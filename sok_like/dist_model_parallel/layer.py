@@ -37,8 +37,7 @@ from sok_like.planner.tables import (
     list_embeddings,
 )
 from sok_like.runtime.checks import as_list
-from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import raise_on_all
+from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.runtime.ranks.lookup_options import check_row_dtype
 from sok_like.saving.containers import dense_in_keras, keras_layers, tables_in_checkpoints
@@ -181,18 +180,15 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
                 mark_local(layer.weights[0], by_rows)
             for layer in self.hash_layers:
                 mark_local(layer.weights[0])
-            if self._needs_anchor():
+            used = {t.table_id for t in self._tables_of_inputs if t.kind != DATA_PARALLEL}
+            held = [layer for i, (_, layer) in self.shards_here().items() if i in used]
+            if used and not any(layer.trainable_weights for layer in held):
+                # Other ranks' tapes record an exchange that this rank's tape would miss.
                 self._anchor = self.add_weight(
                     name="anchor", shape=(0, 1), dtype="float32", initializer="zeros"
                 )
                 mark_local(self._anchor, by_rows)
         self.built = True
-
-    def _needs_anchor(self) -> bool:
-        """Whether other ranks' tapes record an exchange that this rank's tape would miss."""
-        used = {table.table_id for table in self._tables_of_inputs if table.kind != DATA_PARALLEL}
-        held = [layer for table_id, (_, layer) in self.shards_here().items() if table_id in used]
-        return bool(used) and not any(layer.trainable_weights for layer in held)
 
     def shards_here(self) -> dict[int, tuple[Shard, Any]]:
         """By number of the table: this rank's shards, with their layers; no empty ones."""
@@ -311,7 +307,8 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
                 how = exchange.Exchange(name, training, self.anchor(), wire_dtype=self.wire_dtype)
                 travelled = exchange.exchange_lookup(travelling, how, problems)
             else:
-                checks = raise_on_all(problems, comm.current(), name)
+                nothing = tf.zeros([0], tf.int64)
+                checks = exchange_order.exchange_notes(nothing, problems, comm.current(), name)
             with tf.control_dependencies(checks):
                 here = [dataclasses.replace(f, keys=tf.identity(f.keys)) for f in here]
         rows = iter(travelled)

@@ -81,12 +81,8 @@ def get_table(held: Held, table_id: int, all_ranks: bool) -> Any:
 def gather_by_key(variable, keys, rows, all_ranks):
     """Gathers keys and rows of all ranks, sorted by key, on rank 0 or all ranks; None elsewhere."""
     communicator = comm.current()
-
-    def check():
-        in_key_dtype(tf.constant(keys), variable)
-
     if variable.key_dtype.size < 8:  # raises on all ranks if a key does not fit
-        all_or_none(check, communicator)
+        all_or_none(lambda: in_key_dtype(tf.constant(keys), variable), communicator)
     if communicator.world_size > 1:
         longest = max(agreed(lambda: len(keys), communicator))
         step = max(1, CHUNK_BYTES // (8 + rows.itemsize * rows.shape[1]))
@@ -106,11 +102,10 @@ def gather_by_key(variable, keys, rows, all_ranks):
 def set_tables(held: Held, weights: Sequence[Any], chunk: int, use_lock: bool) -> None:
     """Sets this rank's shards from whole tables; see `DistributedEmbedding.set_weights`."""
     communicator = comm.current()
-    sources: list[Any] = []
 
-    def check():
+    def opened():
         check_integer("chunk", chunk)
-        sources.extend(_open(held, weights))
+        return _open(held, weights)
 
     def copy():
         for table_id, variable in held.here.items():
@@ -119,7 +114,7 @@ def set_tables(held: Held, weights: Sequence[Any], chunk: int, use_lock: bool) -
             else:
                 copy_shard(held, table_id, sources[table_id], chunk)
 
-    all_or_none(check, communicator)
+    sources = all_or_none(opened, communicator)
     one_rank_at_a_time(copy, communicator, use_lock)
 
 

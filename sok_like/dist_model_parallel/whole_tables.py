@@ -120,11 +120,10 @@ class WholeTables:
         self.build()
         (plan, here), communicator = self._held(), comm.current()
         own_slots, names = _known_slots(plan, here, optimizer)
-        sources: list[dict[str, Any]] = []
 
-        def check():
+        def opened():
             check_integer("chunk", chunk)
-            sources.extend(_open(plan, here, names, state))
+            return _open(plan, here, names, state)
 
         def copy():
             for table_id, variable in here.items():
@@ -134,7 +133,7 @@ class WholeTables:
                     source = sources[table_id][name]
                     weights.copy_shard(Held(plan, {table_id: slot}), table_id, source, chunk)
 
-        all_or_none(check, communicator)
+        sources = all_or_none(opened, communicator)
         one_rank_at_a_time(copy, communicator, bool(use_lock))
         optimizer.iterations.assign(state["iterations"])
 

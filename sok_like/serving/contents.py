@@ -18,13 +18,6 @@ from sok_like.table.variable import EmbeddingVariable, unwrap
 CHUNK_BYTES = 64 * 2**20  # of rows that are sent or written at once
 
 
-def on_all(function: Callable[[], Any], call: str = "") -> Any:
-    """What `function` returns on this rank; if it raises on one, all ranks raise ValueError."""
-    results: list[Any] = []
-    agreed(lambda: results.append(function()), comm.current(), call, ValueError)
-    return results[0]
-
-
 def check_same_call(required: str, text: str) -> None:
     """Raises ValueError on all ranks if they describe their calls by different texts."""
     texts = agreed(lambda: text, comm.current(), raises=ValueError)

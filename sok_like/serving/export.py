@@ -90,8 +90,7 @@ def export_saved_model(
     communicator = comm.current()
     path = os.fspath(path)
     _check_arguments(model, missing, row_dtype, refreshable, headroom)
-    functions: dict[str, signature.Signature] = {}
-    all_or_none(lambda: functions.update(signature.find(model, signatures)), communicator)
+    functions = all_or_none(lambda: signature.find(model, signatures), communicator)
     variables = contents.variables_of(model)
     held = [variable for variable in variables if isinstance(variable, EmbeddingVariable)]
     if not held and row_dtype != "float32":

@@ -21,7 +21,7 @@ from sok_like.lookup.placement import Placement
 from sok_like.lookup.stock_rows import MissingRows
 from sok_like.lookup.stock_table import StockTable, StockTables, encoded
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import agreed
+from sok_like.runtime.ranks.agreement import agreed, all_or_none
 from sok_like.serving import contents
 from sok_like.serving.parts import Parts, Rows, Slice, key_of
 from sok_like.table import keys as table_keys
@@ -60,7 +60,7 @@ def write(
             tables.append(StockTable(variable, max(1, room.size), missing_rows, layout))
         return StockTables(tables, row_dtype, follows)
 
-    stock = contents.on_all(prepare)
+    stock = all_or_none(prepare, comm.current())
     placements: list[Placement | None] = []
     instants = []
     for variable, room, table in zip(variables, rooms, stock.tables, strict=True):
@@ -114,7 +114,7 @@ def _keys(variable, room, follows):
             raise _has_changed(variable, "another number of keys")
         return keys, instant
 
-    return contents.on_all(read, _call(variable))
+    return all_or_none(read, comm.current(), _call(variable))
 
 
 def _has_changed(variable, what):
@@ -244,4 +244,4 @@ def _rows(variable, keys, name):
             raise _has_changed(variable, "keys that are gone,")
         return rows.numpy()
 
-    return answer(contents.on_all(find, name))
+    return answer(all_or_none(find, communicator, name))

@@ -4,7 +4,7 @@ A rank that raised by itself would leave the others waiting in the next collecti
 work catches its error and tells all ranks, and every rank raises the first rank's problem. `agreed`
 does so for one piece, `Steps` for the steps of one call of the user.
 
-`raise_on_all` and `GraphSteps` work in graphs, all else outside of graphs only.
+`GraphSteps` works in graphs, all else outside of graphs only.
 """
 
 import contextlib
@@ -31,12 +31,6 @@ def send(
         return communicator.all_to_all(tf.constant(block), splits, name)[0]
 
     return exchange_order.exchange_in_turn(collective, name, communicator).numpy()
-
-
-def raise_on_all(problems: Sequence[Any], communicator: Communicator, name: str) -> list[tf.Tensor]:
-    """Raises InvalidArgumentError on all ranks if one has `problems`; in a graph its results do."""
-    nothing = tf.zeros([0], tf.int64)
-    return list(exchange_order.exchange_notes(nothing, problems, communicator, name))
 
 
 def agreed(
@@ -84,9 +78,17 @@ def raised_on_all(error: BaseException, communicator: Communicator) -> bool:
     return communicator.world_size == 1 or isinstance(error, agreed_errors)
 
 
-def all_or_none(function: Callable[[], Any] | None, communicator: Communicator) -> None:
-    """Calls `function` unless it is None. If it raises on one rank, all ranks raise ValueError."""
-    agreed(function, communicator, raises=ValueError)
+def all_or_none(
+    function: Callable[[], Any] | None, communicator: Communicator, call: str = ""
+) -> Any:
+    """`function()` of this rank, None without one; if one rank's raises, all raise ValueError."""
+    results = []
+
+    def run():
+        results.append(None if function is None else function())
+
+    agreed(run, communicator, call, ValueError)
+    return results[0]
 
 
 @contextlib.contextmanager
