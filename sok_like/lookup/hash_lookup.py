@@ -89,95 +89,71 @@ def lookup(
             )
     outputs: list[tf.Tensor] = [None] * len(features)
     earlier: list[tf.Tensor] = []
-    for device, positions in devices.group_by_device([f.variable.device for f in features]):
-        group = _DeviceGroup(
-            device,
-            [features[i] for i in positions],
-            training,
-            gradient_scale,
-            wire_dtype,
-            f"{name}_part{positions[0]}" if earlier else name,
-        )
+    for _, positions in devices.group_by_device([f.variable.device for f in features]):
+        of_device = [features[i] for i in positions]
+        part = f"{name}_part{positions[0]}" if earlier else name
         # One group after the other. A group that fails does so on all ranks, and then no rank waits
         # in the collectives of the next group.
         with tf.control_dependencies(earlier):
-            earlier = group.lookup()
+            earlier = _on_device(of_device, training, gradient_scale, wire_dtype, part)
         for i, rows in zip(positions, earlier, strict=True):
             outputs[i] = rows
     return outputs
 
 
-@dataclasses.dataclass(frozen=True)
-class _DeviceGroup:
-    """Features whose tables are on one device; the other fields are arguments of `lookup`."""
-
-    device: str
-    features: list[HashFeature]
-    training: bool
-    gradient_scale: str
-    wire_dtype: str | None
-    name: str
-
-    def lookup(self) -> list[tf.Tensor]:
-        """The features' rows, in order."""
-        communicator = comm.current()
-        for feature in self.features:
-            feature.variable.record_access()
-        with tf.name_scope(self.name):
-            if communicator.world_size > 1:
-                return self._exchange(communicator)
-            batch = op_inputs(self.features)  # beside its inputs, which may be in host memory
-            with devices.device_scope(self.device):  # its gradient runs there, too
-                result = libraries.ops().sok_lookup(
-                    handles=[f.variable.handle for f in self.features],
-                    insert=self.training,
-                    keep_rows=ops.rows_to_keep([f.weights for f in self.features]),
-                    name="lookup",
-                    **batch,
-                )
-                return list(result.embeddings)
-
-    def _exchange(self, communicator):
-        if self.wire_dtype is not None and "GPU" in self.device:
-            raise NotImplementedError(
-                "`wire_dtype` must be None for tables in device memory. Make them within "
-                f"tf.device('/CPU:0') to use it. Received: wire_dtype={self.wire_dtype!r} (lookup "
-                f"'{self.name}' on {self.device})"
+def _on_device(features, training, gradient_scale, wire_dtype, name) -> list[tf.Tensor]:
+    """`lookup` of features whose tables are on one device."""
+    device = features[0].variable.device
+    for feature in features:
+        feature.variable.record_access()
+    with tf.name_scope(name):
+        if comm.current().world_size > 1:
+            return _exchange(features, training, gradient_scale, wire_dtype, name)
+        batch = op_inputs(features)  # beside its inputs, which may be in host memory
+        with devices.device_scope(device):  # its gradient runs there, too
+            result = libraries.ops().sok_lookup(
+                handles=[f.variable.handle for f in features],
+                insert=training,
+                keep_rows=ops.rows_to_keep([f.weights for f in features]),
+                name="lookup",
+                **batch,
             )
-        world_size = communicator.world_size
+            return list(result.embeddings)
 
-        def gather(message, splits):
-            gathered = libraries.ops().sok_gather_rows(
-                handles=[f.variable.handle for f in self.features],
-                message=message,
-                splits=splits,
-                world_size=world_size,
-                dims=[f.dim for f in self.features],
-                insert=self.training,
-                gradient_scale=lookup_options.scale_attribute(self.gradient_scale, world_size),
-                name="gather_rows",
-            )
-            return gathered.rows, gathered.row_splits
 
-        lookup = exchange_order.Lookup(
-            communicator, self.name, replicas.comparison(), self.wire_dtype, self._said()
+def _exchange(features, training, gradient_scale, wire_dtype, name):
+    device = features[0].variable.device
+    if wire_dtype is not None and "GPU" in device:
+        raise NotImplementedError(
+            "`wire_dtype` must be None for tables in device memory. Make them within "
+            f"tf.device('/CPU:0') to use it. Received: wire_dtype={wire_dtype!r} (lookup "
+            f"'{name}' on {device})"
         )
-        counted = [self.training and f.variable.counts_occurrences for f in self.features]
-        route = {"counted": counted if any(counted) else []}
-        return over_ranks(self.features, lookup, gather, route, self.device)
+    communicator = comm.current()
+    world_size = communicator.world_size
 
-    def _said(self):
-        """What ranks must agree on: otherwise rows would be misread, or differ by their owner."""
-        tables = [f.variable for f in self.features]
-        names = [f"{table.table_name} " for table in tables]
-        if names == [f"{self.name} "]:
-            names = [""]
-        combiners = [f.declared or f.combiner for f in self.features]
-        parts = [
-            f"{name}{table.dim} {combiner} of {table.initial_rows}"
-            for name, table, combiner in zip(names, tables, combiners, strict=True)
-        ]
-        return f"{self.name}: {', '.join(parts)}"
+    def gather(message, splits):
+        gathered = libraries.ops().sok_gather_rows(
+            handles=[f.variable.handle for f in features],
+            message=message,
+            splits=splits,
+            world_size=world_size,
+            dims=[f.dim for f in features],
+            insert=training,
+            gradient_scale=lookup_options.scale_attribute(gradient_scale, world_size),
+            name="gather_rows",
+        )
+        return gathered.rows, gathered.row_splits
+
+    # What ranks must agree on: otherwise rows would be misread, or differ by their owner.
+    parts = [f"{f.dim} {f.declared or f.combiner} of {f.variable.initial_rows}" for f in features]
+    if [f.table_name for f in features] != [name]:
+        parts = [f"{f.table_name} {part}" for f, part in zip(features, parts, strict=True)]
+    said = f"{name}: {', '.join(parts)}"
+    lookup = exchange_order.Lookup(communicator, name, replicas.comparison(), wire_dtype, said)
+    counted = [training and f.variable.counts_occurrences for f in features]
+    route = {"counted": counted if any(counted) else []}
+    return over_ranks(features, lookup, gather, route, device)
 
 
 def over_ranks(

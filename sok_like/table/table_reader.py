@@ -94,7 +94,42 @@ class TableReader:
 
     def shard(self, dim: int) -> TableShard:
         """The content, as a shard that is read while it is written; called once."""
-        return _shard_of(self._library, self._stream, self._about(), dim, self._since)
+        library, stream, about = self._library, self._stream, self._about()
+
+        def read(num_rows):
+            for begin in range(0, about.num_keys, num_rows):
+                n = min(num_rows, about.num_keys - begin)
+                arrays = {
+                    name: np.empty([n, *array.shape[1:]], array.dtype)
+                    for name, array in shard.by_key().items()
+                }
+                keys = _address(arrays["keys"])
+                see_problem(library.sok_stream_keys(stream, n, keys))
+                others = (arrays.get(name) for name in BY_KEY[1:])
+                wanted = [_address(a) if a is not None and a.size else None for a in others]
+                see_problem(library.sok_stream_rows(stream, begin, keys, n, *wanted))
+                yield arrays
+
+        shard = TableShard(
+            unread((about.num_keys,), np.int64),
+            unread((about.num_keys, dim), np.float32),
+            unread((about.num_keys, about.slot_width), np.float32),
+            [about.slot_names[i].decode() for i in range(about.num_slots)],
+            _copied(about.slot_widths, [about.num_slots], np.int64).tolist(),
+            optimizer_step=about.optimizer_step,
+            initial_row_scale=about.initial_row_scale,
+            read=read,
+        )
+        if about.has_records:
+            shard.records = unread((about.num_keys, 3), np.int64)
+            shard.waiting = _copied(about.waiting, [about.num_waiting, 3], np.int64)
+            shard.counters = _copied(about.counters, [about.num_counters], np.int64)
+            shard.step = about.step
+        if self._since is not None:
+            shard.erased = _copied(about.erased, [about.num_erased], np.int64)
+            shard.whole, shard.optimizer = bool(about.whole), about.optimizer.decode()
+            shard.steps = _copied(about.steps, [about.num_steps, 3], np.float64)
+        return shard
 
     def keys(self) -> np.ndarray:
         """All keys, int64 `[num_keys]`, in place of `shard`."""
@@ -182,42 +217,6 @@ def _import(library, staged, shard):
 
 def _address(array):
     return None if array is None else array.ctypes.data
-
-
-def _shard_of(library, stream, about, dim, since):
-    def read(num_rows):
-        for begin in range(0, about.num_keys, num_rows):
-            n = min(num_rows, about.num_keys - begin)
-            arrays = {
-                name: np.empty([n, *array.shape[1:]], array.dtype)
-                for name, array in shard.by_key().items()
-            }
-            keys = _address(arrays["keys"])
-            see_problem(library.sok_stream_keys(stream, n, keys))
-            others = (arrays.get(name) for name in BY_KEY[1:])
-            wanted = [_address(a) if a is not None and a.size else None for a in others]
-            see_problem(library.sok_stream_rows(stream, begin, keys, n, *wanted))
-            yield arrays
-
-    shard = TableShard(
-        unread((about.num_keys,), np.int64),
-        unread((about.num_keys, dim), np.float32),
-        unread((about.num_keys, about.slot_width), np.float32),
-        [about.slot_names[i].decode() for i in range(about.num_slots)],
-        _copied(about.slot_widths, [about.num_slots], np.int64).tolist(),
-        read=read,
-    )
-    shard.optimizer_step, shard.initial_row_scale = about.optimizer_step, about.initial_row_scale
-    if about.has_records:
-        shard.records = unread((about.num_keys, 3), np.int64)
-        shard.waiting = _copied(about.waiting, [about.num_waiting, 3], np.int64)
-        shard.counters = _copied(about.counters, [about.num_counters], np.int64)
-        shard.step = about.step
-    if since is not None:
-        shard.erased = _copied(about.erased, [about.num_erased], np.int64)
-        shard.whole, shard.optimizer = bool(about.whole), about.optimizer.decode()
-        shard.steps = _copied(about.steps, [about.num_steps, 3], np.float64)
-    return shard
 
 
 def _copied(address, shape, dtype):

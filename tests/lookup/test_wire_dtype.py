@@ -1,6 +1,7 @@
 """Lookups whose rows and gradients travel in 16 bits, against NumPy; the doors to `wire_dtype`."""
 
 import json
+import types
 
 import ml_dtypes
 import numpy as np
@@ -282,8 +283,8 @@ def test_fused_layers_have_one_dtype(sok):
 
 
 def test_tables_in_device_memory_are_refused():
-    from sok_like.lookup.hash_lookup import _DeviceGroup
+    from sok_like.lookup.hash_lookup import _exchange
 
-    group = _DeviceGroup("/device:GPU:0", [], True, "sum", "bfloat16", "on_device")
+    on_device = types.SimpleNamespace(variable=types.SimpleNamespace(device="/device:GPU:0"))
     with pytest.raises(NotImplementedError, match="must be None for tables in device memory.*GPU"):
-        group._exchange(None)
+        _exchange([on_device], True, "sum", "bfloat16", "on_device")
