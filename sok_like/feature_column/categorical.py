@@ -16,9 +16,9 @@ from tensorflow.python.feature_column import feature_column as old
 from tensorflow.python.feature_column import feature_column_v2 as fc
 
 from sok_like.lookup.ids import keys_of_ids
-from sok_like.runtime.checks import as_integer, require, unmet, wrong_argument
+from sok_like.runtime.checks import as_integer, require, unmet
 from sok_like.table.keys import DTYPES, dtype_hint, may_be_keys
-from sok_like.table.policies import EmbeddingVariableOption, with_steps_to_live
+from sok_like.table.policies import EmbeddingVariableOption, check_option, with_steps_to_live
 
 
 class EmbeddingCategoricalColumn(
@@ -134,9 +134,7 @@ def categorical_column_with_embedding(
     require(isinstance(key, str) and bool(key), "key", "a non-empty string", key)
     of, is_legal = f"column '{key}'", dtype in (tf.string, *DTYPES)
     require(is_legal, "dtype", "string, int64, int32, uint64 or uint32", dtype, of)
-    if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
-        required = "None or a sok.EmbeddingVariableOption"
-        raise wrong_argument("ev_option", required, ev_option, of, error=TypeError)
+    check_option("ev_option", ev_option, EmbeddingVariableOption, of=of)
     legal = partition_num is None or (as_integer(partition_num) or 0) >= 1
     require(legal, "partition_num", "None or a positive integer", partition_num, of)
     return EmbeddingCategoricalColumn(key, dtype, partition_num, ev_option)

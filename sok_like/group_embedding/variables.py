@@ -19,13 +19,14 @@ import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.lookup.by_key import OnTypeError
-from sok_like.runtime.checks import as_integer, require, unmet, wrong_argument
+from sok_like.runtime.checks import as_integer, require, unmet
 from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.ranks import comm, horovod
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.runtime.ranks.lookup_options import check_row_dtype
+from sok_like.table import policies
 from sok_like.table.keys import as_key_dtype
-from sok_like.table.policies import EmbeddingVariableOption, InitializerOption, with_steps_to_live
+from sok_like.table.policies import EmbeddingVariableOption, InitializerOption
 from sok_like.table.variable import EmbeddingVariable
 
 v1 = tf.compat.v1
@@ -80,9 +81,7 @@ def get_embedding_variable(
     scope = v1.get_variable_scope()
     is_name, of = isinstance(name, str) and bool(name), f"table '{name}'"
     require(is_name, "name", "a string that is not empty", name)
-    if ev_option is not None and not isinstance(ev_option, EmbeddingVariableOption):
-        required = "a sok.EmbeddingVariableOption"
-        raise wrong_argument("ev_option", required, ev_option, of, error=TypeError)
+    policies.check_option("ev_option", ev_option, EmbeddingVariableOption, of=of)
     global_variables = v1.GraphKeys.GLOBAL_VARIABLES
     holds_it = collections is None or global_variables in collections
     required = f"a list with '{global_variables}', whose initializer makes the table ready"
@@ -96,7 +95,7 @@ def get_embedding_variable(
     for argument, value in refused.items():
         require(value is None, argument, "None: hash tables do not support it", value, of)
     of_option = ev_option.init_option.initializer if ev_option and ev_option.init_option else None
-    ev_option = with_steps_to_live(ev_option, steps_to_live, of)
+    ev_option = policies.with_steps_to_live(ev_option, steps_to_live, of)
     full_name = f"{scope.name}/{name}" if scope.name else name
     ensure_initialized()
     initializers = (of_option, initializer, scope.initializer, "random_uniform")

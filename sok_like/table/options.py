@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.runtime.checks import as_integer, check_integer, require, wrong_argument
+from sok_like.runtime.checks import check_integer, require
 from sok_like.runtime.ranks.lookup_options import check_row_dtype
 from sok_like.table import policies
 from sok_like.table.initializers import RowInitializer, row_initializer
@@ -34,20 +34,17 @@ class TableOptions:
         require(is_name, "name", "a string that is not empty", name, of)
         # TensorFlow's attributes and JSON do not accept NumPy's integers.
         self.embedding_dim = check_integer("embedding_dim", self.embedding_dim, of=of)
-        fits = capacity is None or 1 <= (as_integer(capacity) or 0) < 2**32 - 1
-        require(fits, "capacity", "None or an integer in [1, 2**32 - 1)", capacity, of)
+        self.capacity = policies.check_capacity(capacity, of)
+        self.use_hashtable = bool(self.use_hashtable)
         fits = capacity is not None or self.use_hashtable
         require(fits, "capacity", "given if use_hashtable is False", capacity, of)
-        self.capacity, self.use_hashtable = as_integer(capacity), bool(self.use_hashtable)
         initial = check_integer("initial_capacity", self.initial_capacity, 0, of)
         fits = capacity is None or initial <= capacity
         require(fits, "initial_capacity", f"at most `capacity`, {capacity}", initial, of)
         self.initial_capacity = initial
         self.key_dtype = as_key_dtype(self.key_dtype, name).name
         self.dtype = check_row_dtype(self.dtype, of, "dtype") or "float32"
-        if not isinstance(self.ev_option, (type(None), EmbeddingVariableOption)):
-            required = "None or a sok.EmbeddingVariableOption"
-            raise wrong_argument("ev_option", required, self.ev_option, of, TypeError)
+        policies.check_option("ev_option", self.ev_option, EmbeddingVariableOption, of=of)
 
     @property
     def table(self) -> str:

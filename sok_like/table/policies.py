@@ -173,9 +173,7 @@ class ScoreEvict:
 
     def __post_init__(self):
         require(self.score in SCORES, "score", f"one of {SCORES}", self.score)
-        value = self.capacity
-        fits = value is None or 1 <= (as_integer(value) or 0) < 2**32 - 1
-        require(fits, "capacity", "None or an integer in [1, 2**32 - 1)", value)
+        check_capacity(self.capacity)
 
 
 EVICTIONS = (GlobalStepEvict, L2WeightEvict, ScoreEvict)
@@ -249,13 +247,13 @@ class EmbeddingVariableOption:
         if isinstance(self.evict_option, list):
             object.__setattr__(self, "evict_option", tuple(self.evict_option))
         for eviction in self.evictions:
-            _check_class("evict_option", eviction, EVICTIONS)
+            check_option("evict_option", eviction, *EVICTIONS)
         kinds = [type(eviction).__name__ for eviction in self.evictions]
         distinct = len(set(kinds)) == len(kinds)
         require(distinct, "evict_option", "at most one policy of each kind", kinds)
-        _check_class("filter_option", self.filter_option, (CounterFilter, CBFFilter))
-        _check_class("storage_option", self.storage_option, (StorageOption,))
-        _check_class("init_option", self.init_option, (InitializerOption,))
+        check_option("filter_option", self.filter_option, CounterFilter, CBFFilter)
+        check_option("storage_option", self.storage_option, StorageOption)
+        check_option("init_option", self.init_option, InitializerOption)
         require(self.ckpt is None, "ckpt", "None; sok.Saver restores tables", self.ckpt)
         size = check_integer("evicted_buffer_size", self.evicted_buffer_size, 0)
         recorded = self.record_statistics
@@ -347,7 +345,16 @@ def with_steps_to_live(
     return dataclasses.replace(option, evict_option=evictions)
 
 
-def _check_class(argument, value, classes):
-    if value is not None and not isinstance(value, classes):
-        names = " or ".join(f"sok.{c.__name__}" for c in classes)
-        raise wrong_argument(argument, names, value, error=TypeError)
+def check_option(argument: str, value: Any, *classes: type, of: str = "") -> None:
+    """Raises TypeError unless an option is None or of one of these classes."""
+    names = " or ".join(f"a sok.{cls.__name__}" for cls in classes)
+    if not isinstance(value, (type(None), *classes)):
+        raise wrong_argument(argument, f"None or {names}", value, of, TypeError)
+
+
+def check_capacity(capacity: Any, of: str = "") -> int | None:
+    """A maximum number of keys per rank as an int, or None; ValueError unless it is legal."""
+    integer = as_integer(capacity)
+    fits = capacity is None or 1 <= (integer or 0) < 2**32 - 1
+    require(fits, "capacity", "None or an integer in [1, 2**32 - 1)", capacity, of)
+    return integer

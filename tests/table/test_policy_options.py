@@ -77,7 +77,7 @@ def test_errors_name_argument_and_value(option, argument, received):
 
 
 def test_options_of_the_wrong_class():
-    with pytest.raises(TypeError, match=r"`filter_option` must be sok.CounterFilter or"):
+    with pytest.raises(TypeError, match=r"`filter_option` must be None or a sok.CounterFilter or"):
         sok.EmbeddingVariableOption(filter_option=sok.ScoreEvict())
     with pytest.raises(TypeError, match=r"`evict_option` must be"):
         sok.EmbeddingVariableOption(evict_option=[sok.CounterFilter(2)])
