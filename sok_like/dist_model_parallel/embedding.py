@@ -10,13 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup.dense_lookup import (
-    DENSE_COMBINERS,
-    as_tf_table,
-    check_ids,
-    lookup_rows,
-    require_in_range,
-)
+from sok_like.lookup import dense_lookup
 from sok_like.lookup.hash_lookup import HashFeature
 from sok_like.lookup.ids import FlatIds, as_row_numbers, check_pad_key, mask_of
 from sok_like.lookup.local_variables import mark_local
@@ -50,7 +44,7 @@ class _ByCombiner:
 
 def output_symbol(ids: Any, combiner: str | None, shape: Any, dtype: str, table_name: str) -> Any:
     """Keras 3's symbol for the rows of symbolic ids, which must be such as can be looked up."""
-    check_ids(tf.TensorSpec(ids.shape, tf.as_dtype(ids.dtype)), combiner, table_name)
+    dense_lookup.check_ids(tf.TensorSpec(ids.shape, tf.as_dtype(ids.dtype)), combiner, table_name)
     ragged = bool(getattr(ids, "ragged", False)) and combiner is None
     return tf.keras.KerasTensor(shape, dtype=dtype, ragged=ragged)
 
@@ -128,7 +122,7 @@ class Embedding(_ByCombiner, ConfiguredLayer):
         self.embeddings_initializer = tf.keras.initializers.get(embeddings_initializer)
         self.embeddings_regularizer = regularizer(embeddings_regularizer)
         self.embeddings_constraint = tf.keras.constraints.get(embeddings_constraint)
-        self.combiner = check_combiner(combiner, DENSE_COMBINERS)
+        self.combiner = check_combiner(combiner, dense_lookup.DENSE_COMBINERS)
         self.use_custom_kernel = bool(use_custom_kernel)
         required = "False with a combiner, whose output has no positions to mask"
         of = f"layer '{self.name}'"
@@ -167,8 +161,8 @@ class Embedding(_ByCombiner, ConfiguredLayer):
             inputs = tf.convert_to_tensor(inputs)
         if weights is not None and not tf.is_tensor(weights):
             weights = tf.convert_to_tensor(weights)
-        table = as_tf_table(self.embeddings)
-        rows = lookup_rows(table, inputs, self.combiner, weights, self.name)
+        table = dense_lookup.as_tf_table(self.embeddings)
+        rows = dense_lookup.lookup_rows(table, inputs, self.combiner, weights, self.name)
         return tf.cast(rows, self.compute_dtype)
 
     @classmethod
@@ -265,7 +259,7 @@ class HashEmbedding(_ByCombiner, TableLayer):
     def call(self, inputs, training=None):
         if not tf.is_tensor(inputs):
             inputs = tf.convert_to_tensor(inputs)
-        check_ids(inputs, self.combiner, self.name)
+        dense_lookup.check_ids(inputs, self.combiner, self.name)
         flat = FlatIds(inputs, self.combiner, hashed=True, pad_key=self.pad_key)
         feature = HashFeature(self.table, flat.ids, flat.combiner, flat.row_splits)
         (rows,) = self.look_up(training, [feature])
@@ -325,7 +319,7 @@ class ConcatOneHotEmbedding(ConfiguredLayer):
         rows, start = [], 0
         for number, column in enumerate(tf.unstack(ids, num=len(sizes), axis=1)):
             of = f"{self.name}, feature {number}"
-            rows.append(require_in_range(column, sizes[number], of) + start)
+            rows.append(dense_lookup.require_in_range(column, sizes[number], of) + start)
             start += sizes[number]
         return tf.cast(self._table(tf.stack(rows, axis=1)), self.compute_dtype)
 

@@ -10,13 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.ops.variables import PartitionedVariable
 
-from sok_like.lookup import exporting
-from sok_like.lookup.dense_lookup import (
-    as_tf_table,
-    at_same_places,
-    check_weights,
-    flat_weights,
-)
+from sok_like.lookup import dense_lookup, exporting
 from sok_like.lookup.ids import in_order, row_splits, samples_by_table, samples_of
 from sok_like.runtime.checks import COMBINERS, as_list, require, unmet, wrong_argument
 from sok_like.runtime.framework.graphs import checked
@@ -56,7 +50,7 @@ def _table(param):
     param = unwrap(param)
     if isinstance(param, EmbeddingVariable):
         return param
-    table = as_tf_table(param)
+    table = dense_lookup.as_tf_table(param)
     if not isinstance(table, (tf.Variable, tf.Tensor)) or table.shape.rank != 2:
         required = "hold sok.EmbeddingVariables or tf.Variables of shape [input_dim, output_dim]"
         raise unmet("`params`", required, f"{param!r}", error=TypeError)
@@ -136,11 +130,11 @@ def ids_of(sp_ids: Any, sp_weights: Any, name: str, together: bool = False) -> I
     check_integers("sp_ids", sp_ids, name)
     of = "sp_", f" (table '{name}')"
     if sp_weights is not None:
-        check_weights(sp_ids, sp_weights, *of)
+        dense_lookup.check_weights(sp_ids, sp_weights, *of)
     if together and not is_ragged and sp_ids.shape.rank == 2:
         if sp_weights is None or sp_weights.indices is sp_ids.indices:
             return Ids(None, None if sp_weights is None else sp_weights.values, sp_ids)
-    weights = None if sp_weights is None else flat_weights(sp_ids, sp_weights, *of)
+    weights = None if sp_weights is None else dense_lookup.flat_weights(sp_ids, sp_weights, *of)
     if is_ragged:
         return Ids(sp_ids, weights, None)
     sp_ids = in_order(sp_ids)
@@ -164,7 +158,7 @@ def _packed(sp_ids, sp_weights, tables):
     weights = ids.weights
     if weights is not None:
         places = table_splits, sp_weights.row_splits
-        weights = at_same_places(weights, *places, "sp_", f" (table '{names}')")
+        weights = dense_lookup.at_same_places(weights, *places, "sp_", f" (table '{names}')")
     if exporting.current() is None and all(isinstance(t, EmbeddingVariable) for t in tables):
         by_table = []
         for keys, splits, its_weights in samples_by_table(

@@ -15,14 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_like.lookup.stock_table import (
-    Asked,
-    StockTable,
-    StockTables,
-    joined,
-    seldom,
-    split,
-)
+from sok_like.lookup.stock_table import Asked, StockTable, StockTables, joined, seldom, split
 from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.table.as_variable import stand_ins

@@ -241,18 +241,18 @@ class DynamicVariable(EmbeddingVariable):
         return libraries.ops().sok_table_assign(handle=self.handle, keys=keys, rows=rows)
 
     def _serialize_to_tensors(self):
-        self._check_spread("tf.train.Checkpoint")
+        self._check_checkpointed()
         return super()._serialize_to_tensors()
 
     def _restore_from_tensors(self, restored_tensors):
-        self._check_spread("tf.train.Checkpoint")
+        self._check_checkpointed()
         return super()._restore_from_tensors(restored_tensors)
 
-    def _check_spread(self, what):
+    def _check_checkpointed(self):
         if self.home is not None and self._world_size > 1:
             raise NotImplementedError(
-                f"{what} cannot hold table '{self.table_name}' of mode {self._mode!r} in a job of "
-                "several ranks; sok2.dump can"
+                f"tf.train.Checkpoint cannot hold table '{self.table_name}' of mode "
+                f"{self._mode!r} in a job of several ranks; sok2.dump can"
             )
 
     def __deepcopy__(self, memo):
