@@ -43,6 +43,7 @@ from sok_like.saving.parts.checkpointable import (
 )
 from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table import snapshots
+from sok_like.table.content import OF_POLICIES
 from sok_like.table.slices import TableSlice
 from sok_like.table.variable import is_embedding_variable, unwrap
 
@@ -328,7 +329,7 @@ def restore(read: Callable, self: Any, file_prefix: Any, options: Any = None) ->
 
     def prepare():
         own = _own_values(path) if kinds.own and comm.current().world_size > 1 else {}
-        for content in _prepared(path, _read(read, saver, file_prefix, options), own):
+        for content in _prepared(path, _read(read, saver, path, options), own):
             transaction.prepare(content)
         for _, restore in saver._registered_savers.values():
             call = functools.partial(restore, file_prefix)
@@ -339,7 +340,7 @@ def restore(read: Callable, self: Any, file_prefix: Any, options: Any = None) ->
     return {}
 
 
-def _read(read, saver, file_prefix, options):
+def _read(read, saver, path, options):
     """A checkpoint's objects: each, the function that assigns, its tensors by name, their keys."""
     objects: dict[Any, Any] = {}
     of_objects: list[tuple[Any, Callable[[Any], Any], dict[str, Any], list[str]]] = []
@@ -351,16 +352,39 @@ def _read(read, saver, file_prefix, options):
         names = [name for name, _ in keys]
         return lambda tensors: of_objects.append((objects[restore], restore, tensors, names))
 
-    kept = {own: keeping(own, keys) for own, keys in saver._restore_fn_to_keys.items()}
+    absent = _absent_policies(saver, path)
+    present = {
+        own: [key for key in keys if key[0] not in absent]
+        for own, keys in saver._restore_fn_to_keys.items()
+    }
+    kept = {own: keeping(own, keys) for own, keys in present.items()}
     instead = {
+        "_shardable_tensors_by_task": {
+            task: [tensor for tensor in tensors if tensor.checkpoint_key not in absent]
+            for task, tensors in saver._shardable_tensors_by_task.items()
+        },
         "_keys_to_restore_fn": {k: kept[own] for k, own in saver._keys_to_restore_fn.items()},
-        "_restore_fn_to_keys": {kept[own]: k for own, k in saver._restore_fn_to_keys.items()},
+        "_restore_fn_to_keys": {kept[own]: keys for own, keys in present.items()},
         "_registered_savers": {},
         "_num_unique_tasks": 1,  # with more, TensorFlow reads in a graph
     }
     with attributes(saver, instead):
-        read(saver, file_prefix, options)
+        read(saver, path, options)
     return of_objects
+
+
+def _absent_policies(saver, path):
+    """The keys of records that a checkpoint lacks, as its table had no policies."""
+    of_policies = [
+        tensor.checkpoint_key
+        for tensor in _tensors_of(saver)
+        if is_embedding_variable(_object_of(tensor))
+        and trackable_utils.extract_local_name(tensor.checkpoint_key) in OF_POLICIES
+    ]
+    if not of_policies:
+        return set()
+    reader = tf.train.load_checkpoint(path)
+    return {key for key in of_policies if not reader.has_tensor(key)}
 
 
 def _prepared(path, of_objects, own):

@@ -13,11 +13,11 @@ EXPECTED = {
 
 
 class Layer(tf.keras.layers.Layer):
-    def __init__(self, sok, dim):
+    def __init__(self, sok, dim, policies):
         super().__init__(name="layer")
         self.built = True
-        options = {"ev_option": sok.EmbeddingVariableOption(record_statistics=True)}
-        self.user = sok.EmbeddingVariable(dim, name="user", **options).as_weight()
+        option = sok.EmbeddingVariableOption(**policies)
+        self.user = sok.EmbeddingVariable(dim, name="user", ev_option=option).as_weight()
 
     @property
     def table(self):
@@ -27,9 +27,9 @@ class Layer(tf.keras.layers.Layer):
         return tf.nn.embedding_lookup(self.table, keys)
 
 
-def model(sok, dim):
+def model(sok, dim, **policies):
     inputs = tf.keras.Input([], dtype="int64")
-    layer = Layer(sok, dim)
+    layer = Layer(sok, dim, policies or {"record_statistics": True})
     return tf.keras.Model(inputs, layer(inputs)), layer.table
 
 
@@ -128,19 +128,20 @@ def test_keys_that_an_int32_table_cannot_have(sok, tmp_path, kind):
         FILES[kind][1](sok, narrow, table, str(tmp_path))
 
 
-def test_policies_that_begin_to_count(sok, tmp_path, capfd):
-    table = sok.EmbeddingVariable(2, name="user")
+@pytest.mark.parametrize("kind", FILES)
+def test_policies_that_begin_to_count(sok, tmp_path, capfd, kind):
+    write, read = FILES[kind]
+    written, table = model(sok, 2, record_statistics=False)
     sok.assign(table, KEYS, ROWS)
-    sok.Saver().dump_to_file(table, tmp_path)
-    option = sok.EmbeddingVariableOption(
-        filter_option=sok.CounterFilter(2), evict_option=sok.GlobalStepEvict(5)
-    )
-    filtered = sok.EmbeddingVariable(2, name="user", ev_option=option)
+    write(sok, written, table, str(tmp_path))
+    option = {"filter_option": sok.CounterFilter(2), "evict_option": sok.GlobalStepEvict(5)}
+    loaded, filtered = model(sok, 2, **option)
     for _ in range(2):
-        sok.Saver().restore(filtered, tmp_path)
+        read(sok, loaded, filtered, str(tmp_path))
     text = "sok_like: table 'user' is read from a file without frequencies and steps"
     assert capfd.readouterr().err.count(text) == 1
-    assert int(filtered.size()) == 3 and filtered.get_frequency(KEYS).numpy().tolist() == [0] * 3
+    np.testing.assert_array_equal(sok.export(filtered)[1], ROWS)
+    assert filtered.get_frequency(KEYS).numpy().tolist() == [0] * 3
     filtered.set_step(5)
     assert int(filtered.evict()) == 0
     filtered.set_step(6)
