@@ -13,6 +13,7 @@ The numbers after it are little-endian. In names "_" replaces punctuation.
 """
 
 import string
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,17 @@ def stem(name: str) -> str:
 def file_name(table: str, kind: int, optimizer: str = "", slot: str = "") -> str:
     """The name of a file; `table` is a `stem`."""
     return f"{table}{('-key', '-weight', f'-{optimizer}-{slot}')[kind]}"
+
+
+def slot_files(folder: str, tables: Iterable[str]) -> Iterator[str]:
+    """The names of the files in a folder that hold slots of these tables, of any optimizer."""
+    begins = {table: table.encode().rjust(_NAME) + SLOT.to_bytes(4, "big") for table in tables}
+    for name in durable.names(folder):
+        table, *rest = name.split("-")
+        if table in begins and len(rest) == 2 and "." not in rest[1]:
+            path = durable.join(folder, name)
+            if durable.size(path) >= HEAD and durable.read(path, 0, _NAME + 4) == begins[table]:
+                yield name
 
 
 def head(table: str, kind: int, slot: str, dtype: Any) -> bytes:

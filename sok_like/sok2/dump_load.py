@@ -32,7 +32,8 @@ from sok_like.table.variable import unwrap
 def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None:
     """Writes tables and the optimizer's slots of their rows into files of SOK 2.x's format.
 
-    Every rank must call it, with a folder that all ranks share.
+    Every rank must call it, with a folder that all ranks share. Slots that an earlier dump in the
+    folder has of these tables, and this one has not, are removed.
 
     Args:
         path: Folder, on any file system that TensorFlow writes; created if it is missing.
@@ -51,7 +52,10 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
     def find():
         return os.fspath(path), [file for table in dumped for file in table.joined_files()]
 
-    Saving(steps, [JoinedFiles("files of sok2.dump", find)]).run()
+    def find_outdated(folder):
+        return files.slot_files(folder, [table.stem for table in dumped])
+
+    Saving(steps, [JoinedFiles("files of sok2.dump", find, find_outdated)]).run()
 
 
 def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None:

@@ -71,6 +71,26 @@ def test_a_dump_of_more_keys_than_fit(tmp_path):
     assert sok2.export(small)[0].numpy().tolist() == [3, 4, 5, 6]
 
 
+def test_a_dump_leaves_no_slots_of_an_earlier_one_beside_other_keys(tmp_path):
+    table = sok2.DynamicVariable(2, "1", name="ids")
+    optimizer = sok2.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
+    sok2.assign(table, [1, 2], tf.ones([2, 2]))
+    gradient = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 2], tf.int64))
+    optimizer.apply_gradients([(gradient, table)])
+    for others in ("ids-Adam-m", "ids_0-Adam-notes"):
+        (tmp_path / others).write_text("of somebody else")
+    sok2.dump(str(tmp_path), table, optimizer)
+    assert (tmp_path / "ids_0-Adam-m").exists()
+
+    again = sok2.DynamicVariable(2, "1", name="ids")
+    sok2.assign(again, [3, 4], tf.ones([2, 2]))
+    sok2.dump(str(tmp_path), again)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["ids-Adam-m", "ids_0-Adam-notes", "ids_0-key", "ids_0-weight"]
+    with pytest.raises(FileNotFoundError, match="ids_0-Adam-m"):
+        sok2.load(str(tmp_path), again, sok2.OptimizerWrapper(tf.keras.optimizers.Adam(0.1)))
+
+
 def test_incremental_model_dump_names_what_does_the_same():
     table = sok2.DynamicVariable(2, "1", "hybrid", max_capacity=4)
     with pytest.raises(NotImplementedError, match="versions"):

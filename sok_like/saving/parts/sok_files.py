@@ -124,10 +124,19 @@ class JoinedFile(NamedTuple):
 
 
 class JoinedFiles(CheckpointPart):
-    """Such files in a folder, as a part. When the save begins, `find` returns the two."""
+    """Such files in a folder, as a part. When the save begins, `find` returns the two.
 
-    def __init__(self, name: str, find: Callable[[], tuple[str, list[JoinedFile]]]):
+    `find_outdated` names files of earlier saves in the folder. They go, replaced or not.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        find: Callable[[], tuple[str, list[JoinedFile]]],
+        find_outdated: Callable[[str], Iterable[str]] = lambda folder: (),
+    ):
         self.name, self._find, self._rank = name, find, comm.current().rank
+        self._find_outdated = find_outdated
         self._files: list[JoinedFile] = []  # the same on all ranks
         self._staged: list[str] = []  # a path for each of them, until it has its name
         self._counts: Any = None  # items, by rank and file
@@ -189,6 +198,9 @@ class JoinedFiles(CheckpointPart):
                 for part in self._written(path):
                     for data in durable.chunks(part):
                         durable.write_all(joined, data)
+        # First: beside new keys they would count as theirs.
+        for name in {*self._find_outdated(self.folder)} - {file.name for file in self._files}:
+            durable.remove(durable.join(self.folder, name))
         staged = zip(self._staged, self._files, strict=True)
         for _, of_table in itertools.groupby(staged, lambda pair: pair[1].table):
             pairs = [(path, durable.join(self.folder, file.name)) for path, file in of_table]
