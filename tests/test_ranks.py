@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from sok_like.runtime.ranks import launchers
 from tests import rank_main, ranks, ready_ranks
 from tests.ranks import RanksFailed, run_ranks
 
@@ -73,7 +74,9 @@ def test_time_limit_ends_every_process(tmp_path):
 
 def test_a_killed_test_leaves_no_launcher_and_no_ranks(tmp_path):
     args = {"folder": str(tmp_path), "seconds": ranks.HANG_LIMIT}
-    call = f"run_ranks('tests.test_ranks:sleep_and_tell', 2, args={args!r})"
+    # Processes of the launcher, not forks, whose parent is their server.
+    launcher = launchers.launch_line(2, "mpirun")
+    call = f"run_ranks('tests.test_ranks:sleep_and_tell', 2, launcher={launcher}, args={args!r})"
     command = [sys.executable, "-c", f"from tests.ranks import run_ranks; {call}"]
     process = subprocess.Popen(command, cwd=ranks.ROOT, start_new_session=True)
     _until(lambda: all(_told(tmp_path / f"pid{rank}") for rank in range(2)))
