@@ -19,9 +19,15 @@ FAULTS = {
     ),
     "too_many_keys": ("InvalidArgumentError", r"at most 2 keys.*3 keys in row 1.*'short'"),
     "rows_not_multiple_of_slots": ("InvalidArgumentError", r"multiple of 2.*3.*'pairs'"),
+    "samples_of_other_slots": ("InvalidArgumentError", r"slot_num=2 fields. Received: 1"),
     "table_full": ("ResourceExhaustedError", r"max_capacity=4.*2 new keys at size 3.*'full'"),
 }
-NAMED = {"key_out_of_range": 2, "table_full": 2, "too_many_keys": 0}  # the rank of the fault
+NAMED = {
+    "key_out_of_range": 2,
+    "table_full": 2,
+    "too_many_keys": 0,
+    "samples_of_other_slots": 0,
+}  # the rank of the fault
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

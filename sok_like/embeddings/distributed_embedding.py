@@ -126,8 +126,9 @@ class DistributedEmbedding(EmbeddingLayer):
     Raises:
         TypeError: the input is of another kind.
         ValueError: an argument is out of range, or a static shape is wrong.
-        tf.errors.InvalidArgumentError: a field has more than `max_nnz` keys, the number of rows is
-            not a multiple of `slot_num`, or, with `use_hashtable=False`, a key is out of range.
+        tf.errors.InvalidArgumentError: a field has more than `max_nnz` keys, a ragged sample has
+            not `slot_num` fields, the number of rows is not a multiple of `slot_num`, or, with
+            `use_hashtable=False`, a key is out of range.
     """
 
     _arguments = (*EmbeddingLayer._arguments, "combiner", "max_nnz", "max_feature_num")
@@ -161,12 +162,13 @@ class DistributedEmbedding(EmbeddingLayer):
         require(self.max_feature_num <= most, "max_feature_num", required, max_feature_num)
 
     def request(self, inputs):
-        combiner = self.combiner
+        combiner, problem = self.combiner, None
         if isinstance(inputs, tf.SparseTensor):
             fits = inputs.shape.rank in (None, 2)
         elif isinstance(inputs, tf.RaggedTensor):
             fits = inputs.flat_values.shape.rank == 1 and inputs.shape.rank in (2, 3)
             if fits and inputs.shape.rank == 3:
+                problem = self._uneven(inputs)
                 inputs = inputs.values  # [batch * slot_num, None]
         else:
             fits = tf.is_tensor(inputs) and inputs.shape.rank in (2, 3)
@@ -177,8 +179,17 @@ class DistributedEmbedding(EmbeddingLayer):
         flat = FlatIds(inputs, combiner, hashed=True, pad_key=self.pad_key)
         of_keys = flat.ids, flat.combiner, flat.row_splits
         limits = {"max_hotness": self.max_nnz, "batch_multiple": self.slot_num}
-        feature = HashFeature(self.table, *of_keys, **limits, declared=self.combiner)
+        more = {"declared": self.combiner, "problem": problem}
+        feature = HashFeature(self.table, *of_keys, **limits, **more)
         return feature, [-1, self.slot_num, self.embedding_vec_size]
+
+    def _uneven(self, inputs):
+        """What is wrong with the samples of ragged keys `[batch, slot_num, None]`: text or ""."""
+        fields = inputs.row_lengths()
+        wrong = tf.boolean_mask(fields, tf.not_equal(fields, self.slot_num))[:1]
+        required = f"A sample must have slot_num={self.slot_num} fields. Received: "
+        text = tf.strings.reduce_join(tf.concat([[required], tf.strings.as_string(wrong)], 0))
+        return tf.where(tf.equal(tf.size(wrong), 0), "", text)
 
     def _dense_hotness(self, inputs):
         """Keys per field, None if unknown; raises if the static shape is wrong."""

@@ -59,7 +59,7 @@ class Exporting:
     def rows(self, features: Sequence[Any]) -> list[tf.Tensor]:
         """`hash_lookup.lookup` of HashFeatures."""
         tables = [self._table_of(feature.variable) for feature in features]
-        legal = [dataclasses.replace(f, keys=_checked_keys(f)) for f in features]
+        legal = [dataclasses.replace(f, keys=_checked_keys(f.legal())) for f in features]
         if tf.executing_eagerly() or tf.compat.v1.get_default_graph() is not self._graph:
             return self._rows(legal)
         empty = [tf.zeros([0, table.dim]) for table in tables]

@@ -9,6 +9,8 @@ The whole group needs two collectives forward and one back, whatever the number 
 tables of a group on one device are looked up together; groups are independent of each other.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +23,7 @@ from sok_like.lookup.keras_call import check_listed
 from sok_like.runtime import ops
 from sok_like.runtime.checks import COMBINERS, check_combiner
 from sok_like.runtime.framework import hooks
+from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.native import devices, libraries
 from sok_like.runtime.ranks import comm, exchange_order, lookup_options
 from sok_like.table.variable import EmbeddingVariable
@@ -44,10 +47,20 @@ class HashFeature:
     batch_multiple: int = 1
     # The combiner that ranks must agree on, where "none" does the same for this rank's input.
     declared: str | None = None
+    # A text, empty unless the input is wrong, which all ranks raise.
+    problem: tf.Tensor | None = None
 
     table_name = property(lambda self: self.variable.table_name)
     dim = property(lambda self: self.variable.dim)
     key_limit = property(lambda self: self.variable.key_limit)
+
+    def legal(self) -> HashFeature:
+        """This feature, which raises InvalidArgumentError where it runs if it has a problem."""
+        if self.problem is None:
+            return self
+        of = f"The keys of table '{self.table_name}' have a wrong shape:"
+        keys = checked(self.keys, tf.equal(self.problem, ""), of, self.problem)
+        return dataclasses.replace(self, keys=keys)
 
 
 def lookup(
@@ -109,7 +122,8 @@ def _on_device(features, training, gradient_scale, wire_dtype, name) -> list[tf.
     with tf.name_scope(name):
         if comm.current().world_size > 1:
             return _exchange(features, training, gradient_scale, wire_dtype, name)
-        batch = op_inputs(features)  # beside its inputs, which may be in host memory
+        legal = [feature.legal() for feature in features]
+        batch = op_inputs(legal)  # beside its inputs, which may be in host memory
         with devices.device_scope(device):  # its gradient runs there, too
             result = libraries.ops().sok_lookup(
                 handles=[f.variable.handle for f in features],
@@ -152,7 +166,8 @@ def _exchange(features, training, gradient_scale, wire_dtype, name):
     said = f"{name}: {', '.join(parts)}"
     lookup = exchange_order.Lookup(communicator, name, replicas.comparison(), wire_dtype, said)
     counted = [training and f.variable.counts_occurrences for f in features]
-    route = {"counted": counted if any(counted) else []}
+    problems = [f.problem for f in features if f.problem is not None]
+    route = {"counted": counted if any(counted) else [], "problems": problems}
     return over_ranks(features, lookup, gather, route, device)
 
 

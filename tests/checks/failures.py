@@ -38,7 +38,7 @@ def _fault(layer, bad, good, rank_of_fault):
 
 def _of_any_length(keys):
     if isinstance(keys, tf.RaggedTensor):
-        return tf.RaggedTensorSpec([None, None], tf.int64, ragged_rank=1)
+        return tf.RaggedTensorSpec([None] * keys.shape.rank, tf.int64)
     return tf.TensorSpec([None, *keys.shape[1:]], tf.int64)
 
 
@@ -73,6 +73,17 @@ def rows_not_multiple_of_slots():
     bad = tf.ragged.constant([[1], [2], [3]], dtype=tf.int64)
     good = tf.ragged.constant([[1], [2]], dtype=tf.int64)
     return _fault(layer, bad, good, 0)
+
+
+def samples_of_other_slots():
+    """As many rows as two samples have, but not two in each sample."""
+    import sok_like as sok
+
+    layer = sok.DistributedEmbedding(
+        "sum", None, 2, slot_num=2, max_nnz=2, name="uneven", embedding_initializer="ones"
+    )
+    bad = tf.ragged.constant([[[1]], [[2], [3], [4]]], dtype=tf.int64)
+    return _fault(layer, bad, tf.ragged.constant([[[1], [2]]], dtype=tf.int64), 0)
 
 
 def table_full():
