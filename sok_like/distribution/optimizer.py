@@ -98,15 +98,17 @@ class _OnShards(_WorksOnShards):
         return super().update_step(gradient, variable, *args, **kwargs)
 
     def _clip_gradients(self, grads):
-        """Clips by the norms of whole gradients."""
-        norm, global_norm = self.clipnorm, getattr(self, "global_clipnorm", None)
-        if not (norm or global_norm) or not any(map(shard_of, self._sok_updated)):
+        """Clips as Keras does in one process: by norms of whole gradients, or each value."""
+        if not any(map(shard_of, self._sok_updated)):
             return super()._clip_gradients(grads)
-        of_whole = list(map(sharded_gradient, grads, self._sok_updated))
-        if norm:
-            clipped = [tf.clip_by_norm(gradient, norm) for gradient in of_whole]
-        else:
-            clipped, _ = clip_by_global_norm(of_whole, global_norm)
+        clipped = list(map(sharded_gradient, grads, self._sok_updated))
+        if self.clipnorm:
+            clipped = [tf.clip_by_norm(gradient, self.clipnorm) for gradient in clipped]
+        elif global_norm := getattr(self, "global_clipnorm", None):
+            clipped, _ = clip_by_global_norm(clipped, global_norm)
+        elif limit := self.clipvalue:
+            # A row that occurs several times is not summed first.
+            clipped = [tf.clip_by_value(gradient, -limit, limit) for gradient in clipped]
         return list(map(local_part, clipped, self._sok_updated))
 
 

@@ -28,10 +28,12 @@ OPTIMIZERS = {
     "adamw": ("AdamW", {"learning_rate": 0.01, "weight_decay": 0.1, **SMALL}),
     "ftrl": ("Ftrl", {"learning_rate": 0.1}),
     "clipnorm": ("SGD", {"learning_rate": 0.1, "clipnorm": 0.05}),
+    "clipvalue": ("SGD", {"learning_rate": 0.1, "clipvalue": 0.01}),
     "global_clipnorm": ("SGD", {"learning_rate": 0.1, "global_clipnorm": 0.05}),
     "use_ema": ("SGD", {"learning_rate": 0.1, "use_ema": True, "ema_momentum": 0.5}),
 }
-FEW, SHORT = ["adam", "adamw", "ftrl", "clipnorm", "use_ema"], ["sgd", "adam", "ftrl", "clipnorm"]
+FEW = ["adam", "adamw", "ftrl", "clipnorm", "clipvalue", "use_ema"]
+SHORT = ["sgd", "adam", "ftrl", "clipnorm"]
 # On four ranks norms add up over one axis of two.
 CLIPPED = ["global_clipnorm"]
 if is_keras_3():
