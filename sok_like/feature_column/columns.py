@@ -65,8 +65,7 @@ def current_group() -> str | None:
 def graph_weights(column: Any, weight_collections: list | None, trainable: bool) -> Any:
     """The table of a column, made if it is missing; a shared one is found anywhere in the graph."""
     collections = [*(weight_collections or ()), v1.GraphKeys.GLOBAL_VARIABLES]
-    is_hashed = column.keys_column is not None
-    shape = [None if is_hashed else column.categorical_column._num_buckets, column.dimension]
+    is_hashed, shape = column.keys_column is not None, table_shape(column)
     shared = v1.get_collection(column.shared_name) if column.shared_name is not None else []
     if shared:
         if isinstance(shared[0], EmbeddingVariable):
@@ -74,8 +73,7 @@ def graph_weights(column: Any, weight_collections: list | None, trainable: bool)
         else:
             fits = shared[0].shape == shape
         if not fits:
-            required = f"have rows of {column.dimension} floats for the columns that share it"
-            raise unmet(f"The table of column '{column.name}'", required, f"{shared[0]!r}")
+            raise unfit(column, f"{shared[0]!r}")
         return shared[0]
     options: dict[str, Any] = {"trainable": column.trainable and trainable}
     if not is_hashed:
@@ -90,6 +88,18 @@ def graph_weights(column: Any, weight_collections: list | None, trainable: bool)
     if column.shared_name is not None:
         v1.add_to_collection(column.shared_name, table)
     return table
+
+
+def table_shape(column: Any) -> list[int | None]:
+    """Rows of a column's table, None for a hash table, and their length."""
+    is_hashed = column.keys_column is not None
+    return [None if is_hashed else column.categorical_column._num_buckets, column.dimension]
+
+
+def unfit(column: Any, received: str) -> Exception:
+    """The ValueError of a column with the shared name of another table."""
+    required = f"have the shape {table_shape(column)} for the columns that share it"
+    return unmet(f"The table of column '{column.name}'", required, received)
 
 
 def table_options(column: Any) -> dict:
@@ -140,10 +150,12 @@ class GroupEmbeddingColumn(fc.EmbeddingColumn):
         )[0]
 
     def create_state(self, state_manager):
-        if self.keys_column is not None:
+        shares = self.shared_name is not None and not hasattr(state_manager, "of_sok_like")
+        if self.keys_column is not None or shares:
+            what = "shares its table" if shares else "has a hash table"
             raise NotImplementedError(
-                f"Column '{self.name}' has a hash table, which only layers of this package can "
-                "hold: use `sok.feature_column.DenseFeatures` instead of Keras'."
+                f"Column '{self.name}' {what}, which only layers of this package can hold: use "
+                "`sok.feature_column.DenseFeatures` instead of Keras'."
             )
         super().create_state(state_manager)
 

@@ -13,7 +13,14 @@ from tensorflow.python.feature_column import serialization
 
 from sok_like.feature_column import lookup
 from sok_like.feature_column.categorical import EmbeddingCategoricalColumn, check_features
-from sok_like.feature_column.columns import WEIGHTS, GroupEmbeddingColumn, is_fused, table_options
+from sok_like.feature_column.columns import (
+    WEIGHTS,
+    GroupEmbeddingColumn,
+    is_fused,
+    table_options,
+    table_shape,
+    unfit,
+)
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.keras_call import by_training
 from sok_like.lookup.table_layer import TablesLayer
@@ -27,12 +34,17 @@ _CLASSES = {cls.__name__: cls for cls in (EmbeddingCategoricalColumn, GroupEmbed
 class _State(fc.StateManager):
     """Variables and lookup tables of stock columns, held by a layer."""
 
+    of_sok_like = True  # which columns that share a table require
+
     def __init__(self, layer):
         self._layer = layer
         self._variables = {}
         self._resources = {}
 
     def create_variable(self, feature_column, name, shape, dtype=None, trainable=True, **options):
+        key = _table_of(feature_column), name
+        if key in self._variables:  # of another column that shares it
+            return as_tf_table(self._variables[key])
         weight = self._layer.add_weight(
             name=f"{feature_column.name}_{name}",
             shape=tuple(shape),
@@ -40,12 +52,12 @@ class _State(fc.StateManager):
             initializer=options.get("initializer"),
             trainable=trainable,
         )
-        self._variables[feature_column, name] = weight
+        self._variables[key] = weight
         setattr(self._layer, f"_stock_{len(self._variables)}", weight)  # for tf.train.Checkpoint
         return as_tf_table(weight)
 
     def get_variable(self, feature_column, name):
-        return as_tf_table(self._variables[feature_column, name])
+        return as_tf_table(self._variables[_table_of(feature_column), name])
 
     def add_resource(self, feature_column, name, resource):
         self._resources[feature_column, name] = resource
@@ -55,6 +67,11 @@ class _State(fc.StateManager):
 
     def get_resource(self, feature_column, name):
         return self._resources[feature_column, name]
+
+
+def _table_of(column):
+    """What columns have in common that share a table."""
+    return getattr(column, "shared_name", None) or column
 
 
 class _Columns:
@@ -67,6 +84,12 @@ class _Columns:
         self.width = sum(column.variable_shape.num_elements() for column in self.all)
         # By the key of each table, which is its shared name or its column's, one of its columns.
         self.firsts = {column.shared_name or column.name: column for column in reversed(self.fused)}
+        sharing: dict[str, GroupEmbeddingColumn] = {}
+        for column in self.all:
+            if isinstance(column, GroupEmbeddingColumn) and column.shared_name is not None:
+                first = sharing.setdefault(column.shared_name, column)
+                if table_shape(first) != table_shape(column):
+                    raise unfit(column, f"{table_shape(first)} for column '{first.name}'")
         self.tables: dict[str, EmbeddingVariable] = {}
 
 
@@ -112,7 +135,7 @@ class _ColumnsLayer(TablesLayer):
             if key in columns.tables:
                 tables[column] = columns.tables[key]
             else:
-                tables[column] = self._state.get_variable(columns.firsts[key], WEIGHTS)
+                tables[column] = self._state.get_variable(column, WEIGHTS)
         inputs = lookup.LayerInputs(dict(features), self._state)
         return lookup.Call(tables, inputs, training, self.gradient_scale)
 

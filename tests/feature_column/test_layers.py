@@ -1,5 +1,7 @@
 """`DenseFeatures` and `SequenceFeatures`, eagerly and in Keras models of both kinds."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -157,6 +159,48 @@ def test_sequences(sok, fc):
         assert lengths.numpy().tolist() == [2, 0, 3]
     symbolic = layer({"a": tf.keras.Input([None], dtype="int64")})
     assert [tuple(x.shape) for x in symbolic] == [(None, None, 2), (None,)]
+
+
+def shared(fc, in_group=False, **options):
+    """Columns of two features of integers below 8, which share a table of rows of 3 floats."""
+    keys = [tf.feature_column.categorical_column_with_identity(name, 8) for name in "ab"]
+    with fc.group_embedding_column_scope("s") if in_group else contextlib.nullcontext():
+        return fc.shared_embedding_columns(
+            keys, 3, shared_embedding_collection_name="both", **options
+        )
+
+
+@pytest.mark.parametrize("in_group, max_norm", [(False, None), (True, None), (True, 0.5)])
+def test_shared_tables_of_stock_columns(sok, fc, in_group, max_norm):
+    """Outside of groups, and with a maximum norm, each column had a table of its own."""
+    layer = fc.DenseFeatures(shared(fc, in_group, max_norm=max_norm))
+    layer = type(layer).from_config(layer.get_config())
+    ids = {"a": tf.constant([[1, 2], [3, 3]]), "b": tf.constant([[2, 2], [1, 5]])}
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(ids))
+    (table,) = layer.trainable_variables
+    rows = table.numpy()
+    if max_norm is not None:
+        rows *= np.minimum(1, max_norm / np.linalg.norm(rows, axis=1, keepdims=True))
+    right = [np.mean(rows[ids[name]], axis=1) for name in "ab"]
+    np.testing.assert_allclose(layer(ids), np.concatenate(right, axis=1), atol=1e-6)
+    if max_norm is None:
+        gradient = tf.convert_to_tensor(tape.gradient(loss, table))
+        of_rows = np.bincount(np.concatenate([*ids.values()], axis=None), minlength=8) / 2
+        np.testing.assert_allclose(gradient, np.tile(of_rows[:, None], 3), atol=1e-6)
+
+
+def test_columns_that_cannot_share_a_table(sok, fc):
+    keys = fc.categorical_column_with_embedding("c", tf.int64)
+    for dim, category in ((2, shared(fc)[0].categorical_column), (3, keys)):
+        other = fc.shared_embedding_columns(
+            [category], dim, shared_embedding_collection_name="both"
+        )
+        with pytest.raises(ValueError, match=r"must have the shape .*Received: \[.* for column"):
+            fc.DenseFeatures([shared(fc)[1], *other])
+    if hasattr(tf.keras.layers, "DenseFeatures"):  # of tf_keras
+        with pytest.raises(NotImplementedError, match="shares its table"):
+            tf.keras.layers.DenseFeatures(shared(fc))({name: tf.constant([[1]]) for name in "ab"})
 
 
 def test_refused(sok, fc):
