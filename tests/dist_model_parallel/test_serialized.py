@@ -1,13 +1,11 @@
 """Compiled models with averaging optimizers, cloned, and saved and loaded with their optimizer."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from sok_like.runtime.framework.running_keras import is_keras_3
+from tests import forks
 
 pytestmark = pytest.mark.keras
 KEYS = np.arange(24).reshape(12, 2) % 20
@@ -92,9 +90,7 @@ assert type(model.optimizer).__name__ == "DistributedEmbeddingAwareAdam"
 assert int(tf.convert_to_tensor(model.optimizer.iterations)) == 3
 print(model.predict(np.arange(24).reshape(12, 2) % 20, verbose=0).ravel().tolist())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", lines], capture_output=True, text=True, timeout=300
-    )
+    done = forks.run("-c", lines)
     assert done.returncode == 0, done.stderr
     found = eval(done.stdout.strip().splitlines()[-1])
     np.testing.assert_array_equal(np.array(found, np.float32), expected.ravel())

@@ -145,12 +145,6 @@ def test_servers_follow_the_model_of_the_readme(tmp_path):
     assert not error, error
 
 
-def _check_block(block, num_ranks, error, printed):
-    assert not error, error
-    if num_ranks == 1:
-        assert output_of(block) in printed
-
-
 def test_the_first_page_is_short():
     assert len((ROOT / "README.md").read_text().split()) <= 1200
 
