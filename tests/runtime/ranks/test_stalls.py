@@ -163,7 +163,7 @@ def interrupted(how, file):
         return _tried(call)
 
     def interrupt():
-        _until(lambda: stalls._watch._longest_wait()[0])
+        _until(lambda: stalls._watch._longest_wait()[1] > 0.5)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
