@@ -143,6 +143,23 @@ def test_a_restored_table_goes_on_with_small_deltas(sok, tmp_path):
         saver.dump(made(sok)[0], tmp_path)
 
 
+def test_a_table_that_has_policies_from_a_delta_on(sok, tmp_path):
+    saver, (table, optimizer) = sok.Saver(), made(sok)
+    train(table, optimizer, range(5))
+    saver.dump(table, tmp_path)
+    del table
+    policies = {"ev_option": sok.EmbeddingVariableOption(record_statistics=True)}
+    table, optimizer = restored(sok, tmp_path, **policies)
+    with tf.GradientTape():
+        sok.group_embedding_lookup_sparse([table], [tf.ragged.constant([[3, 9]])], ["sum"])
+    saver.dump(table, tmp_path, since="last")
+    found, _ = restored(sok, tmp_path, **policies)
+    assert found.get_frequency([0, 3, 9]).numpy().tolist() == [0, 1, 1]
+    check_same(state(found), state(table))
+    saver.compact(table, tmp_path)
+    check_same(state(restored(sok, tmp_path, **policies)[0]), state(table))
+
+
 def test_rows_without_a_hash_table(sok, tmp_path):
     saver, (table, optimizer) = sok.Saver(), made(sok, "decayed", capacity=64, use_hashtable=False)
     train(table, optimizer, [1, 2, 3], 2)

@@ -86,6 +86,8 @@ class MergedDump:
             _bring_up(shard, number, self._logs, self._dim)
         if self.rest.records is None:
             shard.records = None
+        elif shard.records is None:  # of a dump before the table had policies
+            shard.records = np.zeros([len(shard.keys), 3], np.int64)
         return shard
 
     def sorted(self) -> TableShard:
@@ -108,20 +110,19 @@ class MergedDump:
 
     def _count(self):
         """Counts the keys, and finds out which slot variables and records they have."""
-        count, first, has_records = 0, None, True
-        for _, source, rest, _, _, kept in itertools.chain.from_iterable(self._ranges()):
+        count, first = 0, None
+        for _, source, _, _, _, kept in itertools.chain.from_iterable(self._ranges()):
             count += int(kept.sum())
             slots = source.slot_names, source.slot_widths
             first = first or slots
             if slots != first:
                 required, received = "have the same slot variables", f"{slots[0]} and {first[0]}"
                 raise durable.wrong("All shards of a dump", required, received)
-            has_records &= rest.records is not None
         rest, last = self.rest, max(self._dumps[-1], key=lambda source: source.num_keys)
         # Without a key of its own a rank has what the others have: it writes such a file, too.
         rest.slot_names, rest.slot_widths = first or (last.slot_names, last.slot_widths)
         rest.slot_rows = np.zeros([0, sum(rest.slot_widths)], np.float32)
-        has_records = has_records if first else rest.step >= 0
+        has_records = any(each.records is not None for each in self._rests[-1]) or rest.step >= 0
         rest.records = np.zeros([0, 3], np.int64) if has_records else None
         return count
 
