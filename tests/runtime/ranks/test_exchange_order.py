@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
-from sok_like.runtime.ranks import agreement, comm
+from sok_like.runtime.ranks import agreement, comm, exchange_order
 from tests.checks import programs
 from tests.ranks import run_ranks
 
@@ -182,8 +182,11 @@ def test_a_lookup_that_meets_something_else_names_both(on_threads):
     def check():
         layer = layer_of("alone", 1.0)
         words = "keys of call 1 of 'alone: 2 none", "notes of call", "'something_else'"
-        agree = functools.partial(agreement.raise_on_all, [""], comm.current(), "something_else")
-        check_refused(agree if sok.rank() else lambda: layer(ids(1)), *words)
+        call = functools.partial(layer, ids(1))
+        if sok.rank():
+            note = tf.zeros([0], tf.int64), [""], comm.current(), "something_else"
+            call = functools.partial(exchange_order.exchange_notes, *note)
+        check_refused(call, *words)
 
     on_threads(2, check)
 
