@@ -108,7 +108,8 @@ class ReadyRanks:
         return Client(str(address))
 
     def _failed(self, what):
-        output = ranks.outputs(self._folder, self._num_ranks)
+        launcher = ranks.stop(self._process, self._folder)
+        output = f"{ranks.outputs(self._folder, self._num_ranks)}--- launcher\n{launcher}"
         self._stack.close()
         return ranks.RanksFailed(f"{self._num_ranks} ranks: {what}.\n{output}")
 
