@@ -111,6 +111,8 @@ def start(target, num_ranks, folder, *, launcher="mpirun", args=None, env=None):
         line = [*launch_line(num_ranks, launcher), *forks.command(*main)]
     else:
         line = [*launcher, sys.executable, *main]
+    # In /tmp mpirun would fail where a killed one of the same process number has left a folder.
+    env = {"PRTE_MCA_prte_local_tmpdir_base": folder, **(env or {})}
     return subprocess.Popen(
         ending_with_this_process(line),
         cwd=ROOT,
@@ -147,7 +149,7 @@ def _environment(env):
         "TF_NUM_INTRAOP_THREADS": "1",
         "TF_NUM_INTEROP_THREADS": "1",
         **_WAITING,
-        **{name: str(value) for name, value in (env or {}).items()},
+        **{name: str(value) for name, value in env.items()},
     }
 
 

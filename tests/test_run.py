@@ -95,6 +95,18 @@ def test_threads_that_the_user_chose_are_kept(program):
     assert "share" not in output
 
 
+@pytest.mark.ranks
+def test_mpirun_has_a_folder_of_its_own(tmp_path):
+    """It is not that of a killed mpirun with the same process number, which stopped the start."""
+    program, temporary = tmp_path / "program.py", tmp_path / "temporary"
+    program.write_text("import os; print('folder', os.environ['PMIX_SERVER_TMPDIR'], flush=True)")
+    temporary.mkdir()
+    output = start("-np", "2", str(program), TMPDIR=str(temporary)).communicate()[0]
+    folders = re.findall(f"folder {temporary}/(.*)/ompi", output)
+    assert len(folders) == 2 and all(f.startswith("sok_like_run_") for f in folders), output
+    assert list(temporary.iterdir()) == []
+
+
 def start_impatient(*words):
     """`start`, which also starts a program again that has failed at once."""
     code = "import sys; from sok_like import run; run._AT_ONCE = 0; run.main(sys.argv[1:])"
