@@ -245,16 +245,6 @@ def _prepared(options, num_ranks):
 
 def _run(options):
     """Starts the ranks until they end well; returns the status of the last start."""
-    # Open MPI names its folder by mpirun's process number, and does not start where a killed mpirun
-    # has left one of that number. In containers numbers come back at every start.
-    if any(re.fullmatch("PRTE_MCA_prte_.*tmpdir_base", name) for name in os.environ):
-        return _run_until_well(options)
-    with tempfile.TemporaryDirectory(prefix="sok_like_run_", ignore_cleanup_errors=True) as folder:
-        os.environ["PRTE_MCA_prte_local_tmpdir_base"] = folder
-        return _run_until_well(options)
-
-
-def _run_until_well(options):
     signals = Signals(options.grace)
     status, num_ranks = 0, options.num_ranks
     for left in range(options.restarts, -1, -1):
@@ -281,7 +271,12 @@ def main(argv: list[str] | None = None) -> None:
     if options.num_ranks == 1 and not (options.restarts or options.hosts):
         _, command, environment = _prepared(options, 1)
         os.execve(command[0], command, environment)
-    raise SystemExit(_run(options))
+    # Open MPI names its folder by mpirun's process number, and does not start where a killed mpirun
+    # has left one of that number. In containers numbers come back at every start.
+    with tempfile.TemporaryDirectory(prefix="sok_like_run_", ignore_cleanup_errors=True) as folder:
+        if not any(re.fullmatch("PRTE_MCA_prte_.*tmpdir_base", name) for name in os.environ):
+            os.environ["PRTE_MCA_prte_local_tmpdir_base"] = folder
+        raise SystemExit(_run(options))
 
 
 if __name__ == "__main__":
