@@ -8,7 +8,7 @@ import tempfile
 
 import pytest
 
-from tests import emulated, fake_gpu, ready_ranks, speed
+from tests import emulated, fake_gpu, forks, ready_ranks, speed
 from tests.emulated import may_have_device
 from tests.ranks import RanksFailed, skip_many_ranks
 
@@ -24,6 +24,8 @@ def pytest_configure(config):
         config.pluginmanager.register(fake_gpu.Plugin())
     elif emulated.asked_for():
         emulated.install()
+    if config.getoption("numprocesses", None) and not may_have_device():
+        forks.share()
 
 
 def pytest_sessionfinish(session):

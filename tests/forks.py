@@ -3,7 +3,7 @@
     python tests/forks.py ADDRESS WORDS...   like   python WORDS...
 
     this file as a program  --- words, environment and open files --->  tests/fork_server.py, which
-                            <--- number of the process, its status ---  forks; one of each pytest
+                            <--- number of the process, its status ---  forks; one of all workers
 
 TensorFlow takes seconds to load, longer than most programs of tests run. No fork is what must show
 how a process starts, or runs in namespaces of its own.
@@ -24,6 +24,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LAUNCHER = "SOK_TEST_LAUNCHER"  # in the environment of a fork: the process that has asked for it
+_SHARED = "SOK_TEST_FORKS"  # in the environment: the address of another process's server
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -46,9 +47,16 @@ def launcher():
     return int(os.environ.get(_LAUNCHER, os.getppid()))
 
 
+def share():
+    """Has processes that this one starts take its server."""
+    os.environ[_SHARED] = _address()
+
+
 @functools.cache
 def _address():
-    """Starts this process's server, which ends with it."""
+    """Starts this process's server, which ends with it, unless another one's is there."""
+    if _SHARED in os.environ:
+        return os.environ[_SHARED]
     folder = tempfile.mkdtemp(prefix="sok_forks_")
     atexit.register(shutil.rmtree, folder)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
