@@ -53,7 +53,7 @@ class Meetings:
             return [values[r] for r in range(self.ranks)]
 
 
-class MemoryCommunicator:
+class MemoryCommunicator(comm.Communicator):
     """The `Communicator` of one thread among others.
 
     In a `tf.function` a waiting rank takes one of TensorFlow's threads between ops.
@@ -83,19 +83,9 @@ class MemoryCommunicator:
         received, lengths = _run(exchange, [tensor, splits], [tensor.dtype, tf.int32])
         return _shaped(received, [None, *tensor.shape[1:]]), _shaped(lengths, [self.world_size])
 
-    def average(self, tensors, name):
-        averaged = []
-        for number, tensor in enumerate(tensors):
-            if isinstance(tensor, tf.IndexedSlices):
-                values = self.all_gather(tensor.values, f"{name}_values{number}")
-                indices = self.all_gather(tensor.indices, f"{name}_indices{number}")
-                values /= tf.cast(self.world_size, values.dtype)
-                tensor = comm.distinct(tf.IndexedSlices(values, indices, tensor.dense_shape))
-            elif tensor is not None:
-                total = self.sum(tensor, f"{name}{number}")
-                tensor = total / tf.cast(self.world_size, total.dtype)
-            averaged.append(tensor)
-        return averaged
+    def mean(self, tensors, name):
+        sums = [self.sum(tensor, f"{name}{i}") for i, tensor in enumerate(tensors)]
+        return [total / tf.cast(self.world_size, total.dtype) for total in sums]
 
     def broadcast(self, tensor, root_rank, name):
         return self._of_all(tensor, name, lambda values: values[root_rank])

@@ -33,9 +33,13 @@ def ops() -> ModuleType:
     return _load_once("_ops", lambda: _load_ops(ops_path()))
 
 
-def ops_path() -> pathlib.Path:
-    """The path of the op library that `ops()` loads. Imports TensorFlow."""
-    return _ops_file or _path_of("_ops")
+def ops_path(name: str = "_ops") -> pathlib.Path:
+    """The path of the library that `ops()` or `mpi_ops()` ("_mpi") loads. Imports TensorFlow."""
+    if name == "_ops" and _ops_file:
+        return _ops_file
+    # A clone may hold libraries for other TensorFlows beside `_ops.so`, as `_ops.2.21.0.so`.
+    of_this_version = _folder / f"{name}.{_tensorflow_version()}.so"
+    return of_this_version if of_this_version.exists() else _folder / f"{name}.so"
 
 
 @functools.cache
@@ -47,18 +51,7 @@ def functions() -> ctypes.CDLL:
 
 def mpi_ops() -> ModuleType:
     """The ops that exchange by MPI, as `ops()`."""
-    return _load_once("_mpi", lambda: _load_ops(mpi_path()))
-
-
-def mpi_path() -> pathlib.Path:
-    """The path of the library that `mpi_ops()` loads, as `ops_path()`."""
-    return _path_of("_mpi")
-
-
-def _path_of(name):
-    # A clone may hold libraries for other TensorFlows beside `_ops.so`, as `_ops.2.21.0.so`.
-    of_this_version = _folder / f"{name}.{_tensorflow_version()}.so"
-    return of_this_version if of_this_version.exists() else _folder / f"{name}.so"
+    return _load_once("_mpi", lambda: _load_ops(ops_path("_mpi")))
 
 
 def _tensorflow_version():

@@ -1,7 +1,7 @@
 """The processes of a job and the collectives between them.
 
 A `Communicator` is all that the rest of the package knows of other processes: this process's rank,
-the number of ranks, and seven collectives. One process needs none of them and gets `SingleProcess`.
+the number of ranks, and collectives. One process needs none of them and gets `SingleProcess`.
 Several get that of an engine (mpi.py, horovod.py); `engines.py` chooses. All ranks must call every
 collective, in graphs under the same name. `exchange_order` keeps them in one order, and `stalls`
 names a rank that stays away.
@@ -52,8 +52,26 @@ class Communicator(Protocol):
         beforehand, on one rank alone.
         """
 
+    def mean(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """The mean over ranks of each tensor, of one dtype, in one collective."""
+
     def average(self, tensors: Sequence, name: str) -> list:
         """The mean over ranks of each tensor or `tf.IndexedSlices`; None stays None."""
+        results = list(tensors)
+        by_dtype: dict[tf.DType, list[int]] = {}
+        for i, tensor in enumerate(tensors):
+            if isinstance(tensor, tf.IndexedSlices):
+                values = self.all_gather(tensor.values, f"{name}_values_{i}")
+                indices = self.all_gather(tensor.indices, f"{name}_indices_{i}")
+                values = values / tf.cast(self.world_size, values.dtype)
+                results[i] = distinct(tf.IndexedSlices(values, indices, tensor.dense_shape))
+            elif isinstance(tensor, tf.Tensor):
+                by_dtype.setdefault(tensor.dtype, []).append(i)
+        for dtype, places in by_dtype.items():
+            means = self.mean([tensors[i] for i in places], f"{name}_{dtype.name}")
+            for i, tensor in zip(places, means, strict=True):
+                results[i] = tf.cast(tensor, dtype)
+        return results
 
     def broadcast(self, tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
         """`tensor` as it is on `root_rank`."""
@@ -69,6 +87,7 @@ class Communicator(Protocol):
 
     def barrier(self) -> None:
         """Returns when every rank has called it. Eager only."""
+        self.all_gather(tf.zeros([1]), "sok_barrier")
 
     def end_waits(self, reason: str) -> bool:
         """Lets what waits, now or later, raise the reason; False if only shutting down does it."""
@@ -91,6 +110,8 @@ class SingleProcess:
 
     def average(self, tensors, name):
         return list(tensors)
+
+    mean = average
 
     def broadcast(self, tensor, root_rank, name):
         return tensor
@@ -124,25 +145,6 @@ def summed_values(gradient: Any) -> tf.Tensor:
     return distinct(gradient).values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def averaged(communicator: Communicator, mean: Callable, tensors: Sequence, name: str) -> list:
-    """`Communicator.average`; `mean(tensors, name)` averages dense tensors of one dtype."""
-    results = list(tensors)
-    by_dtype: dict[tf.DType, list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        if isinstance(tensor, tf.IndexedSlices):
-            values = communicator.all_gather(tensor.values, f"{name}_values_{i}")
-            indices = communicator.all_gather(tensor.indices, f"{name}_indices_{i}")
-            values = values / tf.cast(communicator.world_size, values.dtype)
-            results[i] = distinct(tf.IndexedSlices(values, indices, tensor.dense_shape))
-        elif isinstance(tensor, tf.Tensor):
-            by_dtype.setdefault(tensor.dtype, []).append(i)
-    for dtype, places in by_dtype.items():  # one collective for all of them
-        means = mean([tensors[i] for i in places], f"{name}_{dtype.name}")
-        for i, tensor in zip(places, means, strict=True):
-            results[i] = tf.cast(tensor, dtype)
-    return results
-
-
 def run_now(make: Callable[[], Sequence[tf.Tensor]]) -> list:
     """The values of the tensors that `make` returns, also while a graph is being built."""
     with tf.init_scope():
@@ -162,16 +164,14 @@ def launched_world_size() -> int:
     launched, program = launchers.said_world_size()[1], launchers.imported_horovod()
     if program is not None and program.is_initialized():
         launched = program.size()
-    if launched == 1 and not is_initialized():
-        _check_tf_config()
+    text, ignored = (os.environ.get(name, "") for name in ("TF_CONFIG", _IGNORE_TF_CONFIG))
+    if launched == 1 and text and ignored in ("", "0") and not is_initialized():
+        _check_tf_config(text)
     return launched
 
 
-def _check_tf_config():
+def _check_tf_config(text):
     """Raises if this is a worker of several, or a parameter server: it would train alone."""
-    text = os.environ.get("TF_CONFIG", "")
-    if not text or os.environ.get(_IGNORE_TF_CONFIG, "0") not in ("", "0"):
-        return
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     try:
         tasks, task_type = resolver.cluster_spec().as_dict(), resolver.task_type
@@ -197,7 +197,7 @@ def group_of(rank: int, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The group that has a rank, for `Communicator.subset`; ValueError if there is none."""
     for group in groups:
         if rank in group:
-            return tuple(map(int, group))
+            return tuple(group)
     raise ValueError(f"Every rank must be in a group. Received: groups={groups} on rank {rank}")
 
 

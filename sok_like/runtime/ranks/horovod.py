@@ -27,11 +27,13 @@ _IN_TURN = "HorovodAlltoall"
 # Arguments of Horovod's wrappers: some have no effect here; the others must mean an average over
 # all ranks, or gradients of replicated and local variables would have different scales.
 _WITHOUT_EFFECT = ("name", "device_dense", "device_sparse", "num_groups", "groups", "compression")
-_ONLY_WITH = {
-    "gradient_predivide_factor": 1.0,
-    "backward_passes_per_step": 1,
-    "average_aggregated_gradients": False,
-    "scale_local_gradients": True,
+_MEANS_AVERAGE: dict[str, Callable[[Any], bool]] = {
+    "gradient_predivide_factor": lambda value: value == 1.0,
+    "backward_passes_per_step": lambda value: value == 1,
+    "average_aggregated_gradients": lambda value: not value,
+    "scale_local_gradients": bool,
+    "op": lambda op: op in (None, importlib.import_module("horovod.tensorflow").Average),
+    "process_set": lambda group: group is None or getattr(group, "process_set_id", None) == 0,
 }
 
 # MPI counts elements in int32: those of one tensor, or of everything that ranks gather.
@@ -65,21 +67,7 @@ def _counted(tensor, parts, what):
     return checked(tensor, size <= limit, text, size)
 
 
-def _as_carried(tensor):
-    """The same bits in a dtype that Horovod can send, which bfloat16 is not."""
-    return tf.bitcast(tensor, tf.float16) if tensor.dtype == tf.bfloat16 else tensor
-
-
-def _bits_as(tensor, dtype):
-    return tensor if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
-
-
-def _as_summed(tensor):
-    """The same numbers in a dtype that Horovod can add."""
-    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
-
-
-class HorovodCommunicator:
+class HorovodCommunicator(comm.Communicator):
     """Horovod's collectives, over MPI, Gloo or NCCL as Horovod was built and launched."""
 
     # `groups_later` lets `subset` make groups later, on which ranks then agree in each cycle. No
@@ -89,14 +77,16 @@ class HorovodCommunicator:
         try:
             import horovod.tensorflow as hvd
         except ImportError as error:
-            problem = f"This job was launched with {comm.launched_world_size()} processes"
+            remedy = (
+                f", and Horovod, which they need, cannot be loaded: {error}. Was it compiled for "
+                "another TensorFlow or MPI? Type: python -m sok_like.install_horovod"
+            )
             if launchers.horovod_library() is None:
-                remedy = launchers.NO_HOROVOD if launchers.mpi_library() else launchers.NO_MPI
-                raise ImportError(f"{problem}. {remedy}") from error
-            raise ImportError(
-                f"{problem}, and Horovod, which they need, cannot be loaded: {error}. Was it "
-                "compiled for another TensorFlow or MPI? Type: python -m sok_like.install_horovod"
-            ) from error
+                remedy = (
+                    f". {launchers.NO_HOROVOD if launchers.mpi_library() else launchers.NO_MPI}"
+                )
+            problem = f"This job was launched with {comm.launched_world_size()} processes"
+            raise ImportError(problem + remedy) from error
         if not hvd.is_initialized():
             for variable, value in _TRANSPORT.items():
                 os.environ.setdefault(variable, value)
@@ -115,74 +105,64 @@ class HorovodCommunicator:
     def subset(self, groups):
         own = comm.group_of(self._hvd.rank(), groups)
         for group in map(tuple, groups):  # every rank registers all of them
-            if 1 < len(group) < self._hvd.size():
-                self._group(group)
+            if 1 < len(group) < self._hvd.size() and group not in self._groups:
+                self._register(group, group == own)
         return comm.SingleProcess() if len(own) == 1 else self._groups.get(own, self)
 
-    def _group(self, ranks):
-        """The communicator of `ranks`; None on the other ranks, which must register it, too."""
-        if ranks not in self._groups:
-            try:
-                process_set = self._hvd.add_process_set(ranks)
-            except ValueError as error:
-                raise RuntimeError(
-                    "Groups of ranks, which a mesh with two axes longer than 1 needs, must be "
-                    "announced when Horovod is initialised: call sok.distribution.initialize() "
-                    "before sok.Init, or set HOROVOD_DYNAMIC_PROCESS_SETS=1. "
-                    f"Received: Horovod without them, and a group of ranks {list(ranks)}"
-                ) from error
-            group = None
-            if self._hvd.rank() in ranks:
-                group = object.__new__(HorovodCommunicator)
-                group._hvd, group._groups = self._hvd, self._groups
-                group._set_process_set(process_set, ranks)
-            self._groups[ranks] = group
-        return self._groups[ranks]
+    def _register(self, ranks, is_own):
+        try:
+            process_set = self._hvd.add_process_set(ranks)
+        except ValueError as error:
+            raise RuntimeError(
+                "Groups of ranks, which a mesh with two axes longer than 1 needs, must be "
+                "announced when Horovod is initialised: call sok.distribution.initialize() "
+                "before sok.Init, or set HOROVOD_DYNAMIC_PROCESS_SETS=1. "
+                f"Received: Horovod without them, and a group of ranks {list(ranks)}"
+            ) from error
+        self._groups[ranks] = None
+        if is_own:
+            group = self._groups[ranks] = object.__new__(HorovodCommunicator)
+            group._hvd, group._groups = self._hvd, self._groups
+            group._set_process_set(process_set, ranks)
 
     def all_to_all(self, tensor, splits, name):
+        # Horovod knows no bfloat16. Its bits are carried as another dtype, and added as another.
+        is_bfloat16 = tensor.dtype == tf.bfloat16
         received, received_splits = self._hvd.alltoall(
-            _as_carried(tensor),
+            tf.bitcast(tensor, tf.float16) if is_bfloat16 else tensor,
             splits=splits,
             name=_IN_TURN if name == comm.IN_TURN else name,
             ignore_name_scope=name == comm.IN_TURN,
             process_set=self._process_set,
         )
-        return _bits_as(received, tensor.dtype), received_splits
+        return tf.bitcast(received, tf.bfloat16) if is_bfloat16 else received, received_splits
 
-    def average(self, tensors, name):
-        def mean(tensors, name):
-            return self._hvd.grouped_allreduce(
-                [_as_summed(_not_folded(_counted(tensor, 1, name))) for tensor in tensors],
-                op=self._hvd.Average,
-                name=name,
-                process_set=self._process_set,
-            )
+    def _carry(self, collective, tensor, name, parts=1, **options):
+        carried = _not_folded(_counted(tensor, parts, name))
+        change = tf.cast if "op" in options else tf.bitcast
+        if tensor.dtype == tf.bfloat16:
+            carried = change(carried, tf.float32 if "op" in options else tf.float16)
+        result = collective(carried, name=name, process_set=self._process_set, **options)
+        return change(result, tensor.dtype) if tensor.dtype == tf.bfloat16 else result
 
-        return comm.averaged(self, mean, tensors, name)
+    def mean(self, tensors, name):
+        dtype = tf.float32 if tensors[0].dtype == tf.bfloat16 else tensors[0].dtype
+        tensors = [tf.cast(_not_folded(_counted(t, 1, name)), dtype) for t in tensors]
+        options = {"op": self._hvd.Average, "name": name, "process_set": self._process_set}
+        return self._hvd.grouped_allreduce(tensors, **options)
 
     def broadcast(self, tensor, root_rank, name):
-        root, carried = self._ranks[root_rank], _as_carried(_counted(tensor, 1, name))
-        result = self._hvd.broadcast(carried, root, name=name, process_set=self._process_set)
-        return _bits_as(result, tensor.dtype)
+        root = self._ranks[root_rank]
+        return self._carry(self._hvd.broadcast, tensor, name, root_rank=root)
 
     def all_gather(self, tensor, name):
-        carried = _as_carried(_not_folded(_counted(tensor, self.world_size, name)))
-        result = self._hvd.allgather(carried, name=name, process_set=self._process_set)
-        return _bits_as(result, tensor.dtype)
+        return self._carry(self._hvd.allgather, tensor, name, self.world_size)
 
     def sum(self, tensor, name):
-        return self._added(self._hvd.allreduce, tensor, name)
+        return self._carry(self._hvd.allreduce, tensor, name, op=self._hvd.Sum)
 
     def reduce_scatter(self, tensor, name):
-        return self._added(self._hvd.reducescatter, tensor, name)
-
-    def _added(self, reduce, tensor, name):
-        added = _as_summed(_not_folded(_counted(tensor, 1, name)))
-        added = reduce(added, op=self._hvd.Sum, name=name, process_set=self._process_set)
-        return tf.cast(added, tensor.dtype)
-
-    def barrier(self):
-        self.all_gather(tf.zeros([1]), "sok_barrier")
+        return self._carry(self._hvd.reducescatter, tensor, name, op=self._hvd.Sum)
 
     def end_waits(self, reason):
         return False
@@ -232,17 +212,9 @@ def leave_alone(is_local: Callable[[Any], bool]) -> None:
 def check_arguments(wrapper: str, arguments: dict[str, Any]) -> None:
     """Refuses arguments of Horovod's tape and optimizer that would change the result."""
     for name, value in arguments.items():
-        if name in _ONLY_WITH:
-            is_average = value == _ONLY_WITH[name]
-        elif name == "op":
-            average = importlib.import_module("horovod.tensorflow").Average
-            is_average = value in (None, average)
-        elif name == "process_set":
-            is_average = value is None or getattr(value, "process_set_id", None) == 0
-        elif name in _WITHOUT_EFFECT:
-            continue
-        else:
-            raise TypeError(f"{wrapper} got an unexpected argument. Received: {name}={value!r}")
-        if not is_average:
-            required, received = "be left out", f"{name}={value!r}"
-            raise unmet(f"{wrapper} averages over all ranks, so `{name}`", required, received)
+        received = f"{name}={value!r}"
+        if name not in (*_WITHOUT_EFFECT, *_MEANS_AVERAGE):
+            raise TypeError(f"{wrapper} got an unexpected argument. Received: {received}")
+        if name in _MEANS_AVERAGE and not _MEANS_AVERAGE[name](value):
+            subject = f"{wrapper} averages over all ranks, so `{name}`"
+            raise unmet(subject, "be left out", received)

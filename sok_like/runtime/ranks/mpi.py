@@ -6,6 +6,7 @@ The waits can be ended, so a rank that waits in vain raises and goes on.
 
 import _thread
 import atexit
+import copy
 import ctypes
 import os
 import re
@@ -57,14 +58,14 @@ def _interrupt_behind(frame, instruction):
     _thread.interrupt_main()
 
 
-class MpiCommunicator:
+class MpiCommunicator(comm.Communicator):
     """MPI's collectives, by a library's file. The first one of a process initialises MPI."""
 
     def __init__(self, library: str):
         # A rank that waits in MPI_Init or MPI_Finalize polls, and takes the core from others.
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
         self._ops = libraries.mpi_ops()
-        self._library = ctypes.CDLL(str(libraries.mpi_path()))
+        self._library = ctypes.CDLL(str(libraries.ops_path("_mpi")))
         self._library.sok_mpi_close.argtypes = [ctypes.c_double]
         self._library.sok_mpi_on_interrupt(_ctrl_c_ends_the_program)
         self._call("start", library.encode())
@@ -88,30 +89,23 @@ class MpiCommunicator:
         return result
 
     def subset(self, groups: Sequence[Sequence[int]]) -> comm.Communicator:
-        everyone = self._world._ranks
-        divided = tuple(tuple(map(int, group)) for group in groups)
-        own = comm.group_of(self._world.rank, groups)
+        world, divided = self._world, tuple(tuple(map(int, group)) for group in groups)
+        own = comm.group_of(world.rank, divided)
         if divided not in self._divisions:
-            if all(len(group) == 1 or group == everyone for group in divided):
-                self._divisions[divided] = self._world if own == everyone else comm.SingleProcess()
-            else:
-                self._divisions[divided] = self._divide(divided, own)
+            group = world if own == world._ranks else comm.SingleProcess()
+            if any(len(ranks) > 1 and ranks != world._ranks for ranks in divided):
+                flat = np.array([rank for ranks in divided for rank in ranks], np.int32)
+                sizes = np.array([len(ranks) for ranks in divided], np.int32)
+                pointer = ctypes.POINTER(ctypes.c_int)
+                as_c = [array.ctypes.data_as(pointer) for array in (flat, sizes)]
+                number = self._call("divide", *as_c, len(divided))
+                if len(own) > 1:
+                    group = copy.copy(world)
+                    vars(group).pop("_sok_rounds", None)  # a function of exchanges of all ranks
+                    group._group, group._ranks = number, own
+                    group.rank, group.world_size = own.index(world.rank), len(own)
+            self._divisions[divided] = group
         return self._divisions[divided]
-
-    def _divide(self, groups, own):
-        flat = np.array([rank for group in groups for rank in group], np.int32)
-        sizes = np.array([len(group) for group in groups], np.int32)
-        pointer = ctypes.POINTER(ctypes.c_int)
-        as_c = [array.ctypes.data_as(pointer) for array in (flat, sizes)]
-        number = self._call("divide", *as_c, len(groups))
-        if len(own) == 1:
-            return comm.SingleProcess()
-        group = object.__new__(MpiCommunicator)
-        group.__dict__.update(self.__dict__)
-        group.__dict__.pop("_sok_rounds", None)  # a function of exchanges of all ranks
-        group._group, group._ranks = number, own
-        group.rank, group.world_size = own.index(self._world.rank), len(own)
-        return group
 
     def _named(self, name):
         """The arguments of an op that say by which name it meets those of the other ranks."""
@@ -141,28 +135,20 @@ class MpiCommunicator:
             tensor = tf.cast(tensor, tf.float32 if dtype.is_floating else tf.int64)
         return tf.cast(add(tensor, **self._named(name)), dtype)
 
-    def average(self, tensors, name):
-        def mean(tensors, name):
-            flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
-            mean = self.sum(flat, name) / tf.cast(self.world_size, flat.dtype)
-            counts = [(tensor, tensor.shape.num_elements()) for tensor in tensors]
-            sizes = [tf.size(tensor, tf.int64) if n is None else n for tensor, n in counts]
-            return [
-                tf.ensure_shape(tf.reshape(part, tf.shape(tensor)), tensor.shape)
-                for tensor, part in zip(tensors, tf.split(mean, sizes, num=len(sizes)), strict=True)
-            ]
+    def mean(self, tensors, name):
+        flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+        mean = self.sum(flat, name) / tf.cast(self.world_size, flat.dtype)
+        counts = [(tensor, tensor.shape.num_elements()) for tensor in tensors]
+        sizes = [tf.size(tensor, tf.int64) if n is None else n for tensor, n in counts]
+        return [
+            tf.ensure_shape(tf.reshape(part, tf.shape(tensor)), tensor.shape)
+            for tensor, part in zip(tensors, tf.split(mean, sizes, num=len(sizes)), strict=True)
+        ]
 
-        return comm.averaged(self, mean, tensors, name)
-
-    def barrier(self):
-        self.all_gather(tf.zeros([1]), "sok_barrier")
-
-    def end_waits(self, reason: str) -> bool:
-        """Ends what this process waits for, now and later: it raises the reason."""
+    def end_waits(self, reason):
         self._world._ended = True
         self._library.sok_mpi_stop(reason.encode())
         return True
 
-    def shut_down(self, seconds: float) -> bool:
-        """Ends MPI, once all ranks have called this; False if they have not after `seconds`."""
+    def shut_down(self, seconds):
         return bool(self._library.sok_mpi_close(seconds))
