@@ -292,4 +292,4 @@ os.register_at_fork(after_in_child=BackgroundDump._after_fork)
 
 def _agreed(function):
     """`function` on all ranks; a single rank raises what several would."""
-    agreement.Steps(CALL, alone_alike=True).take(function)
+    agreement.Steps(CALL).take(function)

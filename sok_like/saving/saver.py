@@ -154,7 +154,7 @@ class Saver(History):
         required = 'None, "last", what `dump` has returned, or a step'
         chosen = chosen_dump("since", required, since, variable.table_name)
         dump = table_dumps.GrowingDump(variable, filepath, chosen)
-        Saving(Steps(f"dump of table '{dump.name}'", alone_alike=True), [dump]).run()
+        Saving(Steps(f"dump of table '{dump.name}'"), [dump]).run()
         return tf.constant(dump.dump_id())
 
     def begin_dump(
@@ -189,7 +189,7 @@ class Saver(History):
         require(0 < len(names) == len(set(names)), "embedding_variables", required, names)
         dumps = [background.BackgroundTableDump(variable, filepath) for variable in variables]
         Saving(Steps("begin_dump"), dumps).agree()
-        saving = Saving(Steps(background.CALL, alone_alike=True), dumps)
+        saving = Saving(Steps(background.CALL), dumps)
 
         def publish():
             saving.write()
@@ -212,7 +212,7 @@ class Saver(History):
         """
         variable = _ready_eagerly("compact", embedding_variable, filepath)
         dump = table_dumps.CompactedDump(variable, filepath)
-        Saving(Steps(f"compact of table '{dump.name}'", alone_alike=True), [dump]).run()
+        Saving(Steps(f"compact of table '{dump.name}'"), [dump]).run()
         return tf.constant("OK")
 
     def load_embedding_values(self, embedding_variable: Any, tensors: Sequence[Any]) -> Any:
@@ -266,7 +266,7 @@ def _steps(call, name, variable):
     """The steps of a call of the Saver: at once, or in a graph."""
     call = f"{call} of table '{variable.table_name}'"
     if tf.executing_eagerly():
-        return Steps(call, alone_alike=True)
+        return Steps(call)
     return GraphSteps(call, f"sok_{name}_{variable.table_name}", variable.mark)
 
 

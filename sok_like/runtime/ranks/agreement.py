@@ -9,7 +9,7 @@ does so for one piece, `Steps` for the steps of one call of the user.
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,19 +48,13 @@ def agreed(
     try:
         message = {"said": None if function is None else function()}
     except Exception as raised:
-        error, message = raised, problem_of(raised)
-
+        error, message = raised, _problem_of(raised)
+    words = _encoded({**message, "call": call})
     # One name for all calls, so that unequal calls meet; a subset of the ranks has its own.
     name = f"agreement_{communicator.world_size}"
-
-    def exchange():
-        with naming(call):
-            words = encoded({**message, "call": call})
-            return exchange_order.exchange_notes(words, [], communicator, name)
-
-    messages = decoded(*run_now(exchange))
-    raise_first(messages, raises, error)
-    return [message["said"] for message in messages]
+    with _naming(call):
+        notes = run_now(lambda: exchange_order.exchange_notes(words, [], communicator, name))
+    return _said(_decoded(*notes), raises, error)
 
 
 def check_same(
@@ -82,17 +76,17 @@ def all_or_none(
     function: Callable[[], Any] | None, communicator: Communicator, call: str = ""
 ) -> Any:
     """`function()` of this rank, None without one; if one rank's raises, all raise ValueError."""
-    results = []
+    results = [None]
 
     def run():
-        results.append(None if function is None else function())
+        results[0] = function()
 
-    agreed(run, communicator, call, ValueError)
+    agreed(run if function else None, communicator, call, ValueError)
     return results[0]
 
 
 @contextlib.contextmanager
-def naming(call: str) -> Iterator[None]:
+def _naming(call):
     """Adds this rank's call to the error raised where the other ranks make no such call."""
     try:
         yield
@@ -101,7 +95,7 @@ def naming(call: str) -> Iterator[None]:
         raise type(error)(None, None, text if call else error.message) from error
 
 
-def problem_of(error: Exception) -> dict[str, Any]:
+def _problem_of(error):
     """The message to other ranks about an exception."""
     memory = isinstance(error, MemoryError) and bool(str(error))
     named = memory or isinstance(error, tf.errors.OpError)
@@ -109,33 +103,32 @@ def problem_of(error: Exception) -> dict[str, Any]:
     return {"error": text, "memory": memory or isinstance(error, tf.errors.ResourceExhaustedError)}
 
 
-def raise_first(
-    messages: Sequence[dict[str, Any]],
-    raises: type[Exception] = RuntimeError,
-    cause: Exception | None = None,
-    in_graph: bool = False,
-) -> None:
-    """Raises the problem of the first rank that reported one, or the calls that differ."""
+def _said(messages, raises=RuntimeError, cause=None, in_graph=False):
+    """What the ranks said; raises the problem of the first that has one, or the calls that differ.
+
+    `in_graph`: where TensorFlow translates only Python's own exceptions.
+    """
     for rank, message in enumerate(messages):
         if "error" in message:
             text = f"rank {rank}: {message['error']}"
             if not message["memory"]:
                 raise raises(text) from cause
-            if in_graph:  # where TensorFlow translates only Python's own exceptions
+            if in_graph:
                 raise MemoryError(text) from cause
             raise tf.errors.ResourceExhaustedError(None, None, text) from cause
     calls = [message["call"] or "another call" for message in messages]
     check_same(calls, "All ranks must make the same calls in the same order")
+    return [message["said"] for message in messages]
 
 
-def encoded(message: Any) -> np.ndarray:
+def _encoded(message):
     """JSON as int64, eight bytes per word: the form of the ranks' messages."""
     text = json.dumps(message).encode()
     return np.frombuffer(text + b" " * (-len(text) % 8), np.int64)
 
 
-def decoded(words: Any, lengths: Any) -> list:
-    """The messages of all ranks, by rank; the inverse of `encoded`."""
+def _decoded(words, lengths):
+    """The messages of all ranks, by rank; the inverse of `_encoded`."""
     ends = np.cumsum(lengths)
     parts = (words[end - n : end] for end, n in zip(ends, lengths, strict=True))
     return [json.loads(np.ascontiguousarray(part).tobytes()) for part in parts]
@@ -147,20 +140,16 @@ def one_rank_at_a_time(
     """Calls `function`, one rank at a time if `use_lock`."""
     if not use_lock:
         function()
-        return
-    for rank in range(communicator.world_size):
+    for rank in range(communicator.world_size if use_lock else 0):
         # A rank that fails says so in its turn, so the others do not wait for it.
         all_or_none(function if rank == communicator.rank else None, communicator)
 
 
 class Steps:
-    """Steps of one call of the user, one after the other, taken at once; outside of graphs.
+    """Steps of one call of the user, one after the other, taken at once; outside of graphs."""
 
-    `alone_alike`: whether a single rank raises what several would, RuntimeError, "rank 0: ...".
-    """
-
-    def __init__(self, call: str, alone_alike: bool = False):
-        self.call, self._alone_alike, self._communicator = call, alone_alike, comm.current()
+    def __init__(self, call: str):
+        self.call, self._communicator = call, comm.current()
         self._messages: list[Any] = []  # of all ranks, of the last step, once there is one
 
     def take(
@@ -178,7 +167,8 @@ class Steps:
         outputs, of these dtypes, if there are any. They are returned as tensors.
 
         `verify` is called with all ranks' messages. What it raises, it must raise on all ranks.
-        `undo` is called if a rank has failed, before the error is raised.
+        `undo` is called if a rank has failed, before the error is raised. A single rank raises what
+        several would: RuntimeError, "rank 0: ...".
         """
         results: list[Any] = []
         dtypes = list(outputs)
@@ -187,9 +177,8 @@ class Steps:
             try:
                 message = function(*self._messages, *inputs)
             except Exception as error:
-                alone = self._alone_alike and self._communicator.world_size == 1
-                if alone and not isinstance(error, RuntimeError):
-                    raise_first([problem_of(error)], cause=error)
+                if self._communicator.world_size == 1 and not isinstance(error, RuntimeError):
+                    _said([_problem_of(error)], cause=error)
                 raise
             if dtypes:
                 message, *results[:] = message
@@ -233,25 +222,21 @@ class GraphSteps(Steps):
         dtypes, name, previous = list(outputs), f"{self._name}_{self._count}", self._messages
         self._count += 1
 
-        def as_note(message):
-            return encoded({**message, "call": self.call})
-
         def guarded(*arguments):
             try:
                 messages = [json.loads(text_of(text)) for text in arguments[: len(previous)]]
                 results = function(*messages, *arguments[len(previous) :])
                 own, *values = results if dtypes else (results,)
-                return (as_note({"said": own}), *values)
+                message = {"said": own}
             except Exception as error:
                 as_numpy = (object if t == tf.string else t.as_numpy_dtype for t in dtypes)
-                nothing = (np.zeros([0], dtype) for dtype in as_numpy)
-                return (as_note(problem_of(error)), *nothing)
+                values = [np.zeros([0], dtype) for dtype in as_numpy]
+                message = _problem_of(error)
+            return (_encoded({**message, "call": self.call}), *values)
 
         def compare(texts, lengths):
-            messages = decoded(texts, lengths)
             try:
-                raise_first(messages, in_graph=True)
-                said = [message["said"] for message in messages]
+                said = _said(_decoded(texts, lengths), in_graph=True)
                 if verify is not None:
                     verify(said)
             except BaseException:
@@ -266,7 +251,7 @@ class GraphSteps(Steps):
         note.set_shape([None])
         notes = [note, tf.shape(note)]
         if self._communicator.world_size > 1:
-            with naming(self.call):
+            with _naming(self.call):
                 notes = exchange_order.exchange_notes(note, [], self._communicator, name)
         (messages,) = tf.numpy_function(compare, list(notes), [tf.string])
         messages.set_shape([])

@@ -18,7 +18,6 @@ branch or a function of such a graph have no number. They meet by name, too.
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -40,35 +39,28 @@ def turn() -> Iterator[list[Any]]:
     """A scope without other exchanges of this process. Yields a list for what ends the turn."""
     done: list[Any] = []
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    if graph is None or not graph.building_function:
-        with _numbered_turn(graph):
-            yield done
-        return
-    token, ops = _token_here(), libraries.ops()
-    # TensorFlow does not order the ops in gradients of functions that it makes by itself.
-    earlier = getattr(graph, "_sok_turn", None)
-    with tf.control_dependencies([] if earlier is None else [earlier]):
-        begin = ops.sok_turn(token=token)
-    with tf.control_dependencies([begin]):
+    if graph is None:
         yield done
-    with tf.control_dependencies(done):
-        graph._sok_turn = ops.sok_turn(token=token)
-
-
-@contextlib.contextmanager
-def _numbered_turn(graph):
-    """`turn` in a graph for a session. No effect eagerly, and in a loop or branch of TF 1."""
-    if graph is None or graph._get_control_flow_context() is not None:
-        yield
-        return
-    graph._sok_last_turn = getattr(graph, "_sok_last_turn", 0) + 1
-    graph._sok_number = graph._sok_last_turn
-    try:
-        begin = libraries.ops().sok_turn(token=_token_here(), number=graph._sok_number)
+    elif graph.building_function:
+        token, ops = _token_here(), libraries.ops()
+        # TensorFlow does not order the ops in gradients of functions that it makes by itself.
+        earlier = getattr(graph, "_sok_turn", None)
+        with tf.control_dependencies([] if earlier is None else [earlier]):
+            begin = ops.sok_turn(token=token)
         with tf.control_dependencies([begin]):
-            yield
-    finally:
-        graph._sok_number = None
+            yield done
+        with tf.control_dependencies(done):
+            graph._sok_turn = ops.sok_turn(token=token)
+    elif graph._get_control_flow_context() is not None:  # in a loop or branch of TF 1
+        yield done
+    else:
+        graph._sok_number = graph._sok_last_turn = getattr(graph, "_sok_last_turn", 0) + 1
+        try:
+            begin = libraries.ops().sok_turn(token=_token_here(), number=graph._sok_number)
+            with tf.control_dependencies([begin]):
+                yield done
+        finally:
+            graph._sok_number = None
 
 
 def _ends_numbered_turn(results):
@@ -95,9 +87,8 @@ def exchange_in_turn(collective: Callable[[], Any], name: str, communicator: Com
 
     with turn() as done:
         result = _waiting_for(name, [], run)
-        tensors = [t for t in tf.nest.flatten(result, expand_composites=True) if t is not None]
-        done += tensors
-        ends = _ends_numbered_turn(tensors)
+        done += _tensors(result)
+        ends = _ends_numbered_turn(done)
     return result if not ends else _behind(ends, result)
 
 
@@ -192,20 +183,23 @@ def exchange(
 
     def send(number):
         # The names differ, so that an exchange in a session never meets one outside.
-        names = (name, IN_TURN) if ordered else (f"{name} (in a session)", name)
+        what, collective = (name, IN_TURN) if ordered else (f"{name} (in a session)", name)
         with tf.name_scope(f"{name}_exchange"):
-            return _send_part(carried, splits * words, number, communicator, names)
+            part = _part(carried, splits * words, number)
+            return _waiting_for(what, part, lambda: communicator.all_to_all(*part, collective))
 
     received, lengths = send(0)
     call, more = _checked(received, lengths, communicator.world_size)
     state = received, lengths, call
     if ordered and not tf.executing_eagerly() and not devices.gpu_in_use():
+        config = tf.compat.v1.ConfigProto()  # with which the call does not optimize it again
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
         # Not an ordinary call of the function: Python would describe the devices each time.
         state = tf.raw_ops.StatefulPartitionedCall(
             args=[carried, splits * words, more, *state],
             Tout=[tensor.dtype for tensor in state],
             f=_rounds_function(communicator),
-            config_proto=_not_rewritten(),
+            config_proto=config.SerializeToString(),
         )
     else:
         state = _further_rounds(send, more, *state)
@@ -216,12 +210,10 @@ def exchange(
         return tf.identity(received), lengths // words, call
 
 
-def _send_part(carried, splits, number, communicator, names):
-    """Sends the part of a message that belongs to a round; returns what arrives, and its splits."""
-    what, collective = names
+def _part(carried, splits, number):
+    """The part of a message that belongs to a round, and its splits."""
     with devices.message_scope():
-        values, splits = libraries.ops().sok_take_part(message=carried, splits=splits, round=number)
-    return _waiting_for(what, [values], lambda: communicator.all_to_all(values, splits, collective))
+        return libraries.ops().sok_take_part(message=carried, splits=splits, round=number)
 
 
 def _checked(received, lengths, world_size):
@@ -267,21 +259,13 @@ def _rounds_function(communicator):
     )
     def rounds(carried, splits, more, *state):
         def send(number):
-            names = ("further rounds of a long message", IN_TURN)
-            return _send_part(carried, splits, number, communicator, names)
+            part, what = _part(carried, splits, number), "further rounds of a long message"
+            return _waiting_for(what, part, lambda: communicator.all_to_all(*part, IN_TURN))
 
         return _further_rounds(send, more, *state)
 
     communicator._sok_rounds = rounds.get_concrete_function()
     return communicator._sok_rounds
-
-
-@functools.cache
-def _not_rewritten():
-    """A configuration with which a call does not optimize its function again."""
-    config = tf.compat.v1.ConfigProto()
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    return config.SerializeToString()
 
 
 def exchange_rows(
@@ -336,12 +320,13 @@ def _waiting_for(what, inputs, collective):
         if isinstance(error, tf.errors.OpError):
             stalls.raise_reason(error)
         raise
-    tensors = [t for t in tf.nest.flatten(result, expand_composites=True) if t is not None]
-    with tf.control_dependencies(tensors):
+    with tf.control_dependencies(_tensors(result)):
         end = ops.sok_end_wait(id=wait)
-    if tf.executing_eagerly():
-        return result
-    return _behind([end, ops.sok_watch(id=wait)], result)
+    return result if tf.executing_eagerly() else _behind([end, ops.sok_watch(id=wait)], result)
+
+
+def _tensors(result):
+    return [t for t in tf.nest.flatten(result, expand_composites=True) if t is not None]
 
 
 def _behind(ops, result):
