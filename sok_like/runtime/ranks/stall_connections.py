@@ -4,15 +4,12 @@ Rank 0 listens at the address at which the other hosts reach its own (`host_addr
 
     rank r                          rank 0
            <-- nonce (16 bytes) --         a new one per connection
-           -- nonce, r, tag ----->         52 bytes; rank 0 takes no more from a stranger
            <-- size, tag, JSON -->         messages, parsed after their tag was checked
 
-Both sides derive a connection's key from the job's secret, both nonces and r. A tag is an
-HMAC-SHA256 with this key. That of a message also covers its sender and its number, so a recorded
-message is refused at any other place. Messages are not encrypted.
+The first message of rank r says so, and rank 0 answers it. A tag is an HMAC-SHA256 with the job's
+secret. It covers the nonce, the sender and the message's number, so a recorded message is refused
+at any other place. Messages are not encrypted.
 """
-
-from __future__ import annotations
 
 import asyncio
 import contextlib
@@ -31,9 +28,9 @@ from typing import Any
 from sok_like.runtime.ranks import launchers
 
 _NONCE = 16  # bytes
-_HELLO = struct.Struct("!16sI32s")  # the rank's nonce, its number, a tag
 _HEAD = struct.Struct("!I32s")  # size of a message in bytes, its tag
 _LARGEST = 1 << 20  # bytes of a message: names of what thousands of ranks do
+_LARGEST_FIRST = 100  # bytes of a stranger's
 _PATIENCE = 5.0  # seconds until a stranger must have said who it is
 # Strangers at a time, beyond the number of ranks, which may all come at once. One more pushes out
 # the oldest, so that those who only wait cannot keep the ranks out.
@@ -44,12 +41,12 @@ _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 class Line:
-    """A connection to another `rank` of the job, with a key that both sides only know."""
+    """A connection to another `rank` of the job, by streams of asyncio; rank 0 is the server."""
 
-    def __init__(self, reader: Any, writer: Any, key: bytes, rank: int, is_server: bool):
-        # The streams of asyncio.
-        self.rank = rank  # of the other side; rank 0 is the server
-        self._reader, self._writer, self._key = reader, writer, key
+    def __init__(self, reader: Any, writer: Any, secret: str, nonce: bytes, is_server: bool):
+        self.rank = 0
+        self._reader, self._writer = reader, writer
+        self._key = hmac.digest(secret.encode(), nonce, "sha256")
         self._me, self._other = (b"server", b"client") if is_server else (b"client", b"server")
         self._sent = self.heard = 0  # messages
 
@@ -62,16 +59,20 @@ class Line:
         self._writer.write(_HEAD.pack(len(text), self._tag(self._me, self._sent, text)) + text)
         self._sent += 1
 
+    async def hear(self, largest: int = _LARGEST) -> dict[str, Any]:
+        """The next message; ConnectionError at one of somebody else."""
+        size, tag = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
+        text = await self._reader.readexactly(size) if size <= largest else b""
+        if not hmac.compare_digest(tag, self._tag(self._other, self.heard, text)):
+            raise ConnectionError("the other side does not know the job's secret")
+        self.heard += 1
+        return json.loads(text)
+
     async def messages(self) -> AsyncIterator[dict[str, Any]]:
         """The messages that arrive; closes the line at its end, or at one of somebody else."""
         with contextlib.closing(self._writer), contextlib.suppress(OSError, EOFError):
             while True:
-                size, tag = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
-                text = await self._reader.readexactly(size) if size <= _LARGEST else b""
-                if not hmac.compare_digest(tag, self._tag(self._other, self.heard, text)):
-                    return
-                self.heard += 1
-                yield json.loads(text)
+                yield await self.hear()
 
     def _tag(self, sender, number, text):
         return hmac.digest(self._key, sender + struct.pack("!Q", number) + text, "sha256")
@@ -94,22 +95,11 @@ async def _introduce(address, secret, rank):
     reader, writer = await asyncio.open_connection(*address)
     with contextlib.ExitStack() as at_failure:
         at_failure.callback(writer.close)
-        nonce_of_0, nonce = await reader.readexactly(_NONCE), secrets.token_bytes(_NONCE)
-        key = _key(secret, nonce_of_0, nonce, rank)
-        writer.write(_HELLO.pack(nonce, rank, _proof(key, b"client")))
-        if not hmac.compare_digest(await reader.readexactly(32), _proof(key, b"server")):
-            raise ConnectionError("the other side does not know the job's secret")
+        line = Line(reader, writer, secret, await reader.readexactly(_NONCE), is_server=False)
+        line.send({"rank": rank})
+        await line.hear()
         at_failure.pop_all()
-    return Line(reader, writer, key, 0, is_server=False)
-
-
-def _key(secret, nonce_of_0, nonce_of_rank, rank):
-    nonces = nonce_of_0 + nonce_of_rank
-    return hmac.digest(secret.encode(), nonces + struct.pack("!I", rank), "sha256")
-
-
-def _proof(key, side):
-    return hmac.digest(key, side + b" of sok_like", "sha256")
+    return line
 
 
 class Door:
@@ -149,16 +139,15 @@ class Door:
             await self._serve(line)
 
     async def _examine(self, reader, writer):
-        own_nonce = secrets.token_bytes(_NONCE)
-        writer.write(own_nonce)
-        nonce, rank, tag = _HELLO.unpack(await reader.readexactly(_HELLO.size))
-        key = _key(self._secret, own_nonce, nonce, rank)
-        knows_secret = hmac.compare_digest(tag, _proof(key, b"client"))
-        if not knows_secret or rank not in self._missing:
+        nonce = secrets.token_bytes(_NONCE)
+        writer.write(nonce)
+        line = Line(reader, writer, self._secret, nonce, is_server=True)
+        line.rank = (await line.hear(_LARGEST_FIRST))["rank"]
+        if line.rank not in self._missing:
             raise ConnectionError
-        writer.write(_proof(key, b"server"))
-        self._missing.remove(rank)
-        return Line(reader, writer, key, rank, is_server=True)
+        line.send({})
+        self._missing.remove(line.rank)
+        return line
 
     def close(self) -> None:
         """Nobody else gets in."""

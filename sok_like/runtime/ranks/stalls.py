@@ -23,7 +23,6 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -70,19 +69,18 @@ def start(communicator: Communicator) -> None:
     global _watch
     if _watch is not None or communicator.world_size == 1 or comm.line():
         return
-    limit, secret = timeout(), secrets.token_hex(32)
+    limit, door, own_address = timeout(), None, None
     names = _gather(stall_connections.host_names(), communicator)
-    door, own_address = None, ""
     if communicator.rank == 0 and limit:
-        host = stall_connections.LOOPBACK
+        secret, host = secrets.token_hex(32), stall_connections.LOOPBACK
         if communicator.local_size != communicator.world_size:
             host = stall_connections.host_address(names)
         door = Door(host, secret, communicator.world_size)
-        own_address = json.dumps([*door.address, secret])
+        own_address = [*door.address, secret]
     address = _gather(own_address, communicator)[0]
-    if limit == 0 or not address:
+    if limit == 0 or address is None:
         return
-    host, port, secret = json.loads(address)
+    host, port, secret = address
     _watch = _Watch(communicator, limit, door, (host, port), secret)
     _watch.start()
     _watch.connected.wait()
@@ -158,7 +156,6 @@ class _Watch(threading.Thread):
                     "The collectives cannot be shut down, so this process ends with status "
                     f"{STALLED}. The reason: {self.reason}"
                 )
-                _in_time(sys.stdout.flush)
                 os._exit(STALLED)
             await asyncio.sleep(_PERIOD)
 
@@ -223,7 +220,7 @@ class _Watch(threading.Thread):
         async for report in line.messages():
             self._judge.hear(line.rank, report)
         del self._lines[line.rank]
-        if line.heard:  # else the rank gave up before it knew that it was let in
+        if line.heard > 1:  # else the rank gave up before it knew that it was let in
             self._judge.lose(line.rank)
 
     async def _hear_rank_0(self):
@@ -286,18 +283,17 @@ class _Watch(threading.Thread):
         self._closed.set()
 
     def _say(self, text):
-        _in_time(lambda: print(f"sok_like, rank {self._rank}: {text}", file=sys.stderr, flush=True))
+        def write():
+            print(f"sok_like, rank {self._rank}: {text}", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+
+        thread = threading.Thread(target=write, daemon=True)
+        thread.start()
+        thread.join(1.0)  # a launcher that is stopped may read no output
 
 
-def _in_time(act: Callable[[], None]) -> None:
-    """Acts, for a second at most: a launcher that is stopped may read no output."""
-    thread = threading.Thread(target=act, daemon=True)
-    thread.start()
-    thread.join(1.0)
-
-
-def _gather(text, communicator):
-    """The texts of all ranks."""
-    data = np.frombuffer(json.dumps(text).encode() + b"\n", np.uint8)
+def _gather(value, communicator):
+    """The values of all ranks, which JSON can carry."""
+    data = np.frombuffer(json.dumps(value).encode() + b"\n", np.uint8)
     (texts,) = run_now(lambda: [communicator.all_gather(tf.constant(data), "sok_stalls")])
     return [json.loads(line) for line in texts.tobytes().decode().splitlines()]

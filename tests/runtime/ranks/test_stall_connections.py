@@ -14,7 +14,7 @@ import time
 import pytest
 
 from sok_like.runtime.ranks import launchers, stall_connections
-from sok_like.runtime.ranks.stall_connections import Door, connect
+from sok_like.runtime.ranks.stall_connections import Door, Line, connect
 
 SECRET = "secret"
 NOISE = [b'{"secret":"\xc3\xa9"}\n', b"[" * 4000, b"", b"\x00" * 20, b"\xff" * 52, b"GET / HTTP"]
@@ -204,11 +204,8 @@ def test_a_message_is_heard_once_and_only_as_it_was_sent(server, what):
 
 def test_a_recorded_introduction_is_refused(server):
     with socket.create_connection(server.door.address) as first:
-        nonce = first.recv(16)
-        key = stall_connections._key(SECRET, nonce, b"n" * 16, 1)
-        hello = stall_connections._HELLO.pack(
-            b"n" * 16, 1, stall_connections._proof(key, b"client")
-        )
+        line, text = Line(None, None, SECRET, first.recv(16), is_server=False), b'{"rank": 1}'
+        hello = stall_connections._HEAD.pack(len(text), line._tag(b"client", 0, text)) + text
         with socket.create_connection(server.door.address) as second:
             second.sendall(hello)
             assert closed(second) and 1 not in server.lines
@@ -221,7 +218,7 @@ def test_a_false_rank_0_is_refused():
 
         def pretend():
             connection, _ = false.accept()
-            connection.sendall(b"n" * 16 + b"t" * 32)
+            connection.sendall(b"n" * 16 + b"t" * 36)
             connection.recv(100)
 
         threading.Thread(target=pretend, daemon=True).start()
