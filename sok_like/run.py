@@ -34,6 +34,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 from sok_like.runtime.ranks.launchers import LAUNCHERS, launch_line, search_path
 
@@ -52,107 +53,28 @@ def bound(command: Sequence[str], number: int) -> list[str]:
     return [sys.executable, "-S", "-c", _BOUND, str(int(number)), *command]
 
 
-class Launched:
-    """One start of a job's ranks, which run `command`; `launch`: the launcher, if one is needed."""
-
-    def __init__(self, launch: Sequence[str], command: Sequence[str], environment: dict[str, str]):
-        self._command, self._needs_launcher = list(command), bool(launch)
-        line = bound(command, signal.SIGKILL)
-        if launch:
-            line = bound([*launch, *line], signal.SIGTERM)
-        self.process = subprocess.Popen(line, env=environment, start_new_session=True)
-        self._told: set[int] = set()  # who has had a signal that is sent once
-
-    def send(self, number: int, once: bool = False) -> None:
-        """Sends a signal to the ranks, those on other hosts get none; `once`: to each only once."""
-        ranks = self._ranks()
-        if not ranks and not (once and self._told):
-            # Without ranks here the launcher gets it, which ends those elsewhere.
-            ranks = [self.process.pid]
-        for pid in ranks:
-            if not (once and pid in self._told):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-        if once:
-            self._told.update(ranks)
-
-    def wait(self, seconds: float) -> int | None:
-        """The status, as a shell says it; None if ranks still run after so many seconds."""
-        try:
-            status = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        return status if status >= 0 else 128 - status
-
-    def kill(self) -> int:
-        """Ends the ranks at once; returns the status."""
-        self.send(signal.SIGKILL)
-        self.process.terminate()
-        status = self.wait(_LAUNCHER_ENDS)
-        while status is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            status = self.wait(_LAUNCHER_ENDS)
-        return status
-
-    def _ranks(self):
-        """The processes below the launcher that run the command, without children of theirs."""
-        if not self._needs_launcher:
-            return [self.process.pid]
-        children, words = defaultdict(list), {}
-        for process in pathlib.Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it has ended
-                parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-                line = os.fsdecode((process / "cmdline").read_bytes())
-                words[int(process.name)] = line.split("\0")[:-1]
-                children[int(parent)].append(int(process.name))
-        ranks, others = [], children[self.process.pid]
-        while others:
-            pid = others.pop()
-            if words[pid][-len(self._command) :] == self._command:
-                ranks.append(pid)
-            else:
-                others += children[pid]
-        return ranks
-
-
-class Signals:
-    """Hands the signals that end a job on to its ranks, which have `grace` seconds to end."""
+class Job:
+    """The ranks of a job, and the signals that end it: ranks have `grace` seconds to end."""
 
     def __init__(self, grace: float):
         self.received: list[int] = []
         self._grace = grace
-        self._job: Launched | None = None
+        self._process: Any = None  # the launcher, or the only rank
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._receive)
         signal.signal(signal.SIGTSTP, self._pause)
 
-    def _receive(self, number, frame):
-        self.received.append(number)
-        if self._job is not None and len(self.received) == 1:
-            self._tell(self._job)
-
-    def _tell(self, job):
-        # SIGHUP, of a terminal that was closed, would end Python without a backup.
-        number = self.received[0]
-        job.send(signal.SIGTERM if number == signal.SIGHUP else number, once=True)
-
-    def _pause(self, number, frame):
-        """Ctrl-Z: ranks are in another session, which no terminal stops."""
-        if self._job is not None:
-            self._job.send(signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        if self._job is not None:  # somebody has continued this process
-            self._job.send(signal.SIGCONT)
-
-    def status_of(self, job: Launched) -> int:
-        """Waits for the job's end; its status, 128 + signal if a signal ended it."""
-        self._job, deadline = job, None
-        if self.received:  # before there was a job that could receive it
-            self._tell(job)
-        while (status := job.wait(0.2)) is None:
+    def run(self, launch: Sequence[str], command: list[str], environment: dict[str, str]) -> int:
+        """Starts the ranks, by `launch` if that is needed; their status, 128 + signal after one."""
+        self._command, self._needs_launcher = command, bool(launch)
+        self._told: set[int] = set()  # who has had the signal that ends the job
+        line, deadline = bound(command, signal.SIGKILL), None
+        if launch:
+            line = bound([*launch, *line], signal.SIGTERM)
+        self._process = subprocess.Popen(line, env=environment, start_new_session=True)
+        while (status := self._wait(0.2)) is None:
             if self.received:
-                self._tell(job)  # again, as a busy host may show a rank late
+                self._tell()  # again, as a busy host may show a rank late
                 deadline = deadline or time.monotonic() + self._grace
             late = deadline is not None and time.monotonic() > deadline
             if late or len(self.received) > 1:
@@ -160,10 +82,78 @@ class Signals:
                 slow = f"they did not end within {self._grace:g} s of {name}"
                 why = slow if late else "a second signal came"
                 print(f"sok_like.run: ranks were killed: {why}", file=sys.stderr, flush=True)
-                status = job.kill()
+                status = self._kill()
                 break
-        self._job = None
+        self._process = None
         return 128 + self.received[0] if self.received and status else status
+
+    def _receive(self, number, frame):
+        self.received.append(number)
+        if len(self.received) == 1:
+            self._tell()
+
+    def _tell(self):
+        # SIGHUP, of a terminal that was closed, would end Python without a backup.
+        number = self.received[0]
+        self._send(signal.SIGTERM if number == signal.SIGHUP else number, once=True)
+
+    def _pause(self, number, frame):
+        """Ctrl-Z: ranks are in another session, which no terminal stops."""
+        self._send(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._send(signal.SIGCONT)  # somebody has continued this process
+
+    def _send(self, number, once=False):
+        """Sends a signal to the ranks, those on other hosts get none; `once`: to each only once."""
+        if self._process is None:
+            return
+        ranks = self._ranks()
+        if not ranks and not (once and self._told):
+            # Without ranks here the launcher gets it, which ends those elsewhere.
+            ranks = [self._process.pid]
+        for pid in ranks:
+            if not (once and pid in self._told):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        if once:
+            self._told.update(ranks)
+
+    def _wait(self, seconds):
+        """The status, as a shell says it; None if ranks still run after so many seconds."""
+        try:
+            status = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        return status if status >= 0 else 128 - status
+
+    def _kill(self):
+        """Ends the ranks at once; returns the status."""
+        self._send(signal.SIGKILL)
+        self._process.terminate()
+        while (status := self._wait(_LAUNCHER_ENDS)) is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        return status
+
+    def _ranks(self):
+        """The processes below the launcher that run the command, without children of theirs."""
+        if not self._needs_launcher:
+            return [self._process.pid]
+        children, words = defaultdict(list), {}
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended
+                parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+                line = os.fsdecode((process / "cmdline").read_bytes())
+                words[int(process.name)] = line.split("\0")[:-1]
+                children[int(parent)].append(int(process.name))
+        ranks, others = [], children[self._process.pid]
+        while others:
+            pid = others.pop()
+            if words[pid][-len(self._command) :] == self._command:
+                ranks.append(pid)
+            else:
+                others += children[pid]
+        return ranks
 
 
 def _parse(argv):
@@ -245,13 +235,13 @@ def _prepared(options, num_ranks):
 
 def _run(options):
     """Starts the ranks until they end well; returns the status of the last start."""
-    signals = Signals(options.grace)
+    job = Job(options.grace)
     status, num_ranks = 0, options.num_ranks
     for left in range(options.restarts, -1, -1):
         began = time.monotonic()
-        status = signals.status_of(Launched(*_prepared(options, num_ranks)))
+        status = job.run(*_prepared(options, num_ranks))
         lasted = time.monotonic() - began
-        if status == 0 or signals.received or not options.restarts:
+        if status == 0 or job.received or not options.restarts:
             break
         ended = f"sok_like.run: {num_ranks} ranks ended with status {status} after {lasted:.0f} s"
         at_once = left == options.restarts and lasted < _AT_ONCE
