@@ -19,7 +19,7 @@ from sok_like.runtime.framework import hooks, lazy_modules
 
 # Modules of the classes, by their names in Keras' files.
 _IN_FILES = {
-    "sok_like>Adam": "sok_like.optimizers.lazy_adam",
+    "sok_like>Adam": "sok_like.optimizers.own",
     "sok_like>All2AllDenseEmbedding": "sok_like.embeddings.all2all_dense_embedding",
     "sok_like>ConcatInitializer": "sok_like.dist_model_parallel.local_layers",
     "sok_like>ConcatOneHotEmbedding": "sok_like.dist_model_parallel.embedding",
@@ -31,9 +31,9 @@ _IN_FILES = {
     "sok_like>FusedLookups": "sok_like.embeddings.fused_lookups",
     "sok_like>GroupEmbedding": "sok_like.group_embedding.layer",
     "sok_like>HashEmbedding": "sok_like.dist_model_parallel.embedding",
-    "sok_like>LazyAdam": "sok_like.optimizers.lazy_adam",
+    "sok_like>LazyAdam": "sok_like.optimizers.own",
     "sok_like>PaddingMask": "sok_like.lookup.ids",
-    "sok_like>RowWiseAdagrad": "sok_like.optimizers.rowwise_adagrad",
+    "sok_like>RowWiseAdagrad": "sok_like.optimizers.own",
     "sok_like>SequenceFeatures": "sok_like.feature_column.layers",
     "sok_like>TFDistributedEmbedding": "sok_like.embeddings.tf_distributed_embedding",
     "sok_like.dist_model_parallel>DistributedEmbedding": "sok_like.dist_model_parallel.layer",

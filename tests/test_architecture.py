@@ -69,7 +69,7 @@ MANY_ARGUMENTS = {
     **dict.fromkeys(("dist_model_parallel/embedding", "dist_model_parallel/layer"), "__init__"),
     **dict.fromkeys(("embeddings/all2all_dense_embedding", "planner/strategy"), "__init__"),
     **dict.fromkeys(("embeddings/distributed_embedding", "group_embedding/layer"), "__init__"),
-    **dict.fromkeys(("optimizers/deeprec", "optimizers/lazy_adam"), "__init__"),
+    **dict.fromkeys(("optimizers/deeprec", "optimizers/own"), "__init__"),
     "sok2/dynamic_variable": "__init__",
     **dict.fromkeys(("table/variable", "callbacks/serve_while_training"), "__init__"),
     "callbacks/backup_and_restore": "__init__",

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from benchmarks.predict.model import Workload
 from sok_like.lookup import hash_lookup
-from sok_like.optimizers.lazy_adam import LazyAdam
+from sok_like.optimizers import LazyAdam
 from sok_like.optimizers.wrapper import OptimizerWrapper
 from sok_like.runtime.checks import require
 from sok_like.runtime.ranks import comm

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from sok_like.lookup import replicas
 from sok_like.lookup.local_variables import is_local, mark_local, unique_in_graph
-from sok_like.optimizers import families, moving_statistics, stages
-from sok_like.optimizers.loss_scale import all_finite
+from sok_like.optimizers import families, stages
 from sok_like.runtime.checks import require, unmet
 from sok_like.runtime.framework.running_keras import optimizer_family
 from sok_like.runtime.framework.scoped_attributes import view
@@ -79,7 +78,7 @@ def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str)
         to_average = [
             tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in to_average
         ]
-    means = moving_statistics.average(
+    means = stages.average_with_statistics(
         to_average, [variables[i] for i in shared], communicator, unique_in_graph(name)
     )
     for i, gradient in zip(shared, means, strict=True):
@@ -234,7 +233,7 @@ class _LossScaling(Serialized):
         return self.inner_optimizer._dmp_sparse_as_dense
 
     def check_finite(self, grads):
-        return all_finite(grads, comm.current())
+        return families.all_finite(grads, comm.current())
 
 
 @functools.cache

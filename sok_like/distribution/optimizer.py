@@ -22,7 +22,7 @@ from sok_like.distribution.sharded_variable import (
 )
 from sok_like.optimizers import stages
 from sok_like.optimizers.embedding_aware import embedding_aware
-from sok_like.optimizers.loss_scale import LossScaling
+from sok_like.optimizers.families import LossScaling
 from sok_like.planner.tables import whole_axes
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.running_keras import is_keras_3, keras_optimizers

@@ -2,11 +2,11 @@
 
 import tensorflow as tf
 
-from sok_like.optimizers import lazy_adam
+from sok_like.optimizers import own
 
 
 @tf.keras.utils.register_keras_serializable("sok_like", name="EmbeddingAdam")
-class Adam(lazy_adam.Adam):
+class Adam(own.Adam):
     """Adam for embedding variables only; raises ValueError for any other variable.
 
     For programs that split a model's variables and use one optimizer for each kind.

@@ -37,6 +37,14 @@ class _Rows(NamedTuple):
         return v1.scatter_update(variable, self.indices, rows)
 
 
+def _for_tables(cls):
+    """Decorator: the class for tables and ordinary variables, under the same name."""
+    aware: Any = embedding_aware(cls)
+    aware.__name__ = aware.__qualname__ = cls.__name__
+    aware.__module__, aware.__doc__ = __name__, cls.__doc__
+    return aware
+
+
 class _RowOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
     """A stock optimizer; a subclass says how `_update` changes some rows, each there once."""
 
@@ -53,8 +61,15 @@ class _RowOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
     def _resource_apply_sparse(self, grad, var, indices):
         return self._update(grad, var, _Rows(indices))
 
+    def _filled_slot(self, var, name, value, shape):
+        dtype = var.dtype.base_dtype
+        initial = v1.constant_initializer(value, dtype)
+        args = (initial, tf.TensorShape(shape), dtype, name, self._name)
+        self._get_or_make_slot_with_initializer(var, *args)
 
-class _AdagradDecay(_RowOptimizer):
+
+@_for_tables
+class AdagradDecayOptimizer(_RowOptimizer):
     """Adagrad with accumulators that decay at multiples of a number of global steps.
 
     When a row is updated for the first time after `global_step + 1` reached another multiple of
@@ -105,10 +120,7 @@ class _AdagradDecay(_RowOptimizer):
 
     def _create_slots(self, var_list):
         for var in var_list:
-            dtype = var.dtype.base_dtype
-            initial = v1.constant_initializer(self._initial, dtype)
-            args = (initial, var.shape, dtype, "accumulator", self._name)
-            self._get_or_make_slot_with_initializer(var, *args)
+            self._filled_slot(var, "accumulator", self._initial, var.shape)
             self._zeros_slot(var, "accumulator_decay_power", self._name)
 
     def _update(self, gradient, variable, rows):
@@ -127,12 +139,15 @@ class _AdagradDecay(_RowOptimizer):
         )
 
 
-class _AdagradDecayV2(_AdagradDecay):
-    __doc__ = _AdagradDecay.__doc__
+@_for_tables
+class AdagradDecayOptimizerV2(AdagradDecayOptimizer):
+    __doc__ = AdagradDecayOptimizer.__doc__
 
 
 class _AdamRows(_RowOptimizer):
     """Adam's moments of rows, and the powers of beta that each variable has for itself."""
+
+    _is_rmsprop = False  # RMSProp with momentum, of sparse gradients
 
     def __init__(self, learning_rate, beta1, beta2, epsilon, use_locking, name):
         super().__init__(use_locking, name)
@@ -143,29 +158,28 @@ class _AdamRows(_RowOptimizer):
         for var in var_list:
             for slot in ("m", "v"):
                 self._zeros_slot(var, slot, self._name)
-            dtype = var.dtype.base_dtype
             for slot, beta in (("beta1_power", self._beta1), ("beta2_power", self._beta2)):
-                initial = v1.constant_initializer(self._call_if_callable(beta))
-                args = (initial, tf.TensorShape([]), dtype, slot, self._name)
-                self._get_or_make_slot_with_initializer(var, *args)
+                self._filled_slot(var, slot, self._call_if_callable(beta), [])
 
-    def _settings(self, dtype):
-        values = (self._lr, self._beta1, self._beta2, self._epsilon)
-        return [tf.cast(self._call_if_callable(value), dtype) for value in values]
-
-    def _adam(self, gradient, variable, rows, decay=0.0):
-        dtype = gradient.dtype
+    def _update(self, gradient, variable, rows, decay=0.0):
+        values = (self._lr, self._beta1, self._beta2, self._epsilon, decay)
+        rate, beta_1, beta_2, epsilon, decay = (
+            tf.cast(self._call_if_callable(value), gradient.dtype) for value in values
+        )
         moments, velocities = self.get_slot(variable, "m"), self.get_slot(variable, "v")
-        powers = [self.get_slot(variable, f"beta{i}_power") for i in (1, 2)]
-        power_1, power_2 = [tf.convert_to_tensor(power) for power in powers]
-        rate, beta_1, beta_2, epsilon = self._settings(dtype)
-        alpha = rate * tf.sqrt(1 - power_2) / (1 - power_1)
-        m = beta_1 * rows.read(moments) + (1 - beta_1) * gradient
+        row, m, updates = rows.read(variable), beta_1 * rows.read(moments), []
         v = beta_2 * rows.read(velocities) + (1 - beta_2) * gradient * gradient
-        row = rows.read(variable)
-        row = row - tf.cast(decay, dtype) * row - alpha * m / (tf.sqrt(v) + epsilon)
-        with tf.control_dependencies([alpha]):
-            updates = [powers[0].assign(power_1 * beta_1), powers[1].assign(power_2 * beta_2)]
+        if self._is_rmsprop and rows.indices is not None:
+            m += rate * gradient * tf.math.rsqrt(v + epsilon)
+            row -= m
+        else:
+            powers = [self.get_slot(variable, f"beta{i}_power") for i in (1, 2)]
+            power_1, power_2 = [tf.convert_to_tensor(power) for power in powers]
+            alpha = rate * tf.sqrt(1 - power_2) / (1 - power_1)
+            m += (1 - beta_1) * gradient
+            row = row - decay * row - alpha * m / (tf.sqrt(v) + epsilon)
+            with tf.control_dependencies([alpha]):
+                updates = [powers[0].assign(power_1 * beta_1), powers[1].assign(power_2 * beta_2)]
         return tf.group(
             rows.write(moments, m), rows.write(velocities, v), rows.write(variable, row), *updates
         )
@@ -176,7 +190,8 @@ class _AdamRows(_RowOptimizer):
         return tuple(options.items())
 
 
-class _AdamAsync(_AdamRows):
+@_for_tables
+class AdamAsyncOptimizer(_AdamRows):
     """Adam that updates only the rows of the batch; each variable has its own powers of beta.
 
     With `apply_sparse_rmsprop=True`, tables and sparse gradients use RMSProp with momentum:
@@ -194,28 +209,14 @@ class _AdamAsync(_AdamRows):
         name: str = "AdamAsync",
     ):
         super().__init__(learning_rate, beta1, beta2, epsilon, use_locking, name)
-        self._apply_sparse_rmsprop = apply_sparse_rmsprop
+        self._is_rmsprop = apply_sparse_rmsprop
 
     def own_rule(self):
-        rule = "rmsprop" if self._apply_sparse_rmsprop else "lazy_adam"
-        return OptimizerRule(rule, self._numbers())
-
-    def _update(self, gradient, variable, rows):
-        if not self._apply_sparse_rmsprop or rows.indices is None:
-            return self._adam(gradient, variable, rows)
-        dtype = gradient.dtype
-        moments, velocities = self.get_slot(variable, "m"), self.get_slot(variable, "v")
-        rate, beta_1, beta_2, epsilon = self._settings(dtype)
-        v = beta_2 * rows.read(velocities) + (1 - beta_2) * gradient * gradient
-        m = beta_1 * rows.read(moments) + rate * gradient * tf.math.rsqrt(v + epsilon)
-        return tf.group(
-            rows.write(velocities, v),
-            rows.write(moments, m),
-            rows.write(variable, rows.read(variable) - m),
-        )
+        return OptimizerRule("rmsprop" if self._is_rmsprop else "lazy_adam", self._numbers())
 
 
-class _AdamW(_AdamRows):
+@_for_tables
+class AdamWOptimizer(_AdamRows):
     """Adam with decoupled weight decay of all that has a gradient, as in DeepRec.
 
     Rows of a table: `w -= alpha (m / (sqrt(v) + epsilon) + weight_decay w)` with Adam's
@@ -241,19 +242,5 @@ class _AdamW(_AdamRows):
         decay = number_of(self, "_weight_decay")
         return OptimizerRule("lazy_adam", self._numbers(row_weight_decay=decay))
 
-    def _update(self, gradient, variable, rows):
-        return self._adam(gradient, variable, rows, self._call_if_callable(self._weight_decay))
-
-
-def _published(cls, name):
-    """The class for tables and ordinary variables, under DeepRec's name."""
-    aware = embedding_aware(cls)
-    aware.__name__ = aware.__qualname__ = name
-    aware.__module__, aware.__doc__ = __name__, cls.__doc__
-    return aware
-
-
-AdagradDecayOptimizer: Any = _published(_AdagradDecay, "AdagradDecayOptimizer")
-AdagradDecayOptimizerV2: Any = _published(_AdagradDecayV2, "AdagradDecayOptimizerV2")
-AdamAsyncOptimizer: Any = _published(_AdamAsync, "AdamAsyncOptimizer")
-AdamWOptimizer: Any = _published(_AdamW, "AdamWOptimizer")
+    def _update(self, gradient, variable, rows, decay=0.0):
+        return super()._update(gradient, variable, rows, self._weight_decay)

@@ -14,15 +14,35 @@ of the whole batch; tf_keras' loss scaling asks for it alone, by `aggregate_grad
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from sok_like.optimizers.loss_scale import with_decision, without_decision
-from sok_like.optimizers.stages import Pairs, Step, as_op, builds_v1_graph
-from sok_like.runtime.ranks import comm
+from sok_like.optimizers.stages import Pairs, Step, as_op, builds_v1_graph, unscaled
+from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.variable import is_embedding_variable, unwrap
+
+_DECISION = object()  # stands in the place of a variable
+
+
+def all_finite(gradients: Iterable[Any], communicator: comm.Communicator) -> tf.Tensor:
+    """Whether all gradients of all ranks are finite: bool scalar, the same on every rank."""
+    # Keras checks those of its own process. A rank whose gradients overflow would skip a step that
+    # the others take: their collectives would wait for it, and the loss scales would differ.
+    # Parts of several lookups may be finite, and their sum not.
+    values = [comm.summed_values(gradient) for gradient in gradients if gradient is not None]
+    are_finite = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
+    finite = tf.reduce_all(tf.stack(are_finite)) if are_finite else tf.constant(True)
+    if communicator.world_size == 1:
+        return finite
+    own = [tf.cast(finite, tf.float32)]
+    (share,) = exchange_order.collective_in_turn(communicator, "average", own, "sok_finite")
+    return tf.equal(share, 1.0)
+
+
+def _without_decision(pairs):
+    return [(gradient, variable) for gradient, variable in pairs if variable is not _DECISION]
 
 
 class Adapter:
@@ -46,7 +66,10 @@ class Adapter:
             yield pairs, step
 
     def _sok_aggregate(self, grads_and_vars, own):
-        """What tf_keras' LossScaleOptimizer asks for before it decides whether to take the step."""
+        """What tf_keras' LossScaleOptimizer asks for before it decides whether to take the step.
+
+        On several ranks the last pair is the decision: NaN unless all ranks' gradients are finite.
+        """
         # Gradients are summed by key: parts may be finite, and their sum not. `own`, the stock
         # method, sums over the replicas of a strategy.
         (average, *_), step = self._sok_stages, Step(self)
@@ -54,8 +77,12 @@ class Adapter:
             pairs = average(self, [(g, v) for g, v in grads_and_vars if g is not None], step)
             tables = [(comm.distinct(g), v) for g, v in pairs if is_embedding_variable(v)]
             others = [pair for pair in pairs if not is_embedding_variable(pair[1])]
-            others = list(own(others)) if others else others
-            return with_decision([*tables, *others], comm.current_or_single())
+            pairs = [*tables, *(own(others) if others else others)]
+            communicator = comm.current_or_single()
+            if communicator.world_size > 1 and len(_without_decision(pairs)) == len(pairs):
+                finite = all_finite([gradient for gradient, _ in pairs], communicator)
+                pairs.append((tf.where(finite, 0.0, float("nan")), _DECISION))
+            return pairs
 
 
 class Keras3(Adapter):
@@ -117,7 +144,7 @@ class TfKeras(Adapter):
     ):
         average = kwargs.pop("experimental_aggregate_gradients", True)
         average = average and not skip_gradients_aggregation
-        pairs = without_decision(grads_and_vars)
+        pairs = _without_decision(grads_and_vars)
         if not pairs:
             return super().apply_gradients(pairs, name, True, **kwargs)
         with tf.init_scope():
@@ -163,7 +190,7 @@ class LegacyKeras(Adapter):
     """Over `tf_keras.optimizers.legacy.Optimizer`, also those of `tf.compat.v1.keras`."""
 
     def apply_gradients(self, grads_and_vars, name=None, experimental_aggregate_gradients=True):
-        pairs, average = without_decision(grads_and_vars), experimental_aggregate_gradients
+        pairs, average = _without_decision(grads_and_vars), experimental_aggregate_gradients
         ordinary = self._sok_ordinary([variable for _, variable in pairs])
         if not any(gradient is not None for gradient, _ in pairs):
             return super().apply_gradients(pairs, name)  # raises Keras' own error
@@ -222,6 +249,52 @@ class V1(Adapter):
     def _sok_step_number(self):
         own = getattr(self, "own_step", None)  # for an optimizer that counts differently
         return self._sok_counter("steps").read_value() + 1 if own is None else own()
+
+
+class LossScaling:
+    """Mixin over Keras 3's `LossScaleOptimizer`, whose inner optimizer is embedding-aware.
+
+    Keras' own cannot handle a gradient whose indices are keys.
+    """
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        inner = config.pop("inner_optimizer")
+        inner = tf.keras.utils.deserialize_keras_object(inner, custom_objects)
+        inner.__dict__["_sok_scaling_allowed"] = True  # only for this class
+        scaling = cls(inner, **config)
+        inner.__dict__["_sok_scaling_allowed"] = False
+        return scaling
+
+    def build(self, var_list):
+        with contextlib.ExitStack() as stack:
+            for variable in filter(is_embedding_variable, var_list):
+                stack.enter_context(unwrap(variable).asked_by_known_optimizer())
+            super().build(var_list)
+
+    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
+    def check_finite(self, grads: Any) -> tf.Tensor:
+        """Whether all gradients of all ranks are finite, bool scalar, the same on every rank."""
+        return all_finite(grads, comm.current_or_single())
+
+    def _stateful_handle_finite_grads(self, grads, trainable_variables):
+        # Keras divides by the scale, too, but gradients by key would not stay sparse there.
+        scale = tf.convert_to_tensor(self.dynamic_scale)
+        variables = trainable_variables or self._trainable_variables
+        grads = [
+            unscaled(g, scale) if is_embedding_variable(v) else g
+            for g, v in zip(grads, variables, strict=True)
+        ]
+        super()._stateful_handle_finite_grads(grads, trainable_variables)
+
+    def _overwrite_variable_with_gradient(self, variable):
+        # Keras asks whether to leave a gradient unscaled: yes, as it already is.
+        return is_embedding_variable(variable) or super()._overwrite_variable_with_gradient(
+            variable
+        )
 
 
 ADAPTERS: dict[str, type[Adapter]] = {

@@ -39,14 +39,6 @@ class Owner:
     """Represents an optimizer, whose views share it. Counts tables that others have taken over."""
 
 
-def _check_none_lost(owner, message):
-    """In a function, an op that fails if a table was lost between now and its run."""
-    with tf.init_scope():
-        lost = counter(owner, "lost_tables")
-        before = lost.numpy()
-    return tf.raw_ops.Assert(condition=tf.equal(lost, before), data=[message])
-
-
 class _Training:
     """A table's present and former optimizers."""
 
@@ -73,11 +65,14 @@ def take(optimizer: Any, variables: Sequence[Any]) -> list[tf.Operation]:
         in_session = not tf.executing_eagerly()
         for variable in variables:
             _take(owner, variable, graph, in_session, name)
-    if in_session:
-        return []
+        if in_session:
+            return []
+        lost = counter(owner, "lost_tables")
+        before = lost.numpy()
     tables = ", ".join(variable.table_name for variable in variables)
     message = _TWO_OPTIMIZERS.format(table=tables, optimizer=name, why=_TAKEN)
-    return [_check_none_lost(owner, message)]
+    # Fails if a table is lost between now and the function's run.
+    return [tf.raw_ops.Assert(condition=tf.equal(lost, before), data=[message])]
 
 
 def _take(owner, variable, graph, in_session, name):
@@ -85,13 +80,9 @@ def _take(owner, variable, graph, in_session, name):
     if training.owner not in (owner, None):
         together = None not in (graph, training.graph) and training.graph() is graph
         if together or in_session or owner in training.former:
-            raise RuntimeError(
-                _TWO_OPTIMIZERS.format(
-                    table=variable.table_name,
-                    optimizer=name,
-                    why=_TOGETHER if together or in_session else _TAKEN,
-                )
-            )
+            received = {"table": variable.table_name, "optimizer": name}
+            why = _TOGETHER if together or in_session else _TAKEN
+            raise RuntimeError(_TWO_OPTIMIZERS.format(**received, why=why))
         former = training.owner
         variable.load_snapshot(variable.snapshot(with_slots=False))
         training.former.add(former)

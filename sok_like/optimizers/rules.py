@@ -44,13 +44,10 @@ class OptimizerRule:
 
     def check(self) -> None:
         """Raises ValueError unless its numbers are legal, as the first step would."""
-        core = libraries.core()
         # Takes a step without keys on a temporary table.
-        no_keys: np.ndarray = np.zeros(0, np.int64)
-        no_rows: np.ndarray = np.zeros((0, 1), np.float32)
-        core.apply_gradients(
-            core.Table("check", 1), self.rule, 1e-6, 1, no_keys, no_rows, **dict(self.options)
-        )
+        nothing: Any = np.zeros(0, np.int64), np.zeros((0, 1), np.float32)
+        core, options = libraries.core(), dict(self.options)
+        core.apply_gradients(core.Table("check", 1), self.rule, 1e-6, 1, *nothing, **options)
 
     def apply(
         self,
@@ -83,7 +80,14 @@ def rule_of(optimizer: Any) -> OptimizerRule:
     if hasattr(optimizer, "own_rule"):  # those in `sok_like.optimizers.deeprec`
         return optimizer.own_rule()
     if legacy := legacy_name(optimizer):
-        return _legacy_rule(optimizer, legacy)
+        check_keras_settings(optimizer)
+        if legacy not in _LEGACY:
+            raise ValueError(
+                "Embedding variables support SGD and Adam of tf_keras' legacy optimizers (those of "
+                "tf.compat.v1.keras), and of tf.compat.v1.train also Adagrad and Ftrl. "
+                f"Received: {type(optimizer).__module__}.{type(optimizer).__qualname__}"
+            )
+        return _LEGACY[legacy](optimizer).replace(clip_value=optimizer.clipvalue or 0.0)
     subclasses: list[type] = []  # of the stock class, before it was made aware of tables
     for cls in type(optimizer).__mro__:
         package = cls.__module__.partition(".")[0]
@@ -149,30 +153,11 @@ def legacy_name(optimizer: Any) -> str | None:
     return None
 
 
-def _legacy_rule(optimizer, name):
-    check_keras_settings(optimizer)
-    options = {"clip_value": optimizer.clipvalue or 0.0}
-    if name == "Adam":
-        options |= {beta: _legacy_number(optimizer, beta) for beta in ("beta_1", "beta_2")}
-        options |= {"epsilon": float(optimizer.epsilon), "amsgrad": bool(optimizer.amsgrad)}
-        return OptimizerRule("adam", tuple(options.items()))
-    if name != "SGD":
-        raise ValueError(
-            "Embedding variables support SGD and Adam of tf_keras' legacy optimizers (those of "
-            "tf.compat.v1.keras), and of tf.compat.v1.train also Adagrad and Ftrl. "
-            f"Received: {type(optimizer).__module__}.{type(optimizer).__qualname__}"
-        )
-    momentum = _legacy_number(optimizer, "momentum")
-    if not momentum:
-        return OptimizerRule("sgd", tuple(options.items()))
-    # The sparse kernel does not change other rows.
-    options |= {"momentum": momentum, "nesterov": bool(optimizer.nesterov), "lazy": True}
-    return OptimizerRule("momentum", tuple(options.items()))
-
-
 def _legacy_number(optimizer, hyper):
     """A number that Keras keeps as given at first, and as a variable from the first step on."""
-    value = optimizer._hyper[hyper]
+    value = optimizer._hyper.get(hyper)
+    if value is None:
+        return _present(optimizer, hyper)
     as_given = optimizer.__dict__.setdefault("_sok_numbers", {})
     if not isinstance(value, tf.Variable):
         as_given[hyper] = _fixed(value, hyper)
@@ -186,12 +171,14 @@ def _legacy_number(optimizer, hyper):
     return as_given[hyper]
 
 
-def _reading(rule, number, fixed=None, **attributes):
+def _reading(rule, number, fixed=(), **attributes):
     """A function that reads a rule off an optimizer; `attributes` maps options to attributes."""
 
     def read(optimizer):
         options = {option: number(optimizer, name) for option, name in attributes.items()}
-        return OptimizerRule(rule, tuple({**options, **(fixed or {})}.items()))
+        if options.get("momentum") == 0:
+            return OptimizerRule("sgd")
+        return OptimizerRule(rule).replace(**options, **dict(fixed))
 
     return read
 
@@ -222,22 +209,24 @@ _FTRL = {
     "l2_shrinkage": "l2_shrinkage_regularization_strength",
     "beta": "beta",
 }
-_momentum = _reading("momentum", _present, momentum="momentum", nesterov="nesterov")
-_keras_adam = _reading(
-    "adam", _present, beta_1="beta_1", beta_2="beta_2", epsilon="epsilon", amsgrad="amsgrad"
-)
+_ADAM = {name: name for name in ("beta_1", "beta_2", "epsilon", "amsgrad")}
+_MOMENTUM = {name: name for name in ("momentum", "nesterov")}
 _KERAS = {
-    "SGD": lambda o: _momentum(o) if o.momentum else OptimizerRule("sgd"),
+    "SGD": _reading("momentum", _present, **_MOMENTUM),
     "Adagrad": _reading(
         "adagrad", _present, initial_accumulator="initial_accumulator_value", epsilon="epsilon"
     ),
-    "Adam": _keras_adam,
-    "AdamW": _keras_adam,
+    "Adam": _reading("adam", _present, **_ADAM),
+    "AdamW": _reading("adam", _present, **_ADAM),
     "Ftrl": _reading("ftrl", _present, **_FTRL),
+}
+# Those with `lazy` do not change other rows, because their sparse kernel does not.
+_LEGACY = {
+    "SGD": _reading("momentum", _legacy_number, {"lazy": True}, **_MOMENTUM),
+    "Adam": _reading("adam", _legacy_number, **_ADAM),
 }
 _V1 = {
     "GradientDescentOptimizer": _reading("sgd", number_of),
-    # Its sparse kernel does not change other rows.
     "MomentumOptimizer": lambda o: _reading(
         "momentum", number_of, {"lazy": True, "momentum_before_rate": True}, momentum="_momentum"
     )(o).replace(nesterov=bool(o._use_nesterov)),

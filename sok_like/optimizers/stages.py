@@ -17,20 +17,28 @@ another call, and all ranks raise.
 import collections
 import contextlib
 import functools
+import inspect
+import threading
 import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from sok_like.lookup import replicas
+from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.local_variables import is_local
-from sok_like.optimizers import moving_statistics, owner
-from sok_like.runtime.framework import running_keras
+from sok_like.optimizers import owner
+from sok_like.runtime.framework import hooks, running_keras
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 Pairs = list[tuple[Any, Any]]
+# By `id`; those with variables of their own to train, which have run in training.
+_layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+# `layers`: those without, which this thread has run since gradients were averaged.
+_called = threading.local()
 
 
 class Step:
@@ -61,7 +69,7 @@ def average(optimizer: Any, pairs: Pairs, step: Step) -> Pairs:
     # Tables, and shards of dense tables (dist_model_parallel), belong to one rank.
     is_shared = [g is not None and not is_local(v) for g, v in pairs]
     may_average = step.average and optimizer._sok_average and world_size > 1
-    if not may_average or not (any(is_shared) or moving_statistics.have_moved()):
+    if not may_average or not (any(is_shared) or vars(_called)):
         return pairs
     shared = [g if is_one else None for (g, _), is_one in zip(pairs, is_shared, strict=True)]
     variables = [v for (_, v), is_one in zip(pairs, is_shared, strict=True) if is_one]
@@ -69,7 +77,7 @@ def average(optimizer: Any, pairs: Pairs, step: Step) -> Pairs:
     names = [*replicas.names_of(variables), *names]
     compared = [*variables, *untrained]
     shared.append(_statement(step.learning_rate, step.number, compared, communicator))
-    *means, statements = moving_statistics.average(shared, variables, communicator, "sok_gradients")
+    *means, statements = average_with_statistics(shared, variables, communicator, "sok_gradients")
     step.rates_compared = True
     with tf.control_dependencies(replicas.check(statements * world_size, names)):
         return [
@@ -133,7 +141,13 @@ def _update(optimizer, tables, step):
     for gradient, variable in tables:
         if optimizer._sok_skip_nonfinite:
             gradient = _finite_rows(optimizer, gradient, variable)
-        rule = decaying if _decays(optimizer, variable) else plain
+        rule = plain
+        if getattr(optimizer, "weight_decay", None):
+            # From Keras 3.16 on, `_use_weight_decay` knows only what `build` was given: no tables.
+            is_excluded = getattr(optimizer, "_is_excluded_from_weight_decay", None)
+            is_excluded = is_excluded or (lambda v: not optimizer._use_weight_decay(v))
+            with variable.asked_by_known_optimizer():
+                rule = plain if is_excluded(variable) else decaying
         call = (rule, variable.device, steps[id(variable)])
         calls.setdefault(call, []).append((gradient, variable))
         steps[id(variable)] += 1
@@ -157,15 +171,6 @@ def _finite_rows(optimizer, gradient, variable):
         keys = tf.boolean_mask(gradient.indices, finite)
         setattr(keys, comm.UNIQUE, True)
         return tf.IndexedSlices(tf.boolean_mask(gradient.values, finite), keys)
-
-
-def _decays(optimizer, variable):
-    if not getattr(optimizer, "weight_decay", None):
-        return False
-    # From Keras 3.16 on, `_use_weight_decay` knows only what `build` was given: no tables.
-    is_excluded = getattr(optimizer, "_is_excluded_from_weight_decay", None)
-    with variable.asked_by_known_optimizer():
-        return not is_excluded(variable) if is_excluded else optimizer._use_weight_decay(variable)
 
 
 def _compared_rates(optimizer, variables, step):
@@ -222,12 +227,12 @@ def _compare_rates(rate, step, compared, communicator):
         with tf.control_dependencies(done):
             return tf.constant(True)
 
-    if tf.executing_eagerly() or tf.inside_function():
-        due = tf.equal(step % 16, 1)  # a schedule changes the learning rate at every step
-        if compared is not None:
-            due = tf.not_equal(compared, bits)
-        return [tf.cond(due, exchange, lambda: tf.constant(True))]
-    return [exchange()]
+    if builds_v1_graph():
+        return [exchange()]
+    due = tf.equal(step % 16, 1)  # a schedule changes the learning rate at every step
+    if compared is not None:
+        due = tf.not_equal(compared, bits)
+    return [tf.cond(due, exchange, lambda: tf.constant(True))]
 
 
 def builds_v1_graph() -> bool:
@@ -245,3 +250,59 @@ def as_op(step: Callable[[], Any], name: str) -> tf.Operation:
 
     # A function always runs as a whole, whichever of its results is fetched.
     return tf.group(tf.function(take_step, autograph=False)(), name=name)
+
+
+def average_with_statistics(
+    gradients: Sequence[Any], variables: Sequence[Any], communicator: comm.Communicator, name: str
+) -> list:
+    """`Communicator.average`, also of the moving statistics of the layers in this step.
+
+        BatchNormalization.call in training   moves its statistics towards those of the own batch
+        the step's gradients are averaged     and so are, in the same message, these statistics
+
+    They move by a linear rule, so their mean over ranks moves towards the mean over ranks. All
+    ranks predict with the same statistics, and a file has those of all samples.
+    """
+    # A step is known by the variables that it trains, because a `tf.function` within it calls no
+    # layer again. A layer without scale and center belongs to the step that follows its call.
+    place = {id(as_tf_table(variable)): i for i, variable in enumerate(variables, 1)}
+    in_step = {}
+    for layer in list(_layers.values()):
+        if trained := [i for v in layer.trainable_weights if (i := place.get(id(as_tf_table(v))))]:
+            in_step[min(trained)] = layer
+    layers = [in_step[i] for i in sorted(in_step)] + list(vars(_called).pop("layers", {}).values())
+    moved = [as_tf_table(weight) for layer in layers for weight in layer.non_trainable_weights]
+    values = [tf.identity(variable) for variable in moved]
+    means = exchange_order.collective_in_turn(communicator, "average", [*gradients, *values], name)
+    for variable, mean in zip(moved, means[len(gradients) :], strict=True):
+        variable.assign(mean)
+    return means[: len(gradients)]
+
+
+def _call(own, self, inputs, *args, **kwargs):
+    arguments = inspect.signature(own).bind(self, inputs, *args, **kwargs).arguments
+    training = arguments.get("training")
+    in_training = self.trainable and (tf.is_tensor(training) or bool(training))
+    # In a `tf.compat.v1` graph the program runs the updates; a distribution has rules of its own.
+    is_ours = in_training and not builds_v1_graph() and not hasattr(self, "_sok_distribution")
+    if is_ours and comm.current_or_single().world_size > 1:
+        if getattr(self, "synchronized", False):
+            raise NotImplementedError(
+                "Statistics of the whole batch need `sok.distribution.DataParallel`. Elsewhere a "
+                "rank normalizes by its own batch, and moving statistics are averaged over ranks. "
+                f"Received: synchronized=True on layer '{self.name}'"
+            )
+        object.__setattr__(self, replicas.AVERAGED, True)  # bypasses Keras' tracking of attributes
+        if self.trainable_weights:
+            _layers[id(self)] = self
+        else:
+            vars(_called).setdefault("layers", {})[id(self)] = self
+    return own(self, inputs, *args, **kwargs)
+
+
+@hooks.behind(hooks.RANKS)
+def _install():
+    lineage = tf.keras.layers.BatchNormalization.__mro__
+    owner = next(cls for cls in lineage if "call" in vars(cls))
+    why = "moving statistics are averaged over ranks with the step's gradients"
+    hooks.wrap(owner, "call", _call, why)

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.optimizers.embedding_aware import EmbeddingAware, embedding_aware, knows_tables
-from sok_like.optimizers.loss_scale import LossScaling
+from sok_like.optimizers.families import LossScaling
 from sok_like.optimizers.rules import rule_of
 from sok_like.runtime.checks import unmet, wrong_argument
 from sok_like.runtime.framework import hooks
@@ -69,16 +69,15 @@ def OptimizerWrapper(
     options = {"lazy": lazy, "average": average_dense_gradients}
     options |= {"skip_nonfinite": skip_nonfinite_gradients}
     is_dictionary = isinstance(optimizer, Mapping) and "class_name" not in optimizer
-    if is_dictionary or default is not None:
-        inner = getattr(default, "inner_optimizer", None)
-        if inner is None:
-            return _per_table(optimizer, is_dictionary, default, options)
-        return _loss_scaling(default, _per_table(optimizer, is_dictionary, inner, options))
-    optimizer = named(optimizer)
-    inner = getattr(optimizer, "inner_optimizer", None)
-    if inner is not None:  # Keras' LossScaleOptimizer
-        return _loss_scaling(optimizer, _wrapped(inner, options))
-    return _wrapped(optimizer, options)
+    by_table = is_dictionary or default is not None
+    main = default if by_table else named(optimizer)
+    inner = getattr(main, "inner_optimizer", None)
+    stock = main if inner is None else inner
+    if by_table:
+        aware = _per_table(optimizer, is_dictionary, stock, options)
+    else:
+        aware = _wrapped(stock, options)
+    return aware if inner is None else _loss_scaling(main, aware)  # Keras' LossScaleOptimizer
 
 
 def _wrapped(optimizer, options):
@@ -98,10 +97,7 @@ def _view(optimizer, options):
     # The wrappers of one optimizer share its attributes, so a second one would change the first.
     before = {name: vars(optimizer).get(f"_sok_{name}", value) for name, value in options.items()}
     if before != options:
-        now, then = (
-            ", ".join(f"{name}={value}" for name, value in some.items())
-            for some in (options, before)
-        )
+        now, then = (", ".join(f"{k}={v}" for k, v in some.items()) for some in (options, before))
         raise ValueError(
             "An optimizer that is wrapped twice must be given the same options, because both "
             f"wrappers share its state. Received: {now} after {then} "

@@ -1,3 +1,3 @@
 """`sok.tf.keras.optimizers.adam.Adam`."""
 
-from sok_like.optimizers.lazy_adam import Adam as Adam
+from sok_like.optimizers.own import Adam as Adam

@@ -1,3 +1,3 @@
 """`sok.tf.keras.optimizers.lazy_adam.LazyAdamOptimizer`."""
 
-from sok_like.optimizers.lazy_adam import LazyAdamOptimizer as LazyAdamOptimizer
+from sok_like.optimizers.own import LazyAdamOptimizer as LazyAdamOptimizer

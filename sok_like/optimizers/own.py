@@ -1,4 +1,7 @@
-"""`sok.optimizers.RowWiseAdagrad`: one number of state per row."""
+"""The optimizers of this package: Adam, LazyAdam and row-wise Adagrad.
+
+Each trains embedding and ordinary variables.
+"""
 
 from typing import Any
 
@@ -8,6 +11,86 @@ from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.rules import OptimizerRule, check_keras_settings
 from sok_like.runtime.framework.running_keras import is_keras_3, keras_optimizers
+
+
+@tf.keras.utils.register_keras_serializable("sok_like")
+class Adam(embedding_aware(keras_optimizers().Adam)):  # type: ignore[misc]
+    """`tf.keras.optimizers.Adam` that also trains embedding variables.
+
+    The result is that of Adam on a dense variable: the moments of every row decay at every step,
+    whether the row is in the batch or not. The cost is only that of the rows in the batch: a row
+    catches up when it is next read or updated. Gradients of equal keys are summed. Arguments are
+    those of `tf.keras.optimizers.Adam` (learning_rate 0.001, beta_1 0.9, beta_2 0.999, epsilon
+    1e-7).
+
+    Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015.
+    """
+
+
+@tf.keras.utils.register_keras_serializable("sok_like")
+class LazyAdam(Adam):
+    """`sok.tf.keras.optimizers.Adam` with the update of `LazyAdamOptimizer`, for Keras' `compile`.
+
+    Ordinary variables follow Keras' Adam. Rows of embedding variables change only when they are in
+    the batch.
+    """
+
+    _sok_lazy = True
+
+
+class LazyAdamOptimizer(embedding_aware(tf.compat.v1.train.AdamOptimizer)):  # type: ignore[misc]
+    """Adam that changes only the rows of a gradient; the optimizer of TF 1's `tf.contrib.opt`.
+
+    Absent rows keep their moments and weights. Adam would decay the moments and still move the
+    rows. Dense gradients follow Adam. The bias correction counts every step.
+
+    Args:
+        learning_rate: Number, tensor or callable.
+        beta1, beta2, epsilon: As in `tf.compat.v1.train.AdamOptimizer` (0.9, 0.999, 1e-8).
+        use_locking: Locks ordinary variables during their update.
+        name: Name of the optimizer.
+
+    Raises:
+        ValueError: in `apply_gradients`, no variable has a gradient.
+    """
+
+    _sok_lazy = True
+
+    def __init__(
+        self,
+        learning_rate=0.001,
+        beta1=0.9,
+        beta2=0.999,
+        epsilon=1e-8,
+        use_locking=False,
+        name="LazyAdam",
+    ):
+        super().__init__(learning_rate, beta1, beta2, epsilon, use_locking, name)
+
+    def _apply_sparse(self, grad, var):
+        return self._lazy_update(grad.values, var, grad.indices)
+
+    def _resource_apply_sparse(self, grad, var, indices):
+        return self._lazy_update(grad, var, indices)
+
+    def _lazy_update(self, grad, var, indices):
+        """Adam's formula for rows `indices` of an ordinary variable; indices do not repeat."""
+        settings = self._lr_t, self._beta1_t, self._beta2_t, self._epsilon_t
+        beta1_power, beta2_power, rate, beta1, beta2, epsilon = (
+            tf.cast(number, var.dtype.base_dtype)
+            for number in (*self._get_beta_accumulators(), *settings)
+        )
+        alpha = rate * tf.sqrt(1 - beta2_power) / (1 - beta1_power)
+        momentum, velocity = self.get_slot(var, "m"), self.get_slot(var, "v")
+        m = beta1 * tf.gather(momentum, indices) + (1 - beta1) * grad
+        v = beta2 * tf.gather(velocity, indices) + (1 - beta2) * tf.square(grad)
+        with tf.control_dependencies([m, v]):
+            updates = [
+                momentum.scatter_update(tf.IndexedSlices(m, indices)),
+                velocity.scatter_update(tf.IndexedSlices(v, indices)),
+                var.scatter_sub(tf.IndexedSlices(alpha * m / (tf.sqrt(v) + epsilon), indices)),
+            ]
+        return tf.group(*updates)
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")
@@ -81,18 +164,17 @@ class RowWiseAdagrad(embedding_aware(keras_optimizers().Optimizer)):  # type: ig
                     "of dist_model_parallel only; use Adagrad for it. "
                     f"Received: variable {variable.name!r}"
                 )
-            self._sok_accumulators[key] = self._accumulator(variable)
-
-    def _accumulator(self, variable):
-        shape, value = variable.shape[:1], self.initial_accumulator_value
-        if is_keras_3():
-            path = getattr(variable, "path", variable.name)  # a tf.Variable has no path
-            name = f"{path.replace('/', '_').replace(':', '_')}_accumulator"
-            start = tf.keras.initializers.Constant(value)
-            return self.add_variable(shape, start, variable.dtype, name=name)
-        return self.add_variable_from_reference(
-            variable, "accumulator", shape, tf.fill(shape, tf.cast(value, variable.dtype))
-        )
+            shape, value = variable.shape[:1], self.initial_accumulator_value
+            if is_keras_3():
+                path = getattr(variable, "path", variable.name)  # a tf.Variable has no path
+                name = f"{path.replace('/', '_').replace(':', '_')}_accumulator"
+                start = tf.keras.initializers.Constant(value)
+                accumulator = self.add_variable(shape, start, variable.dtype, name=name)
+            else:
+                start = tf.fill(shape, tf.cast(value, variable.dtype))
+                options = (variable, "accumulator", shape, start)
+                accumulator = self.add_variable_from_reference(*options)
+            self._sok_accumulators[key] = accumulator
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any = None) -> None:
         """One step of an ordinary variable; Keras calls it."""
@@ -101,10 +183,9 @@ class RowWiseAdagrad(embedding_aware(keras_optimizers().Optimizer)):  # type: ig
         # tf.Variables, also those inside variables of Keras 3, accept sparse updates.
         row, total = (getattr(v, "_value", v) for v in (variable, accumulator))
         sparse = isinstance(gradient, tf.IndexedSlices)
-        values = gradient.values if sparse else gradient
-        values = tf.cast(values, row.dtype)
-        behind = list(range(1, len(values.shape)))
-        added = tf.reduce_mean(tf.square(values), behind) if behind else tf.square(values)
+        values = tf.cast(gradient.values if sparse else gradient, row.dtype)
+        behind = range(1, len(values.shape))
+        added = tf.reduce_mean(tf.square(values), list(behind))
         if sparse:
             total.scatter_add(tf.IndexedSlices(added, gradient.indices))
             total = tf.gather(total, gradient.indices)
