@@ -69,19 +69,17 @@ def prepare_source(source: pathlib.Path, tensorflow: str) -> None:
     """Removes from Horovod's sources what does not compile with this TensorFlow or is not used."""
     # Horovod compiles Gloo twice. Beside TensorFlow it links the copy that is C++17.
     gloo = "add_subdirectory(third_party/gloo"
-    _replace(source / "CMakeLists.txt", f"{gloo})", f"{gloo} EXCLUDE_FROM_ALL)")
+    changes = [("CMakeLists.txt", f"{gloo})", f"{gloo} EXCLUDE_FROM_ALL)")]
     # Debug information takes a fifth of the time that is left.
     flags = '"-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO'
-    _replace(source / "CMakeLists.txt", f'"-O2" {flags}', f'"-O2 -g" {flags}')
+    changes.append(("CMakeLists.txt", f'"-O2" {flags}', f'"-O2 -g" {flags}'))
     if tuple(int(part) for part in tensorflow.split(".")[:2]) >= WITHOUT_XLA_HEADERS:
-        _replace(source / "horovod" / "tensorflow" / "CMakeLists.txt", NEEDS_XLA, "")
-
-
-def _replace(path, old, new):
-    text = path.read_text()
-    if text.count(old) != 1:
-        raise RuntimeError(f"{path} must have {old!r} once. Received: {text.count(old)} times")
-    path.write_text(text.replace(old, new))
+        changes.append(("horovod/tensorflow/CMakeLists.txt", NEEDS_XLA, ""))
+    for name, old, new in changes:
+        path, text = source / name, (source / name).read_text()
+        if text.count(old) != 1:
+            raise RuntimeError(f"{path} must have {old!r} once. Received: {text.count(old)} times")
+        path.write_text(text.replace(old, new))
 
 
 def _pip(*words, log, env=None):

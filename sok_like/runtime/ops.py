@@ -51,8 +51,7 @@ def _lookup_grad(op, *grads):
     learned = [i for i in used if _may_be_learned(op, 3 * n + i) and _keeps_rows(op, i)]
     of_tables = {"key_rows": outputs[3 * n :], "row_splits": inputs[2 * n : 3 * n]}
     of_weights = _weights_grads(op, grads, learned, weights=inputs[3 * n :], **of_tables)
-    for i, grad in zip(learned, of_weights, strict=True):
-        result[3 * n + i] = grad
+    result[3 * n :] = [of_weights.get(i) for i in range(n)]
     if op.get_attr("insert"):
         unique_keys = [outputs[n + i] for i in used]
         inverse = [outputs[2 * n + i] for i in used]
@@ -105,15 +104,16 @@ def _may_be_learned(op, i):
 
 
 def _weights_grads(op, grads, learned, **of_tables):
-    """The gradient of the weights of tables `learned`; `of_tables`: other inputs, of all tables."""
+    """Gradients of the weights of tables `learned`; `of_tables`: other inputs, of all tables."""
     if not learned:
-        return []
+        return {}
     of_tables.update({name: op.get_attr(name) for name in ("dims", "combiners")})
     with tf.device("CPU:0"):  # the op's only device
-        return libraries.ops().sok_weights_grad(
+        of_weights = libraries.ops().sok_weights_grad(
             grads=[tf.convert_to_tensor(grads[i]) for i in learned],
             **{name: [values[i] for i in learned] for name, values in of_tables.items()},
         )
+    return dict(zip(learned, of_weights, strict=True))
 
 
 tf.no_gradient("SokRoute")
@@ -264,8 +264,7 @@ def _combine_grad(op, *grads):
         )
     of_tables = {"key_rows": key_rows, "row_splits": row_splits, "weights": weights}
     of_weights = _weights_grads(op, grads, learned, **of_tables)
-    for i, grad in zip(learned, of_weights, strict=True):
-        result[3 + 2 * n + i] = grad
+    result[3 + 2 * n : 3 + 3 * n] = [of_weights.get(i) for i in range(n)]
     return result
 
 

@@ -69,10 +69,9 @@ def behind(*doors: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
 
     def decorate(install):
         with _lock:
-            if (doors, install) not in _installers:
-                _installers.append((doors, install))
-                if _initialized:
-                    _install()
+            _installers.append((doors, install))
+            if _initialized:
+                _install()
         return install
 
     return decorate
@@ -151,16 +150,13 @@ class Hook:
 
     def state(self) -> str:
         """Whether the hook is in effect."""
-        (owner, attribute, _), *_ = self._places
+        owner, attribute, _ = self._places[0]
         now = inspect.getattr_static(owner, attribute, None)
         if now is self.value:
             return "in place"
-        function: Any = getattr(now, "__func__", now)
-        ours = getattr(self.value, "__func__", self.value)
-        while function is not None:
-            if function is ours:
-                return "in place, within another wrapper"
-            function = getattr(function, "__wrapped__", None)
+        function, ours = (getattr(value, "__func__", value) for value in (now, self.value))
+        if callable(function) and inspect.unwrap(function, stop=lambda f: f is ours) is ours:
+            return "in place, within another wrapper"
         return "not in effect: replaced by another package"
 
     def undo(self) -> None:
@@ -235,7 +231,6 @@ class Within(threading.local):
     _depth = 0
 
     def __call__(self, own: Callable, *args: Any, **kwargs: Any) -> Any:
-        """Calls `own`."""
         with self:
             return own(*args, **kwargs)
 

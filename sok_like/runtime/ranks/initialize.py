@@ -49,10 +49,10 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
             f"Received: {_format(kwargs)}",
             stacklevel=2,
         )
-    if as_integer(global_batch_size) is None:
+    seed, batch = _checked_seed(seed), as_integer(global_batch_size)
+    if batch is None:
         raise wrong_argument("global_batch_size", "an integer", global_batch_size, error=TypeError)
-    seed = _checked_seed(seed)
-    arguments = {"global_batch_size": as_integer(global_batch_size), "seed": seed}
+    arguments = {"global_batch_size": batch, "seed": seed}
     earlier = _arguments.get(comm.line())
     if earlier not in (None, arguments):
         raise RuntimeError(
@@ -61,9 +61,8 @@ def Init(*, global_batch_size: int, seed: int | None = None, **kwargs: Any):
         )
     check_replicas()
     communicator = comm.current() if comm.is_initialized() else engines.choose()
-    enough = global_batch_size >= communicator.world_size
     required = f"at least the number of ranks, {communicator.world_size}"
-    require(enough, "global_batch_size", required, global_batch_size)
+    require(batch >= communicator.world_size, "global_batch_size", required, batch)
     _start(communicator)
     _arguments[comm.line()] = arguments
     if earlier is not None and tf.executing_eagerly():
@@ -123,8 +122,8 @@ def _checked_seed(seed):
 def _agree_on_seed(communicator, seed):
     """Broadcasts rank 0's seed and hands it to the op library; returns `'OK'` after that."""
     own = secrets.randbelow(2**31 - 1) if seed is None else seed
-    own = tf.constant(own, tf.int64, name="sok_seed")
-    agreed, warn = own, None
+    own = agreed = tf.constant(own, tf.int64, name="sok_seed")
+    done = []
     if communicator.world_size > 1:
         seeds, _ = exchange_order.exchange_notes(own[tf.newaxis], [], communicator, "sok_init")
         agreed = seeds[0]
@@ -133,10 +132,9 @@ def _agree_on_seed(communicator, seed):
             received = (own, f"on rank {communicator.rank} and", agreed)
             rest = "on rank 0; rank 0's is used."
             differ = tf.not_equal(own, agreed)
-            warn = tf.cond(differ, lambda: tf.print(problem, *received, rest), tf.no_op)
-    set_seed = libraries.ops().sok_set_seed(seed=agreed)
-    dependencies = [op for op in (set_seed, warn) if isinstance(op, tf.Operation)]
-    with tf.control_dependencies(dependencies):
+            done.append(tf.cond(differ, lambda: tf.print(problem, *received, rest), tf.no_op))
+    done.append(libraries.ops().sok_set_seed(seed=agreed))
+    with tf.control_dependencies([op for op in done if op is not None]):
         return tf.identity(tf.constant("OK"), name="sok_init")
 
 
@@ -145,34 +143,22 @@ def _format(arguments):
 
 
 def rank() -> int:
-    """Number of this process, 0 to `size() - 1`.
-
-    Raises:
-        RuntimeError: `sok.Init` has not been called.
-    """
+    """Number of this process, 0 to `size() - 1`; RuntimeError before `sok.Init`."""
     return comm.current().rank
 
 
 def size() -> int:
-    """Number of processes of the job.
-
-    Raises:
-        RuntimeError: `sok.Init` has not been called.
-    """
+    """Number of processes of the job; RuntimeError before `sok.Init`."""
     return comm.current().world_size
 
 
 def local_rank() -> int:
-    """Number of this process among those of its host. Use it only to choose a device.
-
-    Raises:
-        RuntimeError: `sok.Init` has not been called.
-    """
+    """Number of this process among those of its host, to choose a device; see `rank`."""
     return comm.current().local_rank
 
 
 def local_size() -> int:
-    """Number of processes of this host."""
+    """Number of processes of this host; see `rank`."""
     return comm.current().local_size
 
 

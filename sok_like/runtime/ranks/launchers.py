@@ -117,11 +117,8 @@ def launch_line(
     }
     usable = [name for name in LAUNCHERS if programs[name]]
     if not usable:
-        raise RuntimeError(
-            f"No launcher was found for Horovod, which was built for {transports}."
-            if transports
-            else NO_MPI
-        )
+        none = f"No launcher was found for Horovod, which was built for {transports}."
+        raise RuntimeError(none if transports else NO_MPI)
     launcher = launcher or usable[0]
     program = programs[launcher]
     if program is None:
