@@ -9,7 +9,6 @@ import tensorflow as tf
 import sok_like as sok
 from sok_like import feature_column as fc
 from sok_like.runtime.ranks import comm, lookup_options
-from sok_like.table.keras_variable import as_weight
 from sok_like.table.variable import unwrap
 
 pytestmark = pytest.mark.keras
@@ -58,7 +57,7 @@ class AllToAll(Distributed):
 class Group(tf.keras.layers.Layer):
     def __init__(self, name):
         super().__init__(name=name)
-        self.weight = as_weight(sok.EmbeddingVariable(1, name=name, initializer="zeros"))
+        self.weight = sok.EmbeddingVariable(1, name=name, initializer="zeros").as_weight()
 
     def call(self, keys):
         (rows,) = sok.group_embedding_lookup([self.table()], [keys], name=self.name)

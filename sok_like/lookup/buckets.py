@@ -14,22 +14,32 @@ bucket. So every number may be a key.
 
 Parts are placed one by one, so each rank places some of them, and needs little memory beside the
 index. Everything depends on the keys alone, so equal tables have equal indices.
+
+If the served model changes, its exporter keeps a `Placement` and decides; the server copies:
+
+    bucket    | key | free | key | ...      free slots anywhere
+    numbers   |  4  |  -1  |  0  | ...      the row of each key; rows lie in any order
+
+Rows never move: only the slot with the row's number does. Each rank keeps the buckets that it
+placed (`Layout.range_of`), with rows of their own.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from sok_like.table import keys as table_keys
+
 SLOTS = 8
-# Keys per slot. 8 / 0.9 + 4 / 7.2 = 9.4 bytes per key; it takes about 20 rounds to place the keys.
+# Keys per slot. 8 / 0.9 + 4 / 7.2 = 9.4 bytes per key. It takes about 20 rounds to place all keys,
+# and less than ten to place a new one.
 LOAD = 0.9
 # The first two are those of SplitMix64's finaliser (cpp/core/hash.h), the third is MurmurHash3's.
 FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xFF51AFD7ED558CCD)
 # For words below 2**64, whose floats may be 2**64: `scaled` then gives less than the range.
 _UNIT = (1 - 2.0**-40) * 2.0**-64
 TRIES = 8  # salts
-_ROUNDS = 200
+_ROUNDS = 500
 # Of fewer buckets, all numbers might have one in common.
 _LEAST_WIDTH = 8
 # Buckets of a part, if there are several. The number of its keys varies by its root, so 2**11 have
@@ -138,54 +148,165 @@ def fillers(layout: Layout, begin: int, end: int) -> np.ndarray:
 
 def place(keys: np.ndarray, layout: Layout, begin: int, end: int) -> Buckets | None:
     """Puts all keys of the buckets from `begin` to `end` there; None if another salt is needed."""
+    num_parts = (end - begin) // layout.width
+    small = np.uint16 if num_parts <= 2**16 else np.int32  # NumPy sorts the former much faster
+    parts = (layout.parts_of(keys) - begin // layout.width).astype(small)
+    order = np.argsort(parts, kind="stable")
+    bounds = np.cumsum(np.bincount(parts, minlength=num_parts))[:-1]
     counts: np.ndarray = np.zeros(end - begin, np.int8)
     in_slots = np.repeat(fillers(layout, begin, end)[:, np.newaxis], SLOTS, 1)
-    for at, of_part in _by_part(keys, layout, begin, end):
-        of_part.sort()  # so that it does not matter which rank has sent which
-        occupants = _occupants(*choices(of_part, layout), begin + at, layout.width)
-        if occupants is None:
+    for number, of_part in zip(range(num_parts), np.split(order, bounds), strict=False):
+        buckets = slice(number * layout.width, (number + 1) * layout.width)
+        own = np.sort(keys[of_part])  # so that it does not matter which rank has sent which
+        free = np.full([layout.width, SLOTS], -1, np.int8)
+        index = _Index(layout, begin + buckets.start, in_slots[buckets], free)
+        if index.insert(own, np.zeros(len(own), np.int8)):
             return None
-        taken = occupants >= 0
-        in_slots[at : at + layout.width][taken] = of_part[occupants[taken]]
-        counts[at : at + layout.width] = np.count_nonzero(taken, axis=1)
+        counts[buckets] = np.count_nonzero(index._numbers >= 0, axis=1)
     return Buckets(in_slots, counts, layout, begin)
 
 
-def _by_part(keys, layout, begin, end) -> Iterator[tuple[int, np.ndarray]]:
-    """The first bucket of each part, from `begin` on, and its keys."""
-    number = (end - begin) // layout.width
-    small = np.uint16 if number <= 2**16 else np.int32  # NumPy sorts the former much faster
-    parts = (layout.parts_of(keys) - begin // layout.width).astype(small)
-    order = np.argsort(parts, kind="stable")
-    begin = 0
-    for part, count in enumerate(np.bincount(parts, minlength=number)):
-        yield part * layout.width, keys[order[begin : begin + count]]
-        begin += count
+class _Index:
+    """Slots `[num_buckets, SLOTS]` from bucket `begin` on: keys, and their numbers, -1 if free."""
+
+    def __init__(self, layout, begin, keys, numbers):
+        self.layout, self._begin = layout, begin
+        self._keys, self._numbers = keys, numbers
+        self._random = np.random.default_rng(0)
+
+    def _choices(self, keys):
+        return [buckets - self._begin for buckets in choices(keys, self.layout)]
+
+    def _set(self, slots, keys, numbers):
+        self._keys.reshape(-1)[slots], self._numbers.reshape(-1)[slots] = keys, numbers
+
+    def insert(self, keys, numbers):
+        """Puts absent keys into slots; returns how many have found none."""
+        first, second = self._choices(keys)
+        taken = [np.count_nonzero(self._numbers[choice] >= 0, axis=1) for choice in (first, second)]
+        at = np.where(taken[1] < taken[0], second, first)
+        for _ in range(_ROUNDS):
+            if not len(keys):
+                break
+            order = np.argsort(at, kind="stable")
+            keys, numbers, at = keys[order], numbers[order], at[order]
+            buckets, begins, counts = np.unique(at, return_index=True, return_counts=True)
+            here = np.repeat(np.arange(len(buckets)), counts)
+            turn = np.arange(len(at)) - begins[here]
+            is_taken = self._numbers[buckets] >= 0
+            fits = turn < SLOTS - np.count_nonzero(is_taken, axis=1)[here]
+            free_first = np.argsort(is_taken, axis=1, kind="stable")
+            slots = at[fits] * SLOTS + free_first[here[fits], turn[fits]]
+            self._set(slots, keys[fits], numbers[fits])
+            keys, numbers, at = keys[~fits], numbers[~fits], at[~fits]
+            # One of the keys left over at a bucket takes the place of a key there.
+            takes = np.r_[True, at[1:] != at[:-1]][: len(at)]
+            slots = at[takes] * SLOTS + self._random.integers(0, SLOTS, np.count_nonzero(takes))
+            out = self._keys.reshape(-1)[slots], self._numbers.reshape(-1)[slots]
+            self._set(slots, keys[takes], numbers[takes])
+            keys = np.concatenate([keys[~takes], out[0]])
+            numbers = np.concatenate([numbers[~takes], out[1]])
+            # Each goes to its other bucket.
+            at = np.sum(self._choices(keys), 0) - np.r_[at[~takes], at[takes]]
+        return len(keys)
 
 
-def _occupants(first, second, begin, num_buckets):
-    """The key in each slot, counted from `begin` on, -1 for none; None if a key has no place."""
-    occupants = np.full([num_buckets, SLOTS], -1, np.int32)
-    counts = np.zeros(num_buckets, np.int8)
-    target, both = (first - begin).astype(np.int32), (first ^ second).astype(np.int32)
-    waiting = np.arange(len(first), dtype=np.int32)
-    random = np.random.default_rng(0)
-    for _ in range(_ROUNDS):
-        if not len(waiting):
-            return occupants
-        waiting = waiting[np.argsort(target[waiting], kind="stable")]
-        at = target[waiting]
-        heads = np.flatnonzero(np.r_[True, at[1:] != at[:-1]])
-        lengths = np.diff(np.r_[heads, len(at)])
-        slot = counts[at] + np.arange(len(at)) - np.repeat(heads, lengths)
-        fits = slot < SLOTS
-        occupants[at[fits], slot[fits]] = waiting[fits]
-        counts[at[heads]] += np.add.reduceat(fits, heads, dtype=np.int8)
-        left, at = waiting[~fits], at[~fits]
-        # One of the keys left over at a bucket takes the place of a key there.
-        takes = np.r_[True, at[1:] != at[:-1]][: len(at)]
-        taken = at[takes], random.integers(0, SLOTS, np.count_nonzero(takes))
-        waiting = np.concatenate([left[~takes], occupants[taken]])
-        occupants[taken] = left[takes]
-        target[waiting] ^= both[waiting]  # each goes to its other bucket
-    return None if len(waiting) else occupants
+class NoRoom(ValueError):
+    """More keys than there is room for."""
+
+
+class Placement(_Index):
+    """The keys of a served table that a rank places: at first `placed`, whose arrays change."""
+
+    # Their rows are the first of `capacity` from `first_row` on, at most `LOAD` of the slots.
+
+    def __init__(self, placed: Buckets, first_row: int, capacity: int, dtype: Any = np.int32):
+        starts = (first_row + placed.starts()).astype(dtype)
+        numbers = starts[:, np.newaxis] + np.arange(SLOTS, dtype=dtype)
+        numbers = np.where(placed.is_taken, numbers, dtype(-1))
+        super().__init__(placed.layout, placed.begin, placed.keys, numbers)
+        self._fillers = fillers(self.layout, self._begin, self._begin + len(placed.keys))
+        self.capacity, self.size = capacity, placed.num_keys
+        # The last one goes first.
+        last = first_row + capacity - 1
+        self._free: np.ndarray = np.arange(last, first_row + self.size - 1, -1, dtype=dtype)
+        self._undo: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self._kept = self.size, self._free
+
+    def numbers(self, begin: int = 0, end: int | None = None) -> np.ndarray:
+        """The row in each slot of some of these buckets, `[num_slots]`; 0 for free slots."""
+        return np.maximum(self._numbers[begin:end].reshape(-1), 0)
+
+    def change(self, keys: np.ndarray, gone: np.ndarray) -> tuple[np.ndarray, int]:
+        """Removes keys `gone`, and gives every one of `keys` (each once) that has none a row."""
+        # Returns the rows of `keys` and the number of keys removed. Absent ones may be gone, too.
+        slots = self._find(gone)
+        slots = np.unique(slots[slots >= 0])
+        freed, removed = self._numbers.reshape(-1)[slots], len(slots)
+        self._set(slots, self._fillers[slots // SLOTS], np.full(removed, -1, freed.dtype))
+        slots = self._find(keys)
+        new = np.flatnonzero(slots < 0)
+        self._free = np.concatenate([self._free, freed])
+        self.size += len(new) - removed
+        problem = f"{self.size} keys, and room for {self.capacity}"
+        if self.size <= self.capacity:
+            split = len(self._free) - len(new)
+            rows = np.empty(len(keys), self._numbers.dtype)
+            rows[slots >= 0] = self._numbers.reshape(-1)[slots[slots >= 0]]
+            rows[new] = self._free[split:][::-1]
+            self._free = self._free[:split]
+            left = self.insert(keys[new], rows[new])
+            if not left:
+                return rows, removed
+            problem = f"{self.size} keys, of which {left} find no place"
+        self.undo()
+        raise NoRoom(problem)
+
+    def others(self, keys: np.ndarray, owners: np.ndarray, world_size: int) -> np.ndarray:
+        """The keys that have a row, belong to one of the ranks `owners`, and are not in `keys`."""
+        taken = self._numbers.reshape(-1) >= 0
+        slots = self._find(keys)
+        taken[slots[slots >= 0]] = False
+        remaining = self._keys.reshape(-1)[taken]
+        return remaining[np.isin(table_keys.owners(remaining, world_size), owners)]
+
+    def changed(self, first_bucket: int = 0) -> dict[str, np.ndarray]:
+        """`slots` that have changed since `keep`, and their `numbers`, 0 for free ones; `buckets`,
+        and their `keys`. The table's first bucket has the number `first_bucket`.
+        """
+        slots = np.unique(np.concatenate([np.zeros(0, np.int64), *(u[0] for u in self._undo)]))
+        buckets = np.unique(slots // SLOTS)
+        begin = first_bucket + self._begin
+        return {
+            "slots": slots + begin * SLOTS,
+            "numbers": np.maximum(self._numbers.reshape(-1)[slots], 0),
+            "buckets": buckets + begin,
+            "keys": self._keys[buckets],
+        }
+
+    def freed(self) -> np.ndarray:
+        """The rows that keys have left in the one change since `keep`, and no other has taken."""
+        return self._free[len(self._kept[1]) :].astype(np.int64)
+
+    def keep(self) -> None:
+        """Makes all changes final."""
+        self._undo, self._kept = [], (self.size, self._free)
+
+    def undo(self) -> None:
+        """Takes back all changes since `keep`."""
+        for change in reversed(self._undo):
+            super()._set(*change)
+        self._undo, (self.size, self._free) = [], self._kept
+
+    def _set(self, slots, keys, numbers):
+        old = self._keys.reshape(-1)[slots], self._numbers.reshape(-1)[slots]
+        self._undo.append((slots, *old))
+        super()._set(slots, keys, numbers)
+
+    def _find(self, keys):
+        """The slot of each key, -1 for absent ones."""
+        buckets = np.stack(self._choices(keys), 1)
+        same = (self._keys[buckets] == keys[:, np.newaxis, np.newaxis]).reshape(-1, 2 * SLOTS)
+        at = np.argmax(same, 1)
+        slot = buckets[np.arange(len(keys)), at // SLOTS] * SLOTS + at % SLOTS
+        return np.where(same.any(1), slot, -1)

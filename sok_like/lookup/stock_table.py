@@ -9,7 +9,7 @@ number of ops decides how long it takes.
 
 `sok_like/lookup/buckets.py` says how keys lie in buckets. Rows are in the order of the buckets
 without gaps, so only keys have free slots; tables that can be refreshed have a row number per slot
-instead (`placement.py`). Every 64-bit key is legal. A table without an index has none here either:
+instead. Every 64-bit key is legal. A table without an index has none here either:
 key k is its row k.
 """
 

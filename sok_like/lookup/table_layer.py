@@ -8,7 +8,6 @@ import tensorflow as tf
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.keras_call import by_training
-from sok_like.table.keras_variable import as_weight
 from sok_like.table.variable import EmbeddingVariable
 
 
@@ -84,7 +83,7 @@ class TableLayer(TablesLayer):
 
     def _make_table(self, dim: int, **options: Any) -> None:
         """Makes the table, which has the layer's name."""
-        self._weight = as_weight(EmbeddingVariable(dim, name=self.name, **options))
+        self._weight = EmbeddingVariable(dim, name=self.name, **options).as_weight()
         self._freeze_tables()
 
     @property

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_like.lookup.buckets import SLOTS
-from sok_like.lookup.placement import NoRoom, Placement
+from sok_like.lookup.buckets import SLOTS, NoRoom, Placement
 from sok_like.lookup.stock_rows import decay_of
 from sok_like.lookup.stock_table import StockTables, encoded
 from sok_like.runtime.checks import unmet, wrong_argument

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_like.lookup import buckets
-from sok_like.lookup.buckets import SLOTS, Buckets
-from sok_like.lookup.placement import Placement
+from sok_like.lookup.buckets import SLOTS, Buckets, Placement
 from sok_like.lookup.stock_rows import MissingRows
 from sok_like.lookup.stock_table import StockTable, StockTables, encoded
 from sok_like.runtime.ranks import comm

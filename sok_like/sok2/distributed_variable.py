@@ -24,8 +24,8 @@ from sok_like.runtime.checks import require, unmet, wrong_argument
 from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import check_replicas
-from sok_like.table.initializers import row_initializer
-from sok_like.table.keras_variable import holder_class
+from sok_like.table.as_variable import holder_class
+from sok_like.table.options import row_initializer
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable, unwrap
 
 _count = itertools.count()

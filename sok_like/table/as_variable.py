@@ -1,21 +1,28 @@
-"""What TensorFlow asks of a variable, and what a table answers.
+"""What TensorFlow and Keras ask of a variable, and what a table answers.
 
 TensorFlow's own lookups read rows with `sparse_read`, which finds them by key. A table has no dense
 value: every read of one raises `NoDenseValue` and names a function to use instead. It is a
 TypeError because TensorFlow's dispatch, on a TypeError, asks `sok_like.lookup.by_key` to do the
 same by key.
+
+tf_keras tracks a `tf.Variable` as it is. Keras 3 tracks only its own variables, so there one of
+them wraps the table, and passes on the handle that tapes and graphs look at.
 """
 
 import contextlib
+import functools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.function.trace_type import default_types
 from tensorflow.python.ops import resource_variable_ops
 
 from sok_like.runtime.checks import wrong_argument
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import check_replicas
 from sok_like.table.keys import as_keys, held_here
@@ -29,11 +36,13 @@ look_up: Callable[[Any, Any, Any], Any] | None = None
 stand_ins = threading.local()
 
 
-def _unreadable(what):
-    def read(self, *args, **kwargs):
-        raise self._no_dense_value(what)
+def _refusing(error, received):
+    """A method that raises what the method `error` makes of `received`."""
 
-    return read
+    def refuse(self, *args, **kwargs):
+        raise getattr(self, error)(received)
+
+    return refuse
 
 
 class AsVariable:
@@ -42,12 +51,28 @@ class AsVariable:
     _trained_by_sok = False
     is_partitioned = False  # True if made with a partitioner, whose parts scripts ask for
     _handle: Any
+    _keras_variable: Any = None
     _options: TableOptions
 
     @property
     def handle(self) -> Any:
         """The table's resource; TensorFlow places ops beside it."""
         return vars(stand_ins).get("handles", {}).get(id(self), self._handle)
+
+    def as_weight(self) -> Any:
+        """This table as a weight of a layer: `self.table = variable.as_weight()`.
+
+        Keras 3 tracks only its own variables, so there it is one of them that holds this table, the
+        same one each time. tf_keras and tf.Module track an EmbeddingVariable as it is.
+        """
+        if not is_keras_3():
+            return self
+        held = self._keras_variable and self._keras_variable()
+        if held is None:
+            held = _wrapper_class()(self)
+            # Weak, as it refers to the table. Layers that share a table list one wrapper.
+            self._keras_variable = weakref.ref(held)
+        return held
 
     @property
     def table_name(self) -> str:
@@ -106,13 +131,13 @@ class AsVariable:
             f"the keys and rows of this rank. Received: {what}"
         )
 
-    _read_variable_op = _unreadable("a read of the whole variable")
-    value = _unreadable("variable.value()")
-    read_value = _unreadable("variable.read_value()")
-    initialized_value = _unreadable("variable.initialized_value()")
-    _dense_tensor_conversion = _unreadable("a conversion to a tensor")
-    __array__ = _unreadable("a conversion to a NumPy array")
-    __bool__ = _unreadable("the truth value of a variable")
+    _read_variable_op = _refusing("_no_dense_value", "a read of the whole variable")
+    value = _refusing("_no_dense_value", "variable.value()")
+    read_value = _refusing("_no_dense_value", "variable.read_value()")
+    initialized_value = _refusing("_no_dense_value", "variable.initialized_value()")
+    _dense_tensor_conversion = _refusing("_no_dense_value", "a conversion to a tensor")
+    __array__ = _refusing("_no_dense_value", "a conversion to a NumPy array")
+    __bool__ = _refusing("_no_dense_value", "the truth value of a variable")
 
     def read_value_no_copy(self):
         # TensorFlow's lookups use this; then they ask it for rows, or convert it, which raises.
@@ -202,19 +227,12 @@ class AsVariable:
         return (self,)
 
 
-def _refused(method):
-    def refuse(self, *args, **kwargs):
-        raise self._by_position(method)
-
-    return refuse
-
-
 for _method in (
     *("assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update"),
     *("scatter_min", "scatter_max", "scatter_mul", "scatter_div", "scatter_nd_add"),
     *("scatter_nd_sub", "scatter_nd_update", "batch_scatter_update", "count_up_to"),
 ):
-    setattr(AsVariable, _method, _refused(_method))
+    setattr(AsVariable, _method, _refusing("_by_position", _method))
 
 
 def unwrap(variable: Any) -> Any:
@@ -249,3 +267,70 @@ class ShownNames(metaclass=_ShowsNames):
 
     def __dir__(self):
         return dir(type(self))
+
+
+@functools.cache
+def holder_class():
+    """The class of Keras 3 variables whose value is a given variable with a `table_name`."""
+    import keras
+
+    class HeldVariable(keras.Variable):
+        """A Keras 3 variable whose value is another variable."""
+
+        def __init__(self, variable, shape):
+            self._held = variable
+            super().__init__(
+                initializer=lambda *args, **kwargs: None,  # never called: see _initialize
+                shape=shape,
+                dtype=variable.dtype.name,
+                trainable=variable.trainable,
+                autocast=False,
+                name=variable.table_name.replace("/", "_"),
+            )
+
+        def _initialize_with_initializer(self, initializer=None):
+            self._value = self._held
+
+        _deferred_initialize = _initialize_with_initializer
+
+    return HeldVariable
+
+
+@functools.cache
+def _wrapper_class():
+    class KerasEmbeddingVariable(holder_class()):
+        """A Keras 3 variable whose value is an EmbeddingVariable."""
+
+        def __init__(self, variable):
+            self._embedding_variable = variable
+            super().__init__(variable, (0, variable.dim))
+
+        @property
+        def shape(self):
+            return self._embedding_variable.shape
+
+        def assign(self, value):
+            self._embedding_variable.assign(value)
+            return value
+
+        def __tf_tracing_type__(self, context):
+            # tf.function would otherwise convert its argument to an array, which raises.
+            return default_types.Weakref(weakref.ref(self))
+
+        __reversed__, __eq__ = None, AsVariable.__eq__
+        __ne__, __hash__ = object.__ne__, object.__hash__
+
+        def __getattr__(self, name):
+            # Attributes of a table that a Keras variable does not have: size, stats, find, ...
+            if name.startswith("_"):
+                raise AttributeError(name)
+            return getattr(self._embedding_variable, name)
+
+    def of_table(name):
+        return lambda self, *args, **kw: getattr(self._embedding_variable, name)(*args, **kw)
+
+    # Without `__iter__`, Python would ask for rows 0, 1, 2, ... forever.
+    special = ("__array__", "__iter__", "__len__", "__contains__", "__repr__")
+    for name in (*special, "assign_add", "assign_sub"):
+        setattr(KerasEmbeddingVariable, name, of_table(name))
+    return KerasEmbeddingVariable

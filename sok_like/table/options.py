@@ -1,16 +1,48 @@
-"""The arguments of a table, checked together; options as JSON values, for configurations."""
+"""The arguments of a table, checked together, and how its initial rows are drawn.
+
+A hash table has no shape to fill: its rows are created one by one. So a Keras initializer becomes a
+distribution. Each element is drawn from it alone, as a pure function of (seed, table, key, column).
+Constants, uniform, normal, truncated normal, and Keras' variance-scaling family are taken over
+exactly. Any other initializer is called once for a matrix of 4096 rows (or
+`InitializerOption.default_value_dim`), and key k starts from row k mod 4096.
+"""
 
 import dataclasses
-from typing import Any
+import math
+import zlib
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.checks import check_integer, require
+from sok_like.runtime.checks import as_integer, check_integer, require, unmet, wrong_argument
+from sok_like.runtime.ranks.comm import run_now
 from sok_like.runtime.ranks.lookup_options import check_row_dtype
 from sok_like.table import policies
-from sok_like.table.initializers import RowInitializer, row_initializer
 from sok_like.table.keys import as_key_dtype
-from sok_like.table.policies import EmbeddingVariableOption, InitializerOption
+from sok_like.table.policies import DEFAULT_VALUE_DIM, EmbeddingVariableOption, InitializerOption
+
+# Modules of the initializers that are named below; those of tf.compat.v1 are in init_ops.
+_KNOWN_MODULES = ("keras.", "tf_keras.", "tensorflow.python.ops.init_ops")
+
+# The standard deviation of a standard normal distribution cut at two standard deviations. Keras
+# divides by it to reach the requested variance (keras.initializers.VarianceScaling).
+_TRUNCATED_STDDEV = 0.87962566103423978
+
+
+class RowInitializer(NamedTuple):
+    """Arguments of the table op: a distribution and its two parameters, or default rows."""
+
+    kind: str  # "constant", "uniform", "normal", "truncated_normal", "default_rows"
+    a: float = 0.0
+    b: float = 0.0
+    seed: int = 0  # distinguishes initializers of the same kind
+    default_rows: tuple[float, ...] = ()  # [num_default_rows * dim]
+
+    def __str__(self):
+        """What ranks compare. Not the default rows, whose last bits may depend on the processor."""
+        seed = f" seed {self.seed}" if self.seed else ""
+        return f"{self.kind} {self.a:g} {self.b:g}{seed}"
 
 
 @dataclasses.dataclass
@@ -99,3 +131,103 @@ def option_from_config(config: Any) -> Any:
     if isinstance(fields.get("initializer"), dict):
         fields["initializer"] = tf.keras.initializers.deserialize(fields["initializer"])
     return getattr(policies, config["option"])(**fields)
+
+
+def row_initializer(
+    initializer: Any, dim: int, num_rows: int | None, num_default_rows: int = DEFAULT_VALUE_DIM
+) -> RowInitializer:
+    """Translates a Keras initializer: a name, an instance or a class, also of `tf.compat.v1`.
+
+    Or a callable `(shape, dtype) -> tensor`, which must return the same on all ranks. `dim` and
+    `num_rows` of the whole table (None: `dim` instead) are the fans of the variance-scaling family.
+    """
+    instance = tf.keras.initializers.get(initializer)
+    if instance is None:
+        raise wrong_argument("initializer", "a Keras initializer or its name", None)
+    if isinstance(instance, type):
+        instance = instance()
+    config = instance.get_config() if hasattr(instance, "get_config") else {}
+    seed = config.get("seed")
+    if isinstance(seed, dict):  # a SeedGenerator of Keras 3
+        seed = seed.get("config", {}).get("seed")
+    seed = as_integer(seed) or 0
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"The seed of an initializer must fit int64. Received: seed={seed!r}")
+    known = type(instance).__module__.startswith(_KNOWN_MODULES)
+    if known and num_default_rows == DEFAULT_VALUE_DIM:
+        rows = _distribution(instance, config, dim, num_rows)
+        if rows is not None:
+            _check_finite(instance, (rows.a, rows.b, *rows.default_rows))
+            return rows._replace(seed=seed)
+    return RowInitializer(
+        "default_rows", default_rows=_default_rows(instance, config, num_default_rows, dim)
+    )
+
+
+def _check_finite(instance, numbers):
+    if not np.isfinite(np.asarray(numbers, np.float32)).all():
+        required = "give finite numbers that float32 can hold"
+        raise unmet("`initializer`", required, f"NaN or infinite ones from {instance!r}")
+
+
+def _distribution(instance, config, dim, num_rows):
+    """That of each element of a stock initializer; None if its elements are not alike."""
+    match type(instance).__name__:
+        case "Zeros":
+            return RowInitializer("constant", 0.0)
+        case "Ones":
+            return RowInitializer("constant", 1.0)
+        case "Constant":
+            return _constant(config["value"], dim)
+        case "RandomUniform":
+            limit = config["maxval"]
+            limit = 1.0 if limit is None else float(limit)  # None: TF1's default
+            return RowInitializer("uniform", float(config["minval"]), limit)
+        case "RandomNormal":
+            return RowInitializer("normal", float(config["mean"]), float(config["stddev"]))
+        case "TruncatedNormal":
+            mean, stddev = float(config["mean"]), float(config["stddev"])
+            return RowInitializer("truncated_normal", mean, stddev)
+    if not hasattr(instance, "distribution"):  # which the variance-scaling family has
+        return None
+    fan_in, fan_out = float(num_rows or dim), float(dim)
+    fans = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
+    variance = instance.scale / max(1.0, fans[instance.mode])
+    if instance.distribution == "uniform":
+        limit = math.sqrt(3 * variance)
+        return RowInitializer("uniform", -limit, limit)
+    if instance.distribution == "untruncated_normal":
+        return RowInitializer("normal", 0.0, math.sqrt(variance))
+    return RowInitializer("truncated_normal", 0.0, math.sqrt(variance) / _TRUNCATED_STDDEV)
+
+
+def _constant(value, dim):
+    if isinstance(value, dict):  # the form in which Keras 3 writes an array
+        value = value["config"]["value"]
+    value = np.asarray(value, np.float32)
+    if value.size == 1:
+        return RowInitializer("constant", float(value.reshape(())))
+    if value.size != dim:
+        raise ValueError(
+            f"A Constant initializer must hold one number, or a row of {dim} that every key starts "
+            "with; rows that were trained elsewhere are set by `sok.assign(variable, keys, rows)`. "
+            f"Received: a value of shape {value.shape}"
+        )
+    # A constant row: the same for every key.
+    return RowInitializer("default_rows", default_rows=tuple(value.reshape([dim]).tolist()))
+
+
+def _default_rows(instance, config, num_rows, dim):
+    if config.get("seed", 0) is None:
+        # Keras would draw another seed in each process, but ranks must agree.
+        name = f"{type(instance).__module__}.{type(instance).__qualname__}"
+        instance = type(instance).from_config({**config, "seed": zlib.crc32(name.encode())})
+    shape = (num_rows, dim)
+    (rows,) = run_now(lambda: [tf.convert_to_tensor(instance(shape, dtype="float32"))])
+    if rows.shape != shape:
+        required = f"return the shape it is asked for, {shape}"
+        raise unmet("An initializer", required, f"{rows.shape} from {instance!r}")
+    if rows.dtype.kind not in "fiu" and rows.dtype != tf.bfloat16.as_numpy_dtype:
+        raise unmet("An initializer", "return real numbers", f"{rows.dtype} from {instance!r}")
+    _check_finite(instance, rows)
+    return tuple(np.asarray(rows, np.float32).ravel().tolist())

@@ -119,14 +119,14 @@ class PolicyMethods(Snapshots):
 
         `sok.export(variable)` needs no records.
         """
-        self._need_records("export")
+        self._recorded("export")
         content = self.snapshot(with_slots=False)
         frequencies, last_steps = content.records[:, 0], content.records[:, 1]
         return ExportedRows(content.keys, content.rows, tf.maximum(last_steps - 1, 0), frequencies)
 
     def _of_any_rank(self, keys, method):
         """Frequencies and last steps of keys of any rank."""
-        self._need_records(method)
+        self._recorded(method)
         shape, communicator = tf.shape(tf.convert_to_tensor(keys)), comm.current()
         keys = tf.reshape(as_keys(keys), [-1])
         name = f"sok_{method}_{self._options.name}"
@@ -148,8 +148,7 @@ class PolicyMethods(Snapshots):
         Args:
             all_ranks: True sums over ranks; every rank must call this.
         """
-        self._need_records("statistics")
-        counts = libraries.ops().sok_table_statistics(handle=self.handle)
+        counts = libraries.ops().sok_table_statistics(handle=self._recorded("statistics"))
         if all_ranks:
             # The step is the same on all ranks, so it is not summed.
             counts = tf.concat([self._over_ranks(counts[:-1], "statistics"), counts[-1:]], 0)
@@ -159,9 +158,8 @@ class PolicyMethods(Snapshots):
 
     def key_statistics(self, keys: Any) -> KeyStatistics:
         """Frequency and last step of keys `[num_keys]` in this rank's shard."""
-        self._need_records("key_statistics")
-        keys, ops = tf.reshape(as_keys(keys), [-1]), libraries.ops()
-        return KeyStatistics(*ops.sok_table_key_statistics(handle=self.handle, keys=keys))
+        handle, keys = self._recorded("key_statistics"), tf.reshape(as_keys(keys), [-1])
+        return KeyStatistics(*libraries.ops().sok_table_key_statistics(handle=handle, keys=keys))
 
     def evict(self) -> tf.Tensor:
         """Removes the keys that GlobalStepEvict and L2WeightEvict select; dumps do this too.
@@ -169,13 +167,12 @@ class PolicyMethods(Snapshots):
         Returns:
             Number of keys that this rank removed, int64 scalar.
         """
-        self._need_records("evict")
-        return libraries.ops().sok_table_evict(handle=self.handle)
+        return libraries.ops().sok_table_evict(handle=self._recorded("evict"))
 
     def pop_evicted(self) -> EvictedRows:
         """Returns this rank's evicted rows, up to `evicted_buffer_size`, and empties the buffer."""
-        self._need_records("pop_evicted")
-        return EvictedRows(*libraries.ops().sok_table_pop_evicted(handle=self.handle))
+        handle = self._recorded("pop_evicted")
+        return EvictedRows(*libraries.ops().sok_table_pop_evicted(handle=handle))
 
     def assign_scores(self, keys: Any, scores: Any) -> tf.Tensor:
         """Sets the scores by which `ScoreEvict("custom")` evicts; larger ones stay longer.
@@ -193,13 +190,13 @@ class PolicyMethods(Snapshots):
             TypeError: keys or scores are not integers.
             tf.errors.InvalidArgumentError: the table evicts by another score.
         """
-        self._need_records("assign_scores")
+        handle = self._recorded("assign_scores")
         keys = tf.reshape(as_keys(keys), [-1])
         scores = tf.reshape(self._as_int64("scores", scores), [-1])
         if not keys.shape.is_compatible_with(scores.shape):
             received = f"{scores.shape[0]} scores for {keys.shape[0]} keys"
             raise unmet("`scores`", "have one item per key", received, self._options.table)
-        return libraries.ops().sok_table_assign_scores(handle=self.handle, keys=keys, scores=scores)
+        return libraries.ops().sok_table_assign_scores(handle=handle, keys=keys, scores=scores)
 
     def set_step(self, step: Any) -> Any:
         """Sets the table's step, the number of its training lookups; the next is `step + 1`.
@@ -217,9 +214,8 @@ class PolicyMethods(Snapshots):
             TypeError: `step` is not an integer.
             tf.errors.InvalidArgumentError: `step` is negative or beyond 2**62.
         """
-        self._need_records("set_step")
-        step = self._as_int64("step", step)
-        return libraries.ops().sok_table_set_step(handle=self.handle, step=step)
+        handle, step = self._recorded("set_step"), self._as_int64("step", step)
+        return libraries.ops().sok_table_set_step(handle=handle, step=step)
 
     def _say_what_erase_leaves(self):
         is_bloom = isinstance(self._options.policies.filter_option, CBFFilter)
@@ -241,13 +237,15 @@ class PolicyMethods(Snapshots):
             raise unmet(f"`{argument}`", required, dtype, self._options.table, TypeError)
         return tf.cast(value, tf.int64)
 
-    def _need_records(self, method):
+    def _recorded(self, method):
+        """The handle; ValueError unless the table keeps records, which a method needs."""
         if not self.keeps_records:
             raise ValueError(
                 f"`{method}` needs a table with policies, or "
                 "`EmbeddingVariableOption(record_statistics=True)`. "
                 f"Received: table '{self._options.name}' without policies"
             )
+        return self.handle
 
     def _over_ranks(self, counts, what):
         communicator = comm.current()

@@ -40,32 +40,31 @@ class _StreamContent(ctypes.Structure):
     ]  # fmt: skip
 
 
+# Kinds of arguments and results, as in Python's module `struct`; "z" is a string.
+_KIND = {"q": _INT64, "P": _POINTER, "?": ctypes.c_bool, "d": ctypes.c_double, "z": ctypes.c_char_p}
+_FUNCTIONS = {
+    "sok_stream_open": "qq?PP>z",
+    "sok_stream_about": "PP>z",
+    "sok_stream_keys": "PqP>z",
+    "sok_stream_rows": "PqPqPPP>z",
+    "sok_stream_hurry": "P>",
+    "sok_stream_close": "P>",
+    "sok_aside_open": "qqP>z",
+    "sok_aside_import": "PqPPPqPPPqPqPqqd>z",
+    "sok_aside_keep": "P>q",
+    "sok_aside_drop": "q>",
+    "sok_aside_close": "P>",
+}
+
+
 @functools.cache
 def _library():
     library = libraries.functions()
-    arguments = {
-        "sok_stream_open": [_INT64, _INT64, ctypes.c_bool, _POINTER, _POINTER],
-        "sok_stream_about": [_POINTER, _POINTER],
-        "sok_stream_keys": [_POINTER, _INT64, _POINTER],
-        "sok_stream_rows": [_POINTER, _INT64, _POINTER, _INT64, *[_POINTER] * 3],
-        "sok_stream_hurry": [_POINTER],
-        "sok_stream_close": [_POINTER],
-        "sok_aside_open": [_INT64, _INT64, _POINTER],
-        "sok_aside_import": [
-            *(_POINTER, _INT64, *[_POINTER] * 3, _INT64, *[_POINTER] * 3, _INT64, _POINTER),
-            *(_INT64, _POINTER, _INT64, _INT64, ctypes.c_double),
-        ],
-        "sok_aside_keep": [_POINTER],
-        "sok_aside_drop": [_INT64],
-        "sok_aside_close": [_POINTER],
-    }
-    for name, kinds in arguments.items():
+    for name, kinds in _FUNCTIONS.items():
+        arguments, _, result = kinds.partition(">")
         function = getattr(library, name)
-        function.argtypes = kinds
-        function.restype = ctypes.c_char_p
-    for name in ("sok_stream_hurry", "sok_stream_close", "sok_aside_drop", "sok_aside_close"):
-        getattr(library, name).restype = None
-    library.sok_aside_keep.restype = _INT64
+        function.argtypes = [_KIND[kind] for kind in arguments]
+        function.restype = _KIND.get(result)
     return library
 
 

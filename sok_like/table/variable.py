@@ -264,16 +264,6 @@ class EmbeddingVariable(
             text += f" on rank {comm.current().rank}" * (self._world_size > 1)
         return f"<{text}>"
 
-    def as_weight(self) -> Any:
-        """This table as a weight of a layer: `self.table = variable.as_weight()`.
-
-        Keras 3 tracks only its own variables, so there it is one of them that holds this table, the
-        same one each time. tf_keras and tf.Module track an EmbeddingVariable as it is.
-        """
-        from sok_like.table.keras_variable import as_weight
-
-        return as_weight(self)
-
     def size(self) -> tf.Tensor:
         """Number of keys on this rank, int64 scalar."""
         return libraries.ops().sok_table_size(handle=self.handle)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sok_like.lookup import buckets
-from sok_like.lookup.placement import NoRoom, Placement
+from sok_like.lookup.buckets import NoRoom, Placement
 
 RANDOM = np.random.default_rng(0)
 KEYS = np.unique(RANDOM.integers(-(2**63), 2**63 - 1, 9_000))

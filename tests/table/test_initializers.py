@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.table.initializers import row_initializer
+from sok_like.table.options import row_initializer
 from sok_like.table.policies import DEFAULT_VALUE_DIM as NUM_DEFAULT_ROWS
 
 pytestmark = pytest.mark.keras

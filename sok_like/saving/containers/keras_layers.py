@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.framework import hooks
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
 from sok_like.saving import transaction
@@ -35,7 +36,6 @@ from sok_like.saving.parts.checkpointable import RankLocalVariables, StagedConte
 from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table import snapshots
 from sok_like.table.content import FIELDS, REQUIRED, TableContent
-from sok_like.table.keras_variable import is_keras_3
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable
 
 _BESIDE = "beside"

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.saving import transaction
 from sok_like.saving.format import checksums
 from sok_like.saving.parts import table_names
-from sok_like.table.keras_variable import is_keras_3
 from tests.checks import files
 from tests.checks.files import Pair, check_same, everything
 from tests.saving import fuzz_files

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
-from sok_like.table.keras_variable import is_keras_3
+from sok_like.runtime.framework.running_keras import is_keras_3
 from tests.checks.files import KINDS, write
 from tests.saving import files_without_names as earlier
 
