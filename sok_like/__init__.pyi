@@ -37,7 +37,7 @@ from sok_like.inspection.sizes import estimate_memory as estimate_memory
 from sok_like.inspection.sizes import report as report
 from sok_like.lookup.by_key import EmbeddingVariable as EmbeddingVariable
 from sok_like.lookup.dense_lookup import embedding_lookup as embedding_lookup
-from sok_like.lookup.gather_batch import gather_batch as gather_batch
+from sok_like.lookup.local_variables import gather_batch as gather_batch
 from sok_like.optimizers.utils import filter_variables as filter_variables
 from sok_like.optimizers.utils import (
     split_embedding_variable_from_others as split_embedding_variable_from_others,

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from sok_like.lookup import exchange
 from sok_like.lookup.dense_lookup import as_tf_table, require_in_range
-from sok_like.lookup.exporting import Spread, combined, refuse_saved_model
+from sok_like.lookup.exporting import Spread, combined
 from sok_like.lookup.local_variables import is_local
 from sok_like.planner.tables import DATA_PARALLEL, HASHED
 from sok_like.runtime.checks import unmet
@@ -133,9 +133,15 @@ def refuse_shards(layer: Any) -> None:
         "one with whole tables. Received: an export to a SavedModel (model.export, "
         "tf.saved_model.save)"
     )
+
+    def refuse(*args, **kwargs):
+        raise NotImplementedError(text)
+
     for held in (*layer.local_embedding_layers, *layer.row_layers):
         for weight in held.weights:
-            refuse_saved_model(weight, text)
+            variable = getattr(weight, "_value", weight)  # inside a variable of Keras 3
+            if variable is not None:  # Keras has created it
+                variable._export_to_saved_model_graph = refuse
 
 
 def spread_tables(layer: Any) -> dict[str, Spread]:

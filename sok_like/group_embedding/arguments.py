@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.ops.variables import PartitionedVariable
 
 from sok_like.lookup import dense_lookup, exporting
-from sok_like.lookup.ids import in_order, row_splits, samples_by_table, samples_of
+from sok_like.lookup.ids import row_splits, samples_by_table, samples_of
 from sok_like.runtime.checks import COMBINERS, as_list, require, unmet, wrong_argument
 from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.ranks.lookup_options import check_gradient_scale, check_row_dtype
@@ -137,7 +137,7 @@ def ids_of(sp_ids: Any, sp_weights: Any, name: str, together: bool = False) -> I
     weights = None if sp_weights is None else dense_lookup.flat_weights(sp_ids, sp_weights, *of)
     if is_ragged:
         return Ids(sp_ids, weights, None)
-    sp_ids = in_order(sp_ids)
+    sp_ids = tf.sparse.reorder(sp_ids)
     return _ragged(sp_ids.values, row_splits(sp_ids), weights, sp_ids)
 
 

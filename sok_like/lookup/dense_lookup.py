@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.lookup.ids import FlatIds, flat_values, in_order
+from sok_like.lookup.ids import FlatIds, flat_values
 from sok_like.runtime.checks import check_combiner, unmet
 from sok_like.runtime.framework.graphs import checked
 
@@ -126,9 +126,9 @@ def flat_weights(ids, weights, prefix: str = "", of: str = ""):
         places = ids.row_splits, weights.row_splits
     elif isinstance(ids, tf.SparseTensor):
         places = ids.indices, weights.indices
-        weights = in_order(weights)
+        weights = tf.sparse.reorder(weights)
         if places[0] is not places[1]:
-            places = in_order(ids).indices, weights.indices
+            places = tf.sparse.reorder(ids).indices, weights.indices
     elif ids.shape == weights.shape:
         places = None, None
     else:

@@ -9,6 +9,7 @@ of a sample are added one by one in the order of its keys, as the op adds them.
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -79,7 +80,11 @@ class Exporting:
                 # Keys of a lookup may be computed from the rows of another one.
                 unmade = {each.rows.op for each in waiting}
                 ready = [each for each in waiting if not _ancestors(each.inputs()) & unmade]
-                if _writes(self._graph):  # its order matters, which the graph does not show
+                graph = self._graph.as_graph_def()
+                functions = (function.node_def for function in graph.library.function)
+                ops = [node.op for node in itertools.chain(graph.node, *functions)]
+                if any("Assign" in op or "ResourceScatter" in op for op in ops):
+                    # The order of writes matters, which the graph does not show.
                     ready = ready[:1]
                 for each, rows in zip(ready, self._rows([e.feature for e in ready]), strict=True):
                     each.rows.op._update_input(0, rows)
@@ -143,26 +148,6 @@ def _ancestors(ops):
     return reached
 
 
-def _writes(graph):
-    """Whether the graph changes variables."""
-    ops = [node.op for node in graph.as_graph_def().node]
-    for function in graph.as_graph_def().library.function:
-        ops += [node.op for node in function.node_def]
-    return any("Assign" in op or "ResourceScatter" in op for op in ops)
-
-
-def refuse_saved_model(variable: Any, why: str) -> None:
-    """Makes TensorFlow's and Keras' own exports of a variable raise NotImplementedError."""
-    variable = getattr(variable, "_value", variable)  # inside a variable of Keras 3
-    if variable is None:  # Keras has not created it yet
-        return
-
-    def refuse(*args, **kwargs):
-        raise NotImplementedError(why)
-
-    variable._export_to_saved_model_graph = refuse
-
-
 def current() -> Exporting | None:
     """The export in progress in this thread, or None."""
     return getattr(_state, "exporting", None)
@@ -182,15 +167,14 @@ def combined(rows: Any, combiner: str, row_splits: Any, weights: Any = None) -> 
         rows *= weights[:, tf.newaxis]
     if combiner == "none":
         return rows
-    batch = tf.size(row_splits, tf.int64) - 1
-    ends = row_splits[1:]
+    batch, ends = tf.size(row_splits, tf.int64) - 1, row_splits[1:]
     size, no_weights = tf.shape(rows, tf.int64)[0], tf.zeros([0], tf.int32)
     sample = tf.cumsum(tf.raw_ops.DenseBincount(input=ends, size=size, weights=no_weights))
     total = tf.math.unsorted_segment_sum(rows, sample, batch)
     if combiner == "sum":
         return total
     if weights is None:
-        divisor = tf.cast(row_splits[1:] - row_splits[:-1], tf.float64)
+        divisor = tf.cast(ends - row_splits[:-1], tf.float64)
     else:
         squares = weights if combiner == "mean" else tf.cast(weights, tf.float64) ** 2
         divisor = tf.math.unsorted_segment_sum(tf.cast(squares, tf.float64), sample, batch)

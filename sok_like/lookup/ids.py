@@ -10,7 +10,7 @@ The mask of a model of Keras 3 is a node of its graph, as that of `Embedding(mas
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -104,13 +104,10 @@ class FlatIds:
     def restore(self, rows: tf.Tensor) -> Any:
         """Rows `[num_keys, dim]`, or combined `[batch, dim]`, in the shape of the output."""
         ids, dim = self._source, rows.shape[-1]
-        is_combined = self._combiner is not None
-        if isinstance(ids, tf.RaggedTensor):
-            if not is_combined:
-                return ids.with_flat_values(rows)
-            rows.set_shape(self._batch.concatenate([dim]))
-            return rows
-        static = ids.shape[:-1] if is_combined else ids.shape
+        is_combined, is_ragged = self._combiner is not None, isinstance(ids, tf.RaggedTensor)
+        if is_ragged and not is_combined:
+            return ids.with_flat_values(rows)
+        static = self._batch if is_ragged else ids.shape[:-1] if is_combined else ids.shape
         if static.rank == 1:
             rows.set_shape(static.concatenate([dim]))
             return rows
@@ -119,29 +116,26 @@ class FlatIds:
         return tf.ensure_shape(rows, static.concatenate([dim]))
 
 
-class KeySamples(NamedTuple):
-    """Keys of a table, by sample."""
-
-    keys: tf.Tensor  # int64 `[num_keys]`
-    row_splits: tf.Tensor  # int64 `[batch + 1]`
-    weights: tf.Tensor | None  # float32 `[num_keys]`, or None for ones
+# Keys of a table by sample: int64 `[num_keys]`, row splits int64 `[batch + 1]`, and weights float32
+# `[num_keys]`, or None for ones.
+KeySamples = tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]
 
 
 def samples_of(
     sparse: Sequence[tf.SparseTensor], weights: Sequence[Any] | None = None
 ) -> list[KeySamples]:
     """Keys of hash tables by sample, by one op for all; ids and weights may be in any order."""
-    keys = [as_keys(s.values) for s in sparse]
-    weights = [None] * len(sparse) if weights is None else list(weights)
-    floats = [None if w is None else tf.cast(w, tf.float32) for w in weights]
     if not sparse:
         return []
+    keys = [as_keys(s.values) for s in sparse]
+    weights = [None] * len(sparse) if weights is None else weights
+    floats = [None if w is None else tf.cast(w, tf.float32) for w in weights]
     if exporting.current() is not None:
         by_table = []
         for s, flat, w in zip(sparse, keys, floats, strict=True):
-            ordered = in_order(tf.SparseTensor(s.indices, flat, s.dense_shape))
-            w = None if w is None else in_order(tf.SparseTensor(s.indices, w, s.dense_shape)).values
-            by_table.append(KeySamples(ordered.values, row_splits(ordered), w))
+            ordered = tf.sparse.reorder(with_flat_values(s, flat))
+            w = None if w is None else tf.sparse.reorder(with_flat_values(s, w)).values
+            by_table.append((ordered.values, row_splits(ordered), w))
         return by_table
     with tf.device("CPU:0"):
         samples = libraries.ops().sok_sparse_samples(
@@ -150,12 +144,9 @@ def samples_of(
             weights=[tf.zeros([0]) if w is None else w for w in floats],
             dense_shapes=[s.dense_shape for s in sparse],
         )
-    return [
-        KeySamples(k, splits, None if w is None else ordered)
-        for k, splits, w, ordered in zip(
-            samples.sorted_keys, samples.row_splits, floats, samples.sorted_weights, strict=True
-        )
-    ]
+    sorted_weights = zip(floats, samples.sorted_weights, strict=True)
+    of_keys = [None if w is None else ordered for w, ordered in sorted_weights]
+    return list(zip(samples.sorted_keys, samples.row_splits, of_keys, strict=True))
 
 
 def samples_by_table(
@@ -173,24 +164,19 @@ def samples_by_table(
             N=num_tables,
         )
     return [
-        KeySamples(keys, splits, None if floats is None else its_weights)
+        (keys, splits, None if floats is None else its_weights)
         for keys, its_weights, splits in zip(*by_table, strict=True)
     ]
-
-
-def in_order(sparse: tf.SparseTensor) -> tf.SparseTensor:
-    """The SparseTensor in canonical order: by sample, then by column."""
-    # Otherwise values would go to other samples. TensorFlow's own lookups raise then, but raising
-    # here would leave the other ranks waiting.
-    return tf.sparse.reorder(sparse)
 
 
 def as_ragged(sparse: tf.SparseTensor, hashed: bool = False) -> tf.RaggedTensor:
     """Sparse ids as ragged ids `[batch, None]`; with `hashed` as int64 keys of hash tables."""
     if hashed and sparse.shape.rank == 2:
-        (samples,) = samples_of([sparse])
-        return tf.RaggedTensor.from_row_splits(samples.keys, samples.row_splits, validate=False)
-    sparse = in_order(sparse)
+        ((keys, splits, _),) = samples_of([sparse])
+        return tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
+    # TensorFlow's own lookups raise if samples are not in order, but that would leave the other
+    # ranks waiting.
+    sparse = tf.sparse.reorder(sparse)
     return tf.RaggedTensor.from_row_splits(sparse.values, row_splits(sparse), validate=False)
 
 
@@ -231,12 +217,8 @@ def mask_of(ids: Any, pad_key: int | str | None, shape: Any = None) -> Any:
     ids = ids if tf.is_tensor(ids) else tf.convert_to_tensor(ids)
     if isinstance(ids, tf.SparseTensor):
         ids = as_ragged(ids)
-    if isinstance(ids, tf.RaggedTensor):
-        keys = keys_of_ids(ids)
-        mask = keys.with_flat_values(valid(keys.flat_values, pad_key))
-    else:
-        mask = valid(keys_of_ids(ids), pad_key)
-        mask = mask if shape is None else tf.reshape(mask, shape)
+    mask = valid(keys_of_ids(ids), pad_key)
+    mask = mask if shape is None else tf.reshape(mask, shape)
     mask._sok_padding = True  # for `_warn_of_lost_masks`
     return mask
 

@@ -72,8 +72,12 @@ def check_listed(variable: Any, keys: Any) -> None:
     if not variable.trainable:
         return
     outermost = "an op of a functional model" if _is_symbolic(keys) else None
+    # Kept on the variable: a variable of TensorFlow cannot be an element of a set.
+    listed_by = variable.__dict__.setdefault("_listed_by", weakref.WeakSet())
     for layer in layers_of_call():
-        if _lists(layer, variable):
+        if layer not in listed_by and any(_inside(w) is variable for w in layer.variables):
+            listed_by.add(layer)
+        if layer in listed_by:
             return
         outermost = layer.name
     if outermost is not None:
@@ -111,16 +115,6 @@ def _is_symbolic(keys):
     from tf_keras.src.engine import keras_tensor
 
     return isinstance(keys, keras_tensor.KerasTensor)
-
-
-def _lists(layer, variable):
-    # Kept on the variable: a variable of TensorFlow cannot be an element of a set.
-    listed_by = variable.__dict__.setdefault("_listed_by", weakref.WeakSet())
-    if layer not in listed_by:
-        if not any(_inside(weight) is variable for weight in layer.variables):
-            return False
-        listed_by.add(layer)
-    return True
 
 
 def _inside(weight):
@@ -166,7 +160,10 @@ def inputs_of(node: Any) -> list[Any]:
     return tf.nest.flatten(node.input_tensors if is_keras_3() else node.keras_inputs)
 
 
-def _keys_of(model):
+def _check(model, value, reference):
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or not tf.as_dtype(dtype).is_floating or may_be_keys(tf.as_dtype(dtype)):
+        return
     if model not in _leads_to:
         layers: dict[int, str] = {}
         for node in reversed(nodes_of(model)):
@@ -179,14 +176,7 @@ def _keys_of(model):
                 integers = [t for t in inputs_of(node) if tf.as_dtype(t.dtype).is_integer]
                 layers.update(dict.fromkeys(map(id, integers), name))
         _leads_to[model] = layers
-    return _leads_to[model]
-
-
-def _check(model, value, reference):
-    dtype = getattr(value, "dtype", None)
-    if dtype is None or not tf.as_dtype(dtype).is_floating or may_be_keys(tf.as_dtype(dtype)):
-        return
-    layer = _keys_of(model).get(id(reference))
+    layer = _leads_to[model].get(id(reference))
     if layer is not None:
         raise TypeError(
             f"Input '{reference.name}' must be integers: they are keys of layer '{layer}', and a "

@@ -1,4 +1,4 @@
-"""Variables that belong to one rank; norms of gradients, for programs that clip by hand.
+"""What belongs to one rank: variables, parts of gradients and their norms, batches.
 
     parts of several lookups --sum of equal keys--> values --squares--> sum over ranks
 
@@ -16,6 +16,11 @@ The gradient of a hash table has no dense shape, and is known by that. Others ar
 
 Only in a program with such variables, or on several ranks, are `tf.GradientTape` and Keras'
 optimizers wrapped for that.
+
+`gather_batch` joins batches, for losses over the global batch:
+
+    rank 0: [a, b]    rank 1: [c]    =gather=>    both: [a, b, c]
+    gradients of [a, b, c] on rank 0 and rank 1   =sum=>   [a, b] to rank 0, [c] to rank 1
 """
 
 import weakref
@@ -27,10 +32,11 @@ import tensorflow as tf
 from tensorflow.python.ops import clip_ops
 from tensorflow.python.util import dispatch
 
-from sok_like.runtime.framework import hooks
+from sok_like.runtime.framework import graphs, hooks
 from sok_like.runtime.framework.running_keras import is_keras_3, keras_optimizers
 from sok_like.runtime.ranks import comm, exchange_order, horovod
 from sok_like.runtime.ranks.comm import distinct, summed_values
+from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.table.variable import is_embedding_variable
 
 PART, SHAPE_OF_PART = "_sok_part", tf.int64  # marks of tensors, and of slices
@@ -126,7 +132,11 @@ def _clip_by_norm(own, t, clip_norm, axes=None, name=None):
     if not is_part(t):
         return own(t, clip_norm, axes, name)
     sparse = isinstance(t, tf.IndexedSlices)
-    if of := _variable_without_norm(t.dense_shape if sparse else t):
+    marks = t.dense_shape if sparse else t
+    of = getattr(marks, PART, "")
+    if marks is not None and tf.executing_eagerly() and not hasattr(marks, PART):
+        of = _without_norm.get(tuple(marks.numpy().tolist()), "")
+    if of:
         raise ValueError(
             "`tf.clip_by_norm` and an optimizer's `clipnorm` need one table's gradient. This one "
             "is of a `dist_model_parallel` variable with several tables, or with columns of one "
@@ -144,13 +154,6 @@ def _clip_by_norm(own, t, clip_norm, axes=None, name=None):
     limit = tf.cast(clip_norm, norm.dtype)
     values = tf.identity(values * limit / tf.maximum(norm, limit), name=name)
     return tf.IndexedSlices(values, t.indices, t.dense_shape) if sparse else values
-
-
-def _variable_without_norm(marked):
-    """The name of the variable, if its gradient's norm is not that of one table; or ""."""
-    if marked is not None and tf.executing_eagerly() and not hasattr(marked, PART):
-        return _without_norm.get(tuple(marked.numpy().tolist()), "")
-    return getattr(marked, PART, "")
 
 
 @tf.experimental.dispatch_for_api(tf.clip_by_value, {"t": tf.IndexedSlices})
@@ -249,6 +252,62 @@ def mark_gradients() -> None:
         return
     hooks.wrap(keras_optimizers().Optimizer.__base__, "apply_gradients", _apply_pairs, why)
     hooks.wrap(keras_optimizers().legacy.Optimizer, "_transform_gradients", _apply_pairs, why)
+
+
+def gather_batch(tensor: Any, name: str = "gather_batch") -> tf.Tensor:
+    """The ranks' tensors joined along their first axis, in rank order; every rank must call it.
+
+    For losses that compare a sample with those of other ranks, such as in-batch negatives. The
+    gradient of a row is the sum of its gradients in all ranks' losses. So each rank takes the loss
+    of its own samples against all rows. The mean of these losses over ranks has the gradient of one
+    process with the global batch, as everywhere else in `fit`.
+
+    Args:
+        tensor: Numbers `[batch, ...]`; the batch may differ between ranks, other axes may not.
+        name: Name of the collective, the same on all ranks.
+
+    Returns:
+        The same dtype, `[sum of batches, ...]`. On one rank it is `tensor`.
+
+    Raises:
+        ValueError: `tensor` is a scalar.
+        TypeError: it does not hold numbers.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.shape.rank == 0:
+        raise ValueError(f"`tensor` must be of shape [batch, ...]. Received: the scalar {tensor!r}")
+    if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
+        raise TypeError(f"`tensor` must hold numbers. Received: {tensor.dtype.name}")
+    ensure_initialized()
+    communicator = comm.current()
+    if communicator.world_size == 1:
+        return tensor
+    name = unique_in_graph(name)
+
+    def gather():
+        size = tf.shape(tensor, tf.int64)[:1]
+        sizes = communicator.all_gather(size, f"{name}_sizes")
+        return communicator.all_gather(tensor, name), sizes
+
+    @tf.custom_gradient
+    def run(tensor):
+        gathered, sizes = exchange_order.exchange_in_turn(gather, name, communicator)
+        gathered.set_shape([None, *tensor.shape[1:]])
+
+        def back(grad):
+            @tf.custom_gradient
+            def send_back(grad):
+                turn = f"{name}_grad"
+                total = exchange_order.collective_in_turn(communicator, "sum", grad, turn)
+                start = tf.reduce_sum(sizes[: communicator.rank])
+                of_this_rank = total[start : start + sizes[communicator.rank]]
+                return of_this_rank, lambda second: graphs.refuse_second_order([second], [grad])[0]
+
+            return tf.ensure_shape(send_back(tf.convert_to_tensor(grad)), tensor.shape)
+
+        return gathered, back
+
+    return run(tensor)
 
 
 @hooks.at_init

@@ -85,7 +85,7 @@ def check_same_shapes(variables: Sequence[Any]) -> None:
     first = next(differing, min(map(len, lists)))
     here = "missing"
     if first < len(texts):
-        here = f"'{getattr(variables[first], 'path', variables[first].name)}', {texts[first]}"
+        here = f"'{_path(variables[first])}', {texts[first]}"
     raise ValueError(
         "The ranks must have the same variables in the same order. Received: "
         f"{[len(other) for other in lists]} variables, by rank; the first that differs is number "
@@ -98,8 +98,23 @@ def compare(model: Any, communicator: comm.Communicator) -> list[tf.Tensor]:
     # Called where the gradient of a lookup is built. Without a tape around it (`tf.gradients`) and
     # in a v1 graph it compares nothing. Returns tensors that later ops must wait for.
     model = running_keras.model() or model
-    variables = _compared(model)
-    return [] if variables is None else compare_at_times(variables, model, communicator)
+    call = getattr(_asked, "call", None)
+    if call is None or not tf.compat.v1.executing_eagerly_outside_functions():
+        return []
+    tape, target, sources = call
+    if getattr(tape, "_sok_compared", False):  # at its first lookup
+        return []
+    if not tf.executing_eagerly():
+        # The gradient of a loop or branch can use only variables that its body uses.
+        graph = tf.compat.v1.get_default_graph()
+        targets = tf.nest.flatten(target, expand_composites=True)
+        if any(getattr(target, "graph", None) is not graph for target in targets):
+            return []
+    variables = list(filter(_is_ordinary, tf.nest.flatten(sources)))
+    # If the program asks for tables only: all that the tape watches.
+    variables = variables or list(filter(_is_ordinary, tape.watched_variables()))
+    tape._sok_compared = bool(variables) or model is not None
+    return compare_at_times(variables, model, communicator) if tape._sok_compared else []
 
 
 def compare_at_times(
@@ -119,21 +134,14 @@ def compare_at_times(
 
 
 def _exchange(variables, model, communicator):
-    untrained, names_of_untrained = untrained_in(model)
+    variables, names = with_untrained(variables, model)
     learners = list(filter(_learns, _layers(running_keras.model())))
-    names = [*names_of(variables), *names_of_untrained]
     names += [f"layer '{layer.name}', adapted to other data," for layer in learners]
     if not names:
         return tf.constant(True)
-
-    def sums(*values):
-        return _sums(*values, *map(_learned, learners))
-
-    # One op for all variables: TensorFlow's own ops would be ten per variable to trace.
-    values = list(map(as_tf_table, [*variables, *untrained]))
-    values = tf.ensure_shape(tf.numpy_function(sums, values, tf.int64), [2 * len(names)])
+    sums = tf.cast(tf.bitcast(sums_of(variables, learners), tf.int32), tf.int64)
     name = f"comparison_of_{len(names)}_ordinary_variables"
-    notes, _ = exchange_order.exchange_notes(values, [], communicator, name)
+    notes, _ = exchange_order.exchange_notes(sums, [], communicator, name)
     by_rank = tf.reshape(notes, [communicator.world_size, 2 * len(names)])
     by_rank = tf.bitcast(tf.cast(by_rank, tf.int32), tf.float32)
     # Learning rates and steps, which come first, matter to optimizers only.
@@ -141,13 +149,19 @@ def _exchange(variables, model, communicator):
         return tf.constant(True)
 
 
-def _sums(*values):
-    """`sums_of` for arrays, as the bits of float32."""
-    sums = []
-    for array in values:
-        flat = np.asarray(array).astype(np.float64).ravel()
-        sums += [flat @ np.cos(np.arange(1, flat.size + 1)), np.abs(flat).sum()]
-    return np.array(sums, np.float32).view(np.int32).astype(np.int64)
+def sums_of(variables: Sequence[Any], learners: Sequence[Any] = ()) -> tf.Tensor:
+    """Of each a sum that depends on the order of elements, and of absolutes, float32 `[2 n]`."""
+
+    def sums(*values):
+        found = []
+        for array in (*values, *map(_learned, learners)):
+            flat = np.asarray(array).astype(np.float64).ravel()
+            found += [flat @ np.cos(np.arange(1, flat.size + 1)), np.abs(flat).sum()]
+        return np.array(found, np.float32)
+
+    # One op for all variables: TensorFlow's own ops would be ten per variable to trace.
+    values = tf.numpy_function(sums, list(map(as_tf_table, variables)), tf.float32)
+    return tf.ensure_shape(values, [2 * (len(variables) + len(learners))])
 
 
 def _learned(layer):
@@ -162,10 +176,6 @@ def _learned(layer):
     return np.concatenate([np.zeros(1), *numbers])
 
 
-def names_of(variables: Iterable[Any]) -> list[str]:
-    return [f"variable '{getattr(variable, 'path', variable.name)}'" for variable in variables]
-
-
 def check(statements: Any, names: Sequence[str]) -> list:
     """Raises unless all ranks' statements `[world_size, ...]` agree; in a graph returns the op."""
     with tf.device("CPU:0"):  # the op's only device, even if gradients are averaged on another
@@ -177,51 +187,24 @@ def check(statements: Any, names: Sequence[str]) -> list:
     return [] if op is None else [op]
 
 
-def sums_of(variable: Any) -> tf.Tensor:
-    """float32 `[2]`: a sum that depends on the order of elements, and the sum of absolutes."""
-    values = tf.reshape(tf.cast(as_tf_table(variable), tf.float64), [-1])
-    weights = tf.cos(tf.range(1, tf.size(values) + 1, dtype=tf.float64))
-    sums = [tf.reduce_sum(values * weights), tf.reduce_sum(tf.abs(values))]
-    return tf.cast(tf.stack(sums), tf.float32)
-
-
-def _compared(model):
-    """Variables of the tape that takes a gradient; None without one, and from its second lookup."""
-    call = getattr(_asked, "call", None)
-    if call is None or not tf.compat.v1.executing_eagerly_outside_functions():
-        return None
-    tape, target, sources = call
-    if getattr(tape, "_sok_compared", False):
-        return None
-    if not tf.executing_eagerly():
-        # The gradient of a loop or branch can use only variables that its body uses.
-        graph = tf.compat.v1.get_default_graph()
-        targets = tf.nest.flatten(target, expand_composites=True)
-        if any(getattr(target, "graph", None) is not graph for target in targets):
-            return None
-    variables = list(filter(_is_ordinary, tf.nest.flatten(sources)))
-    # If the program asks for tables only: all that the tape watches.
-    variables = variables or list(filter(_is_ordinary, tape.watched_variables()))
-    tape._sok_compared = bool(variables) or model is not None
-    return variables if tape._sok_compared else None
-
-
-def untrained_in(model: Any) -> tuple[list[Any], list[str]]:
-    """Variables of numbers that layers have made not to train, with their names in errors."""
+def with_untrained(variables: Sequence[Any], model: Any) -> tuple[list[Any], list[str]]:
+    """These and a model's variables of numbers that do not train, with their names in errors."""
     untrained = {}
     for layer in _layers(model):
-        for variable in [] if _is_apart(layer) else _made_untrained(layer):
+        if _is_apart(layer):
+            continue
+        own = layer._non_trainable_variables if is_keras_3() else layer._non_trainable_weights
+        plain = [v for v in vars(layer).values() if isinstance(v, tf.Variable) and not v.trainable]
+        for variable in (*own, *plain):
             if tf.as_dtype(variable.dtype).is_floating and _is_shared(variable):
                 untrained[id(variable)] = variable, layer.name
-    path_of = {key: getattr(v, "path", v.name) for key, (v, _) in untrained.items()}
-    names = [_UNTRAINED.format(path_of[key], name) for key, (_, name) in untrained.items()]
-    return [variable for variable, _ in untrained.values()], names
+    names = [f"variable '{_path(variable)}'" for variable in variables]
+    names += [_UNTRAINED.format(_path(variable), layer) for variable, layer in untrained.values()]
+    return [*variables, *(variable for variable, _ in untrained.values())], names
 
 
-def _made_untrained(layer):
-    own = layer._non_trainable_variables if is_keras_3() else layer._non_trainable_weights
-    plain = [v for v in vars(layer).values() if isinstance(v, tf.Variable) and not v.trainable]
-    return [*own, *plain]
+def _path(variable):
+    return getattr(variable, "path", variable.name)
 
 
 def _is_apart(layer):

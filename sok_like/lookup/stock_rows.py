@@ -102,9 +102,7 @@ class _Draws:
             unit = tf.cast(_right(words, 8), tf.float32) * np.float32(2**-24)
             return tf.minimum(number + scale * unit, limit)
         normal = self._normals(0)
-        if kind == TRUNCATED_NORMAL:
-            normal = self._truncated(normal)
-        return number + scale * normal
+        return number + scale * (self._truncated(normal) if kind == TRUNCATED_NORMAL else normal)
 
     def _words(self, draw):
         """Random words of 32 bits, int64 `[num_keys, dim rounded up to 4]`."""
@@ -154,16 +152,12 @@ def _philox(counter, key):
         first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         round_key = [(key[j] + i * _WEYL[j]) & _WORD for j in (0, 1)]
         c0, c1, c2, c3 = (
-            _high(second) ^ c1 ^ round_key[0],
+            (_right(second, 32) & _WORD) ^ c1 ^ round_key[0],
             second & _WORD,
-            _high(first) ^ c3 ^ round_key[1],
+            (_right(first, 32) & _WORD) ^ c3 ^ round_key[1],
             first & _WORD,
         )
     return c0, c1, c2, c3
-
-
-def _high(product):
-    return _right(product, 32) & _WORD
 
 
 def _right(words, bits):

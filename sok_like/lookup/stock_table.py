@@ -117,7 +117,14 @@ class StockTables:
 
     def _direct(self, asked):
         """Rows of tables of one dim without an index."""
-        rows = [_in_range(table, keys) + table.first_row for table, keys in asked]
+        rows = []
+        for table, keys in asked:
+            wrong = (keys < 0) | (keys >= table.key_limit)
+            rule = (
+                f"Keys of table '{table.table_name}' must be in [0, {table.key_limit}). Received:"
+            )
+            fits = ~tf.reduce_any(wrong)
+            rows.append(checked(keys, fits, rule, tf.boolean_mask(keys, wrong)) + table.first_row)
         return self._decoded(asked[0].table.dim, joined(rows))
 
     def _indexed(self, groups):
@@ -273,12 +280,6 @@ def _which(sizes, at):
     return tf.searchsorted(tf.cumsum(sizes), tf.cast(at, tf.int32), side="right")
 
 
-def _in_range(table, keys):
-    wrong = (keys < 0) | (keys >= table.key_limit)
-    rule = f"Keys of table '{table.table_name}' must be in [0, {table.key_limit}). Received:"
-    return checked(keys, ~tf.reduce_any(wrong), rule, tf.boolean_mask(keys, wrong))
-
-
 def _scaled(words, scale, dtype):
     """`buckets.scaled`."""
     return tf.cast(tf.cast(words, tf.float64) * scale, dtype)
@@ -305,20 +306,15 @@ def encoded(rows: np.ndarray, dtype: tf.DType, table_name: str) -> list[tf.Tenso
     """Rows in the dtype of an export, and int8's scales; ValueError for int8 of non-finite rows."""
     if dtype != tf.int8:
         return [tf.cast(rows, dtype)]
-    values, scales = _quantized(rows, table_name)
-    return [tf.constant(values), tf.cast(scales, tf.bfloat16)]
-
-
-def _quantized(rows, table_name):
-    """int8 rows `[n, dim]` and their bfloat16 scales `[n]`; the largest element becomes 127."""
     if not np.isfinite(rows).all():
         raise ValueError(
             f"`row_dtype` int8 needs finite rows. Received: NaN or infinite ones (table "
             f"'{table_name}')"
         )
-    wanted = np.abs(rows).max(axis=1, initial=0.0) / np.float32(127)
+    wanted = np.abs(rows).max(axis=1, initial=0.0) / np.float32(127)  # the largest becomes 127
     # Rounded up to bfloat16, the upper half of a float32.
     bits = (wanted.astype(np.float32).view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
     scales = bits.view(np.float32)
     divisor = np.where(scales > 0, scales, np.float32(1))
-    return np.rint(rows / divisor[:, np.newaxis]).astype(np.int8), scales
+    values = np.rint(rows / divisor[:, np.newaxis]).astype(np.int8)
+    return [tf.constant(values), tf.cast(scales, tf.bfloat16)]

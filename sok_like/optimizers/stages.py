@@ -73,9 +73,7 @@ def average(optimizer: Any, pairs: Pairs, step: Step) -> Pairs:
         return pairs
     shared = [g if is_one else None for (g, _), is_one in zip(pairs, is_shared, strict=True)]
     variables = [v for (_, v), is_one in zip(pairs, is_shared, strict=True) if is_one]
-    untrained, names = replicas.untrained_in(running_keras.model())
-    names = [*replicas.names_of(variables), *names]
-    compared = [*variables, *untrained]
+    compared, names = replicas.with_untrained(variables, running_keras.model())
     shared.append(_statement(step.learning_rate, step.number, compared, communicator))
     *means, statements = average_with_statistics(shared, variables, communicator, "sok_gradients")
     step.rates_compared = True
@@ -197,7 +195,7 @@ def _statement(rate, step, variables, communicator):
     # At the second step: programs often broadcast variables after the first one.
     sums = tf.cond(
         tf.equal(step, 2),
-        lambda: tf.concat([replicas.sums_of(variable) for variable in variables], 0),
+        lambda: replicas.sums_of(variables),
         lambda: tf.zeros([2 * len(variables)]),
     )
     rate, step = tf.cast(rate, tf.float32), tf.cast(step % 2**24, tf.float32)
