@@ -21,7 +21,7 @@ from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, training_statistics
 from sok_like.runtime.ranks.agreement import agreed, check_same
 from sok_like.saving.parts.checkpointable import RankLocalVariables
-from sok_like.table.storage import StorageOption
+from sok_like.table.policies import StorageOption
 from sok_like.table.variable import EmbeddingVariable
 
 _PARTS = 64

@@ -119,12 +119,11 @@ class StockTables:
         """Rows of tables of one dim without an index."""
         rows = []
         for table, keys in asked:
-            wrong = (keys < 0) | (keys >= table.key_limit)
-            rule = (
-                f"Keys of table '{table.table_name}' must be in [0, {table.key_limit}). Received:"
-            )
-            fits = ~tf.reduce_any(wrong)
-            rows.append(checked(keys, fits, rule, tf.boolean_mask(keys, wrong)) + table.first_row)
+            limit = table.key_limit
+            wrong = (keys < 0) | (keys >= limit)
+            rule = f"Keys of table '{table.table_name}' must be in [0, {limit}). Received:"
+            legal = checked(keys, ~tf.reduce_any(wrong), rule, tf.boolean_mask(keys, wrong))
+            rows.append(legal + table.first_row)
         return self._decoded(asked[0].table.dim, joined(rows))
 
     def _indexed(self, groups):

@@ -9,6 +9,7 @@ exactly. Any other initializer is called once for a matrix of 4096 rows (or
 
 import dataclasses
 import math
+import os
 import zlib
 from typing import Any, NamedTuple
 
@@ -88,14 +89,31 @@ class TableOptions:
         """Its policies; without effect if it has none."""
         return self.ev_option or EmbeddingVariableOption()
 
+    @property
+    def limit(self) -> int | None:
+        """Maximum number of keys per rank, from the variable or from ScoreEvict; None: no limit."""
+        evictions = self.policies.evictions
+        score = next((e for e in evictions if isinstance(e, policies.ScoreEvict)), None)
+        if score is None:
+            return self.capacity
+        fits = self.capacity is None or score.capacity in (None, self.capacity)
+        required = f"that of ScoreEvict, {score.capacity}, or None"
+        require(fits, "capacity", required, self.capacity, self.table)
+        limit = score.capacity if self.capacity is None else self.capacity
+        if limit is None:
+            raise ValueError(
+                "ScoreEvict needs a capacity, its own or the variable's: without one nothing is "
+                f"evicted. Received: None ({self.table})"
+            )
+        return limit
+
     def rows(self, world_size: int) -> RowInitializer:
         """How initial rows are drawn; ValueError unless rows of this dtype can hold them."""
         of, init = self.table, self.policies.init_option or InitializerOption()
-        capacity = self.policies.capacity(self.capacity, self.name)
         rows = row_initializer(
             self.initializer if init.initializer is None else init.initializer,
             self.embedding_dim,
-            capacity * world_size if capacity else None,
+            self.limit * world_size if self.limit else None,
             init.default_value_dim,
         )
         fits = self.dtype == "float32" or self.embedding_dim <= 4096
@@ -106,6 +124,53 @@ class TableOptions:
             required = "within [-65504, 65504], the range of float16"
             require(largest <= 65504, "initializer", required, largest, of)
         return rows
+
+    def attributes(self, rows: RowInitializer) -> dict[str, Any]:
+        """Attributes of the op that makes a table."""
+        option = self.policies
+        admission, storage = option.filter_option, option.storage_option
+        attributes: dict[str, Any] = {
+            "table_name": self.name,
+            "dim": self.embedding_dim,
+            "key_type": self.key_dtype,
+            "row_type": self.dtype,
+            "initial_capacity": self.initial_capacity,
+            "max_capacity": self.limit or 0,
+            "use_hashtable": self.use_hashtable,
+            "initializer": rows.kind,
+            "initializer_a": rows.a,
+            "initializer_b": rows.b,
+            "initializer_seed": rows.seed,
+            "default_rows": rows.default_rows,
+            "record": option.keeps_records,  # also for a policy without effect (filter_freq=1)
+            "count_occurrences": option.counts_occurrences,
+            "evicted_buffer": option.evicted_buffer_size,
+        }
+        if admission is not None:
+            attributes["filter_freq"] = admission.filter_freq
+        if isinstance(admission, policies.CounterFilter):
+            attributes["max_waiting"] = admission.max_waiting or self.limit or 0
+        if isinstance(admission, policies.CBFFilter) and admission.filter_freq > 1:
+            attributes["bloom_max_keys"] = admission.max_element_size
+            attributes["bloom_probability"] = admission.false_positive_probability
+            attributes["bloom_counter_bits"] = admission.counter_bits
+        if option.init_option is not None:
+            attributes["no_permission"] = option.init_option.default_value_no_permission
+        for eviction in option.evictions:
+            if isinstance(eviction, policies.GlobalStepEvict):
+                attributes["steps_to_live"] = eviction.steps_to_live or 0
+            elif isinstance(eviction, policies.L2WeightEvict):
+                attributes["l2_threshold"] = eviction.l2_weight_threshold
+            elif isinstance(eviction, policies.ScoreEvict):
+                attributes["score"] = eviction.score
+        if storage is not None and storage.is_on_disk:
+            # Absolute: the file is made again when slot rows are added or content is replaced.
+            attributes["storage_path"] = os.path.abspath(storage.storage_path)
+            attributes["storage_memory"], attributes["storage_file"] = (*storage.storage_size, 0)[
+                :2
+            ]
+            attributes["storage_lfu"] = storage.cache_strategy != "LRU"
+        return attributes
 
 
 def option_config(option: Any) -> Any:

@@ -1,19 +1,22 @@
-"""Options of an EmbeddingVariable: admission, eviction and initial rows, under DeepRec's names.
+"""Options of an EmbeddingVariable: admission, eviction, storage, initial rows; named as DeepRec's.
 
 Options check their arguments when they are created, so an error points to the user's line. They
 only describe policies; the core implements them (`cpp/core/policy.h`).
 """
 
 import dataclasses
+import os
+import re
 from typing import Any
 
 from sok_like.runtime.checks import as_integer, check_integer, require, unmet, wrong_argument
-from sok_like.table.storage import StorageOption as StorageOption
 
 DEFAULT_VALUE_DIM = 4096
 COUNTER_TYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 COUNTS = ("lookups", "occurrences")
 SCORES = ("lru", "lfu", "custom")
+STORAGE_TYPES = ("DRAM", "HBM", "DRAM_SSDHASH")
+CACHE_STRATEGIES = ("LRU", "LFU")
 
 _default_count = "lookups"
 
@@ -178,7 +181,85 @@ class ScoreEvict:
 
 EVICTIONS = (GlobalStepEvict, L2WeightEvict, ScoreEvict)
 
-# ---- initial rows and the whole option ----
+# ---- storage, initial rows and the whole option ----
+
+
+@dataclasses.dataclass(frozen=True)
+class StorageOption:
+    """Where rows are kept: in the memory of the table's device, or on disk.
+
+    With "DRAM_SSDHASH" the index and the rows in use stay in memory; all rows with their slot rows
+    are in a file, one per table and rank. Values are bit-identical to those of a table in memory.
+    The file is temporary: it has no name and ends with the process. Dumps are permanent.
+
+    Args:
+        storage_type: None, "DRAM", "HBM" or "DRAM_SSDHASH", or an enum member of that name.
+        storage_path: With "DRAM_SSDHASH" a directory on a disk; created if it is missing.
+        storage_size: With "DRAM_SSDHASH" `[bytes of rows in memory]` or `[bytes of rows in memory,
+            maximum bytes of the file]`, per table and rank; further entries must be 0. One batch
+            may exceed the first. It does not include the system's page cache, which is freed when
+            memory is short. None: `[2**30]`, as in DeepRec.
+        cache_strategy: With "DRAM_SSDHASH": which rows leave memory first, in blocks of 4 KiB.
+            "LFU" or None: those used least often. "LRU": those unused for longest.
+        layout: Must be None.
+
+    Raises:
+        ValueError: an argument is not one of these values, or would be ignored.
+    """
+
+    storage_type: Any = None
+    storage_path: str | None = None
+    storage_size: Any = None
+    cache_strategy: Any = None
+    layout: Any = None
+
+    def __post_init__(self):
+        name = getattr(self.storage_type, "name", self.storage_type)
+        require(
+            name is None or name in STORAGE_TYPES,
+            "storage_type",
+            f"None or one of {STORAGE_TYPES}. For a table that is larger than memory, on PMEM or "
+            "SSD, use DRAM_SSDHASH, which keeps rows in a file and those in use in host memory",
+            self.storage_type,
+        )
+        object.__setattr__(self, "storage_type", name)
+        require(self.layout is None, "layout", "None", self.layout)
+        if self.is_on_disk:
+            self._check_disk()
+            return
+        for argument in ("storage_path", "storage_size", "cache_strategy"):
+            value = getattr(self, argument)
+            required = "None: only storage_type DRAM_SSDHASH has rows on disk"
+            require(value is None, argument, required, value)
+
+    def _check_disk(self):
+        path = self.storage_path
+        is_path = isinstance(path, (str, os.PathLike)) and os.fspath(path) != ""
+        require(is_path, "storage_path", "a directory on a disk for DRAM_SSDHASH", path)
+        # The file is mapped into memory, which no other file system can do. One slash: pathlib.
+        has_scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path))
+        require(not has_scheme, "storage_path", "a directory on a disk, without a scheme", path)
+        object.__setattr__(self, "storage_path", os.fspath(path))
+        entries = 2**30 if self.storage_size is None else self.storage_size
+        entries = entries if isinstance(entries, (list, tuple)) else [entries]
+        sizes = [as_integer(entry) for entry in entries]
+        fits = 0 < len(sizes) <= 4 and all(n is not None and 0 <= n < 2**63 for n in sizes)
+        required = (
+            "[bytes of rows in memory] or [bytes of rows in memory, maximum bytes of the file], "
+            "optionally followed by zeros"
+        )
+        fits = fits and bool(sizes[0]) and not any(sizes[2:])
+        require(fits, "storage_size", required, self.storage_size)
+        object.__setattr__(self, "storage_size", tuple(sizes))
+        strategy = getattr(self.cache_strategy, "name", self.cache_strategy)
+        required, legal = f"None or one of {CACHE_STRATEGIES}", (None, *CACHE_STRATEGIES)
+        require(strategy in legal, "cache_strategy", required, self.cache_strategy)
+        object.__setattr__(self, "cache_strategy", strategy)
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether rows are in a file."""
+        return self.storage_type == "DRAM_SSDHASH"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,49 +363,6 @@ class EmbeddingVariableOption:
     def counts_occurrences(self) -> bool:
         """Whether the table counts how often a key occurs."""
         return self.keeps_records and self.count == "occurrences"
-
-    def attributes(self, capacity: int | None) -> dict[str, Any]:
-        """The policies as attributes of the op that makes a table of this capacity."""
-        admission = self.filter_option
-        attributes: dict[str, Any] = {
-            "record": self.keeps_records,  # also for a policy without effect (filter_freq=1)
-            "count_occurrences": self.counts_occurrences,
-            "evicted_buffer": self.evicted_buffer_size,
-        }
-        if admission is not None:
-            attributes["filter_freq"] = admission.filter_freq
-        if isinstance(admission, CounterFilter):
-            attributes["max_waiting"] = admission.max_waiting or capacity or 0
-        if isinstance(admission, CBFFilter) and admission.filter_freq > 1:
-            attributes["bloom_max_keys"] = admission.max_element_size
-            attributes["bloom_probability"] = admission.false_positive_probability
-            attributes["bloom_counter_bits"] = admission.counter_bits
-        if self.init_option is not None:
-            attributes["no_permission"] = self.init_option.default_value_no_permission
-        for eviction in self.evictions:
-            if isinstance(eviction, GlobalStepEvict):
-                attributes["steps_to_live"] = eviction.steps_to_live or 0
-            elif isinstance(eviction, L2WeightEvict):
-                attributes["l2_threshold"] = eviction.l2_weight_threshold
-            elif isinstance(eviction, ScoreEvict):
-                attributes["score"] = eviction.score
-        on_disk = {} if self.storage_option is None else self.storage_option.attributes()
-        return attributes | on_disk
-
-    def capacity(self, of_table: int | None, table: str) -> int | None:
-        """Maximum number of keys per rank, from the variable or from ScoreEvict; None: no limit."""
-        score = next((e for e in self.evictions if isinstance(e, ScoreEvict)), None)
-        if score is None:
-            return of_table
-        fits = of_table is None or score.capacity in (None, of_table)
-        required = f"that of ScoreEvict, {score.capacity}, or None"
-        require(fits, "capacity", required, of_table, f"table '{table}'")
-        if of_table is None and score.capacity is None:
-            raise ValueError(
-                "ScoreEvict needs a capacity, its own or the variable's: without one nothing is "
-                f"evicted. Received: None (table '{table}')"
-            )
-        return of_table if of_table is not None else score.capacity
 
 
 def with_steps_to_live(

@@ -141,13 +141,12 @@ class EmbeddingVariable(
             trainable,
             ev_option,
         )
-        self._world_size, policies = communicator.world_size, options.policies
-        capacity = policies.capacity(options.capacity, options.name)
-        self.keeps_records = policies.keeps_records
-        self.counts_occurrences = policies.counts_occurrences
+        self._world_size = communicator.world_size
+        self.keeps_records = options.policies.keeps_records
+        self.counts_occurrences = options.policies.counts_occurrences
         rows = options.rows(communicator.world_size)
         self.initial_rows = str(rows)
-        shape = tf.TensorShape([capacity, options.embedding_dim])
+        shape = tf.TensorShape([options.limit, options.embedding_dim])
         with tf.init_scope():
             in_graph_mode = not tf.executing_eagerly()
             if in_graph_mode:
@@ -160,23 +159,11 @@ class EmbeddingVariable(
                 unique = scope.rstrip("/") if in_graph_mode else f"{name}_{next(_unique_ids)}"
                 handle = ops.sok_table_handle(
                     shared_name=unique,
-                    table_name=name,
-                    dim=options.embedding_dim,
                     shape=shape,
-                    key_type=options.key_dtype,
-                    row_type=options.dtype,
-                    initial_capacity=options.initial_capacity,
-                    max_capacity=capacity or 0,
-                    use_hashtable=options.use_hashtable,
                     rank=communicator.rank,
                     world_size=communicator.world_size,
-                    initializer=rows.kind,
-                    initializer_a=rows.a,
-                    initializer_b=rows.b,
-                    initializer_seed=rows.seed,
-                    default_rows=rows.default_rows,
                     name="handle",
-                    **policies.attributes(capacity),
+                    **options.attributes(rows),
                 )
                 data = handle_data_util.create_handle_data(shape, tf.float32)
                 handle_data_util.set_handle_data(handle, data)
