@@ -150,7 +150,7 @@ def place(keys: np.ndarray, layout: Layout, begin: int, end: int) -> Buckets | N
     """Puts all keys of the buckets from `begin` to `end` there; None if another salt is needed."""
     num_parts = (end - begin) // layout.width
     small = np.uint16 if num_parts <= 2**16 else np.int32  # NumPy sorts the former much faster
-    parts = (layout.parts_of(keys) - begin // layout.width).astype(small)
+    parts: Any = (layout.parts_of(keys) - begin // layout.width).astype(small)
     order = np.argsort(parts, kind="stable")
     bounds = np.cumsum(np.bincount(parts, minlength=num_parts))[:-1]
     counts: np.ndarray = np.zeros(end - begin, np.int8)
@@ -158,7 +158,7 @@ def place(keys: np.ndarray, layout: Layout, begin: int, end: int) -> Buckets | N
     for number, of_part in zip(range(num_parts), np.split(order, bounds), strict=False):
         buckets = slice(number * layout.width, (number + 1) * layout.width)
         own = np.sort(keys[of_part])  # so that it does not matter which rank has sent which
-        free = np.full([layout.width, SLOTS], -1, np.int8)
+        free: Any = np.full([layout.width, SLOTS], -1, np.int8)
         index = _Index(layout, begin + buckets.start, in_slots[buckets], free)
         if index.insert(own, np.zeros(len(own), np.int8)):
             return None

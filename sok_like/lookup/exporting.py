@@ -41,12 +41,10 @@ class Exporting:
         self, stock: StockTables, tables: Mapping[int, StockTable], whole: Mapping[int, Any]
     ):
         self._stock, self._tables, self._whole = stock, tables, whole
+        # That of the variable with a table's rows, by the `id` of the EmbeddingVariable.
+        self.handles = {key: stock.rows[table.dim].handle for key, table in tables.items()}
         self._graph: Any = None  # whose lookups are made together, at its end
         self._waiting: list[_Waiting] = []
-
-    def handles(self) -> dict[int, Any]:
-        """The handle of the variable with a table's rows, by the `id` of the EmbeddingVariable."""
-        return {key: self._stock.rows[table.dim].handle for key, table in self._tables.items()}
 
     def of_holder(self, holder: Any) -> Any:
         """The replacement for the tables of a layer."""
@@ -156,7 +154,7 @@ def current() -> Exporting | None:
 @contextlib.contextmanager
 def exporting(what: Exporting) -> Iterator[list[Any]]:
     """A scope in which lookups use stock ops; it has the list of `Exporting.together`."""
-    stand = attributes(stand_ins, {"handles": what.handles()})
+    stand = attributes(stand_ins, {"handles": what.handles})
     with attributes(_state, {"exporting": what}), stand, what.together() as results:
         yield results
 

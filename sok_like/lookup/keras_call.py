@@ -71,7 +71,12 @@ def check_listed(variable: Any, keys: Any) -> None:
         raise RuntimeError(_COMPILED.format(name=variable.table_name))
     if not variable.trainable:
         return
-    outermost = "an op of a functional model" if _is_symbolic(keys) else None
+    outermost = None
+    if not is_keras_3():  # which refuses symbolic keys in TensorFlow's ops
+        from tf_keras.src.engine import keras_tensor
+
+        if isinstance(keys, keras_tensor.KerasTensor):
+            outermost = "an op of a functional model"
     # Kept on the variable: a variable of TensorFlow cannot be an element of a set.
     listed_by = variable.__dict__.setdefault("_listed_by", weakref.WeakSet())
     for layer in layers_of_call():
@@ -107,14 +112,6 @@ def _entering(own, self, layer, *args, **kwargs):
     entered = own(self, layer, *args, **kwargs)
     entered._state[_OUTER] = self._state if self.in_call else None
     return entered
-
-
-def _is_symbolic(keys):
-    if is_keras_3():  # Keras 3 refuses them in TensorFlow's ops
-        return False
-    from tf_keras.src.engine import keras_tensor
-
-    return isinstance(keys, keras_tensor.KerasTensor)
 
 
 def _inside(weight):

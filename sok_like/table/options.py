@@ -163,7 +163,7 @@ class TableOptions:
                 attributes["l2_threshold"] = eviction.l2_weight_threshold
             elif isinstance(eviction, policies.ScoreEvict):
                 attributes["score"] = eviction.score
-        if storage is not None and storage.is_on_disk:
+        if storage is not None and storage.storage_path is not None:  # on disk
             # Absolute: the file is made again when slot rows are added or content is replaced.
             attributes["storage_path"] = os.path.abspath(storage.storage_path)
             attributes["storage_memory"], attributes["storage_file"] = (*storage.storage_size, 0)[

@@ -75,9 +75,10 @@ class EvictedRows(NamedTuple):
 
 
 class PolicyMethods(Snapshots):
-    """Methods of an EmbeddingVariable; all but the first two need records, or raise ValueError."""
+    """Methods of an EmbeddingVariable; only the first two and `erase` do without records."""
 
     _options: TableOptions
+    _erase_has_warned = False
 
     def total_count(self, *, all_ranks: bool = False) -> tf.Tensor:
         """`[number of keys on this rank, embedding_dim]`, int64 `[2]`, as in DeepRec.
@@ -161,6 +162,24 @@ class PolicyMethods(Snapshots):
         handle, keys = self._recorded("key_statistics"), tf.reshape(as_keys(keys), [-1])
         return KeyStatistics(*libraries.ops().sok_table_key_statistics(handle=handle, keys=keys))
 
+    def erase(self, keys: Any) -> tf.Tensor:
+        """Removes keys `[num_keys]` from this rank's shard, and from its CounterFilter.
+
+        Returns:
+            How many had a row on this rank or waited in its filter, int64 scalar.
+        """
+        is_bloom = isinstance(self._options.policies.filter_option, CBFFilter)
+        if is_bloom and not self._erase_has_warned:
+            self._erase_has_warned = True
+            warnings.warn(
+                f"Table '{self._options.name}' has a CBFFilter, which cannot forget a key: "
+                "`erase` removes rows, and counters stay. They hold no keys, but tell how often a "
+                "key that one asks for has perhaps been seen. A CounterFilter forgets.",
+                stacklevel=2,
+            )
+        keys = tf.reshape(as_keys(keys), [-1])
+        return libraries.ops().sok_table_erase(handle=self.handle, keys=keys)
+
     def evict(self) -> tf.Tensor:
         """Removes the keys that GlobalStepEvict and L2WeightEvict select; dumps do this too.
 
@@ -216,17 +235,6 @@ class PolicyMethods(Snapshots):
         """
         handle, step = self._recorded("set_step"), self._as_int64("step", step)
         return libraries.ops().sok_table_set_step(handle=handle, step=step)
-
-    def _say_what_erase_leaves(self):
-        is_bloom = isinstance(self._options.policies.filter_option, CBFFilter)
-        if is_bloom and not self.__dict__.setdefault("_erase_has_warned", False):
-            self.__dict__["_erase_has_warned"] = True
-            warnings.warn(
-                f"Table '{self._options.name}' has a CBFFilter, which cannot forget a key: "
-                "`erase` removes rows, and counters stay. They hold no keys, but tell how often a "
-                "key that one asks for has perhaps been seen. A CounterFilter forgets.",
-                stacklevel=3,
-            )
 
     def _as_int64(self, argument, value):
         if isinstance(value, (list, tuple)) and not value:

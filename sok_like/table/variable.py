@@ -18,7 +18,7 @@ from sok_like.runtime.framework import hooks
 from sok_like.runtime.native import devices, libraries
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import check_replicas
-from sok_like.table import snapshots
+from sok_like.table import snapshots, weights
 from sok_like.table.as_variable import AsVariable, ShownNames
 from sok_like.table.as_variable import as_embedding_variable as as_embedding_variable
 from sok_like.table.as_variable import is_embedding_variable as is_embedding_variable
@@ -28,7 +28,7 @@ from sok_like.table.options import TableOptions
 from sok_like.table.policies import EmbeddingVariableOption
 from sok_like.table.policy_methods import PolicyMethods
 from sok_like.table.snapshots import checkpointed, from_checkpoint
-from sok_like.table.weights import TableWeights, get_weights, set_weights, weights_of
+from sok_like.table.weights import TableWeights
 
 _unique_ids = itertools.count()
 # Tables without a name that were made, by graph, or by communicator: one for each `sok.Init`.
@@ -280,16 +280,6 @@ class EmbeddingVariable(
         keys = tf.reshape(as_keys(keys), [-1])
         return libraries.ops().sok_table_find(handle=self.handle, keys=keys)
 
-    def erase(self, keys: Any) -> tf.Tensor:
-        """Removes keys `[num_keys]` from this rank's shard, and from its CounterFilter.
-
-        Returns:
-            How many had a row on this rank or waited in its filter, int64 scalar.
-        """
-        self._say_what_erase_leaves()
-        keys = tf.reshape(as_keys(keys), [-1])
-        return libraries.ops().sok_table_erase(handle=self.handle, keys=keys)
-
     def clear(self) -> Any:
         """Removes every key of this rank's shard; in a graph, returns the op that does so."""
         self.__dict__.pop("_kind_of_features", None)
@@ -318,14 +308,16 @@ class EmbeddingVariable(
 
     def numpy(self) -> TableWeights:
         """Keys and rows of this rank, from which Keras gets weights. It is not an array."""
-        return get_weights(self)
+        keys, rows = weights.export(self)
+        return TableWeights(self.table_name, keys.numpy(), rows.numpy())
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> None:
         """Sets what `numpy()` returned, as Keras' `set_weights` does; accepts nothing else."""
-        weights = weights_of(value)
-        if weights is None:
+        if not isinstance(value, TableWeights):  # Keras has made an array of it
+            value = getattr(getattr(value, "base", None), "table_weights", None)
+        if value is None:
             raise self._by_position("assign")
-        set_weights(self, weights)
+        weights.set_weights(self, value)
 
     def __tf_tracing_type__(self, signature_context):
         # Without the number of rows: functions are not traced again when the table has grown.

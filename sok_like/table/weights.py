@@ -70,20 +70,6 @@ class TableWeights:
         return carrier
 
 
-def weights_of(value: Any) -> TableWeights | None:
-    """`value` if it is a TableWeights, or the one that an array was made of; otherwise None."""
-    if isinstance(value, TableWeights):
-        return value
-    return getattr(getattr(value, "base", None), "table_weights", None)
-
-
-def get_weights(variable: Any) -> TableWeights:
-    """This rank's keys and rows. Eager only."""
-    snapshot = variable.snapshot(with_slots=False)
-    keys = in_key_dtype(snapshot.keys, variable).numpy()
-    return TableWeights(variable.table_name, keys, snapshot.rows.numpy())
-
-
 def set_weights(variable: Any, weights: TableWeights) -> None:
     """Makes this rank's shard hold these keys and no others. Eager only."""
     keys, name = weights.keys, variable.table_name
