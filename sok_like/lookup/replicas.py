@@ -128,25 +128,21 @@ def compare_at_times(
     due = (step > 1) & (is_power | tf.equal(step, 3))
 
     def exchange():
-        return _exchange(variables, model, communicator)
+        compared, names = with_untrained(variables, model)
+        learners = list(filter(_learns, _layers(running_keras.model())))
+        names += [f"layer '{layer.name}', adapted to other data," for layer in learners]
+        if not names:
+            return tf.constant(True)
+        sums = tf.cast(tf.bitcast(sums_of(compared, learners), tf.int32), tf.int64)
+        name = f"comparison_of_{len(names)}_ordinary_variables"
+        notes, _ = exchange_order.exchange_notes(sums, [], communicator, name)
+        by_rank = tf.reshape(notes, [communicator.world_size, 2 * len(names)])
+        by_rank = tf.bitcast(tf.cast(by_rank, tf.int32), tf.float32)
+        # Learning rates and steps, which come first, matter to optimizers only.
+        with tf.control_dependencies(check(tf.pad(by_rank, [[0, 0], [2, 0]]), names)):
+            return tf.constant(True)
 
     return [tf.cond(due, exchange, lambda: tf.constant(True))]
-
-
-def _exchange(variables, model, communicator):
-    variables, names = with_untrained(variables, model)
-    learners = list(filter(_learns, _layers(running_keras.model())))
-    names += [f"layer '{layer.name}', adapted to other data," for layer in learners]
-    if not names:
-        return tf.constant(True)
-    sums = tf.cast(tf.bitcast(sums_of(variables, learners), tf.int32), tf.int64)
-    name = f"comparison_of_{len(names)}_ordinary_variables"
-    notes, _ = exchange_order.exchange_notes(sums, [], communicator, name)
-    by_rank = tf.reshape(notes, [communicator.world_size, 2 * len(names)])
-    by_rank = tf.bitcast(tf.cast(by_rank, tf.int32), tf.float32)
-    # Learning rates and steps, which come first, matter to optimizers only.
-    with tf.control_dependencies(check(tf.pad(by_rank, [[0, 0], [2, 0]]), names)):
-        return tf.constant(True)
 
 
 def sums_of(variables: Sequence[Any], learners: Sequence[Any] = ()) -> tf.Tensor:
@@ -180,9 +176,7 @@ def check(statements: Any, names: Sequence[str]) -> list:
     """Raises unless all ranks' statements `[world_size, ...]` agree; in a graph returns the op."""
     with tf.device("CPU:0"):  # the op's only device, even if gradients are averaged on another
         op = libraries.ops().sok_compare_statements(
-            statements=statements,
-            compared=names,
-            tolerance=TOLERANCE,
+            statements=statements, compared=names, tolerance=TOLERANCE
         )
     return [] if op is None else [op]
 
