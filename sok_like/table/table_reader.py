@@ -115,15 +115,14 @@ class TableReader:
             unread((about.num_keys, about.slot_width), np.float32),
             [about.slot_names[i].decode() for i in range(about.num_slots)],
             _copied(about.slot_widths, [about.num_slots], np.int64).tolist(),
-            optimizer_step=about.optimizer_step,
-            initial_row_scale=about.initial_row_scale,
+            unread((about.num_keys, 3), np.int64) if about.has_records else None,
+            _copied(about.waiting, [about.num_waiting, 3], np.int64),
+            _copied(about.counters, [about.num_counters], np.int64),
+            about.step if about.has_records else -1,
+            about.optimizer_step,
+            about.initial_row_scale,
             read=read,
         )
-        if about.has_records:
-            shard.records = unread((about.num_keys, 3), np.int64)
-            shard.waiting = _copied(about.waiting, [about.num_waiting, 3], np.int64)
-            shard.counters = _copied(about.counters, [about.num_counters], np.int64)
-            shard.step = about.step
         if self._since is not None:
             shard.erased = _copied(about.erased, [about.num_erased], np.int64)
             shard.whole, shard.optimizer = bool(about.whole), about.optimizer.decode()
