@@ -160,7 +160,7 @@ def place(keys: np.ndarray, layout: Layout, begin: int, end: int) -> Buckets | N
         own = np.sort(keys[of_part])  # so that it does not matter which rank has sent which
         free: Any = np.full([layout.width, SLOTS], -1, np.int8)
         index = _Index(layout, begin + buckets.start, in_slots[buckets], free)
-        if index.insert(own, np.zeros(len(own), np.int8)):
+        if index.insert(own, np.zeros(len(own), np.int8), index.choices(own)[0]):
             return None
         counts[buckets] = np.count_nonzero(index._numbers >= 0, axis=1)
     return Buckets(in_slots, counts, layout, begin)
@@ -174,26 +174,23 @@ class _Index:
         self._keys, self._numbers = keys, numbers
         self._random = np.random.default_rng(0)
 
-    def _choices(self, keys):
+    def choices(self, keys):
         return [buckets - self._begin for buckets in choices(keys, self.layout)]
 
     def _set(self, slots, keys, numbers):
         self._keys.reshape(-1)[slots], self._numbers.reshape(-1)[slots] = keys, numbers
 
-    def insert(self, keys, numbers):
-        """Puts absent keys into slots; returns how many have found none."""
-        first, second = self._choices(keys)
-        taken = [np.count_nonzero(self._numbers[choice] >= 0, axis=1) for choice in (first, second)]
-        at = np.where(taken[1] < taken[0], second, first)
+    def insert(self, keys, numbers, at):
+        """Puts absent keys into slots, if they can of buckets `at`; returns how many found none."""
         for _ in range(_ROUNDS):
             if not len(keys):
                 break
-            order = np.argsort(at, kind="stable")
+            order = np.argsort(at.astype(np.int32), kind="stable")
             keys, numbers, at = keys[order], numbers[order], at[order]
-            buckets, begins, counts = np.unique(at, return_index=True, return_counts=True)
-            here = np.repeat(np.arange(len(buckets)), counts)
-            turn = np.arange(len(at)) - begins[here]
-            is_taken = self._numbers[buckets] >= 0
+            heads = np.flatnonzero(np.r_[True, at[1:] != at[:-1]])
+            here = np.repeat(np.arange(len(heads)), np.diff(np.r_[heads, len(at)]))
+            turn = np.arange(len(at)) - heads[here]
+            is_taken = self._numbers[at[heads]] >= 0
             fits = turn < SLOTS - np.count_nonzero(is_taken, axis=1)[here]
             free_first = np.argsort(is_taken, axis=1, kind="stable")
             slots = at[fits] * SLOTS + free_first[here[fits], turn[fits]]
@@ -207,7 +204,7 @@ class _Index:
             keys = np.concatenate([keys[~takes], out[0]])
             numbers = np.concatenate([numbers[~takes], out[1]])
             # Each goes to its other bucket.
-            at = np.sum(self._choices(keys), 0) - np.r_[at[~takes], at[takes]]
+            at = np.sum(self.choices(keys), 0) - np.r_[at[~takes], at[takes]]
         return len(keys)
 
 
@@ -255,7 +252,9 @@ class Placement(_Index):
             rows[slots >= 0] = self._numbers.reshape(-1)[slots[slots >= 0]]
             rows[new] = self._free[split:][::-1]
             self._free = self._free[:split]
-            left = self.insert(keys[new], rows[new])
+            pair = self.choices(keys[new])
+            taken = [np.count_nonzero(self._numbers[choice] >= 0, axis=1) for choice in pair]
+            left = self.insert(keys[new], rows[new], np.where(taken[1] < taken[0], *pair[::-1]))
             if not left:
                 return rows, removed
             problem = f"{self.size} keys, of which {left} find no place"
@@ -305,7 +304,7 @@ class Placement(_Index):
 
     def _find(self, keys):
         """The slot of each key, -1 for absent ones."""
-        buckets = np.stack(self._choices(keys), 1)
+        buckets = np.stack(self.choices(keys), 1)
         same = (self._keys[buckets] == keys[:, np.newaxis, np.newaxis]).reshape(-1, 2 * SLOTS)
         at = np.argmax(same, 1)
         slot = buckets[np.arange(len(keys)), at // SLOTS] * SLOTS + at % SLOTS
