@@ -129,13 +129,8 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self._listen()
 
     def _restore(self, path):
-        if tf.train.load_checkpoint(path).has_tensor("progress/.ATTRIBUTES/VARIABLE_VALUE"):
-            self._checkpoint.restore(path).assert_existing_objects_matched()
-            return Progress(*self._variable.numpy().tolist())
-        epoch = tf.Variable(0, dtype=tf.int64)  # all that a backup of 0.1.0 has
-        of_then = tf.train.Checkpoint(model=self.model, epoch=epoch)
-        of_then.restore(path).assert_existing_objects_matched()
-        return Progress(epoch=int(epoch))
+        self._checkpoint.restore(path).assert_existing_objects_matched()
+        return Progress(*self._variable.numpy().tolist())
 
     def _begin_at(self, saved):
         if is_keras_3():

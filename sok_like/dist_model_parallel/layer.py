@@ -217,11 +217,6 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
         unnamed = {name: layer for name, layer in layers.items() if layer.table not in tables}
         return {"dense_tables": self.dense_in_files, **named, **unnamed}
 
-    def _lookup_dependency(self, name, cached_dependencies=None):
-        if name.startswith("hash_layer-"):  # of all tables, in earlier versions
-            return dict(enumerate(self.hash_layers)).get(int(name.removeprefix("hash_layer-")))
-        return super()._lookup_dependency(name, cached_dependencies)
-
     # In Keras' files the layer itself writes its tables, whichever layers hold them.
     not_in_files = ("dp_layers", "local_embedding_layers", "row_layers", "_descriptions",
                     "hash_layers")  # fmt: skip
@@ -240,7 +235,7 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
     def load_own_variables(self, store):
         """The inverse of `save_own_variables`, at any number of ranks."""
         if self.dense_in_files.shapes():
-            store = dense_in_keras.load(self.dense_in_files, store)
+            dense_in_keras.load(self.dense_in_files, store)
         keras_layers.load(lambda *_: None, self, store)
 
     # Lookup.

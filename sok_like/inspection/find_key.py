@@ -134,19 +134,16 @@ def _in_table(key, table):
 
 
 def _in_server(key, model):
-    places = []
-    if not hasattr(model, "tables"):
-        required = "a SavedModel that sok.export_saved_model has written"
+    places, tables = [], getattr(model, "tables", None)
+    if tables is None or not all(hasattr(served, "about") for served in tables):
+        required = "a SavedModel that sok.export_saved_model of this version has written"
         raise wrong_argument("places", required, model, error=TypeError)
-    for number, served in enumerate(model.tables):
-        about = _read_about(served.about.numpy()) if hasattr(served, "about") else _About()
+    for number, served in enumerate(tables):
+        about = _read_about(served.about.numpy())
         if about.layout is not None:
             whats = _in_buckets(key, model.tables_keys.numpy(), about)
-        elif hasattr(served, "keys"):  # of version 0.1
-            whats = _in_buckets(key, served.keys.numpy(), about)
         else:  # without an index: key k is row k
-            num_rows = about.num_rows or served.rows.shape[0]
-            whats = [_ROW] if 0 <= key < num_rows else []
+            whats = [_ROW] if 0 <= key < about.num_rows else []
         places += _places("server", f"table {number}", about.table_name, whats)
     return places
 
@@ -235,8 +232,8 @@ def _in_checkpoint(key, path):
             yield from _places("checkpoint", f"{path} ({table})", "", _in_arrays(key, get))
         elif exported := re.fullmatch(rf"tables/(\d+)/about{_VALUE}", name):
             yield from _in_export(key, path, reader, int(exported[1]))
-        elif exported := re.fullmatch(rf"table_(\d+)_rows{_VALUE}", name):
-            yield from _in_old_export(key, path, reader, names, exported[1])
+        elif re.fullmatch(rf"table_\d+_rows{_VALUE}", name):
+            raise ValueError("an export of another version of sok_like; export the model again")
         elif delta := re.fullmatch(r"table_(\d+)/buckets", name):
             export = os.path.dirname(path).removesuffix(".deltas")  # it may be beside the folder
             about = _about(durable.join(export, "variables", "variables"), int(delta[1]))
@@ -274,17 +271,6 @@ def _in_export(key, path, reader, number):
         yield from _places("server", folder, about.table_name, whats)
 
 
-def _in_old_export(key, path, reader, names, number):
-    """Of version 0.1: each table has variables of its own."""
-    name = f"table_{number}_keys{_VALUE}"
-    if name in names:
-        whats = _in_buckets(key, reader.get_tensor(name), _About())
-    else:  # without an index: key k is row k
-        num_rows = reader.get_variable_to_shape_map()[f"table_{number}_rows{_VALUE}"][0]
-        whats = [_ROW] if 0 <= key < num_rows else []
-    yield from _places("export", path, "", whats)
-
-
 class _About(NamedTuple):
     """A table of a SavedModel; by default one of which nothing is known."""
 
@@ -302,7 +288,7 @@ def _read_about(text):
 
 def _in_buckets(key, keys, about, at=None, what=_ROW):
     """`what`, if a slot of the buckets with the numbers `at` (None: of all) has the key."""
-    # Without a layout, as of exports of version 0.1, a small number may be that of a free slot.
+    # Without a layout, of a delta whose export is elsewhere, it may be the number of a free slot.
     same, layout = (keys == key).any(axis=1), about.layout
     if layout is not None:
         numbers = np.arange(len(keys)) if at is None else at

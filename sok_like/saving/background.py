@@ -88,8 +88,7 @@ class BackgroundPart(HashTablePart):
     def see(self, entries: Sequence[Any]) -> None:
         if self._several:
             entry = entries[self._other]
-            received = {**entry, "checksum": self._read_back}
-            checksums.check_same(self.folder, received, entry, self._other)
+            checksums.check_bytes(self.folder, entry, self._other, self._read_back)
 
     def remove(self) -> None:
         manifest.remove_unlisted(self.folder, self.name, self._own_file)

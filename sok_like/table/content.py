@@ -30,13 +30,12 @@ class TableContent:
 
     def fields(self) -> dict[str, Any]:
         """By name; without those of policies if the table has none."""
-        without = OF_POLICIES if self.records is None else ()
-        return {name: getattr(self, name) for name in FIELDS if name not in without}
+        names = REQUIRED if self.records is None else FIELDS
+        return {name: getattr(self, name) for name in names}
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(TableContent))
-# Those that every file has: version 0.1 wrote no step and no scale at first.
-REQUIRED = FIELDS[: FIELDS.index("records")]
+REQUIRED = tuple(name for name in FIELDS if name not in OF_POLICIES)  # those of any table
 
 
 def unread(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

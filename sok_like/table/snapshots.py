@@ -1,8 +1,7 @@
 """A shard at one instant, as tensors: for dumps, checkpoints and copies.
 
 A checkpoint says which rank's part of a table it holds. The slot names end with the line `sok_like:
-rank 0 of 1, step 17, decay 0.9`, or with the name of the dump beside the checkpoint. (TensorFlow
-could not read earlier checkpoints if these were separate tensors.)
+rank 0 of 1, step 17, decay 0.9`, or with the name of the dump beside the checkpoint.
 """
 
 import dataclasses
@@ -15,7 +14,7 @@ import tensorflow as tf
 from sok_like.runtime.checks import unmet
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
-from sok_like.table.content import BY_KEY, FIELDS, OF_POLICIES, TableContent, nothing
+from sok_like.table.content import BY_KEY, FIELDS, REQUIRED, TableContent, nothing
 from sok_like.table.keys import owner
 
 
@@ -30,7 +29,7 @@ class Snapshots:
         fields = libraries.ops().sok_table_export(
             handle=self.handle, with_slots=with_slots, evict=evict
         )
-        names = [name for name in FIELDS if self.keeps_records or name not in OF_POLICIES]
+        names = FIELDS if self.keeps_records else REQUIRED
         return TableContent(**{name: getattr(fields, name) for name in names})
 
     def register_for_read(self, with_slots: bool = True, evict: bool = False) -> Any:
@@ -125,15 +124,14 @@ def from_checkpoint(tensors: dict[str, Any], table: str) -> TableContent:
             )
         place = _PLACE.fullmatch(line)
         if place is None:
-            required = "be written by version 0.1.0 of sok_like or later"
+            required = "say which rank's part it is: save again with this version of sok_like"
             raise unmet(f"A checkpoint of table '{table}'", required, f"an end {line!r:.80}")
         *numbers, scale = place.groups()
         rank, world_size, step = map(int, numbers)
         if (rank, world_size) != own and world_size > 1:
             raise ValueError(
-                f"A checkpoint of table '{table}' that an earlier version wrote on several ranks "
-                f"must be restored by the rank that wrote it: rank {own[0]} of {own[1]} needs a "
-                f"path of its own. Received: the part of rank {rank} of {world_size}"
+                f"What rank {rank} of {world_size} has copied of table '{table}' must be restored "
+                f"by the same rank. Received: a restore on rank {own[0]} of {own[1]}"
             )
         return names[:-1], np.int64(step), np.float64(scale), np.int64(world_size)
 

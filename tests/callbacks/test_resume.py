@@ -330,18 +330,6 @@ def test_a_second_fit_begins_at_its_beginning(interrupted):
     assert seen[0] == (0, 0) and len(seen) == 3 * BATCHES
 
 
-def test_a_backup_of_0_1_begins_its_epoch(tmp_path):
-    """It has an epoch only."""
-    model = made()
-    before = model.predict_on_batch(KEYS)
-    model.optimizer.build(model.trainable_variables)
-    saved = tf.train.Checkpoint(model=model, epoch=tf.Variable(2, dtype=tf.int64))
-    tf.train.CheckpointManager(saved, str(tmp_path / "b"), max_to_keep=1).save()
-    restored, seen, epochs, said = train("plain", tmp_path / "b")
-    assert seen[0] == (2, 0) and len(seen) == BATCHES and epochs == [2] and not said
-    assert np.abs(restored.predict_on_batch(KEYS) - before).max() > 0
-
-
 @pytest.mark.ranks
 @pytest.mark.keras(slow=True)
 @pytest.mark.parametrize("kind, background", ON_RANKS)

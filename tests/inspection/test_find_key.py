@@ -209,3 +209,14 @@ def test_wrong_arguments(sok, model, tmp_path):
     tf.saved_model.save(tf.Module(), str(tmp_path / "other"))
     with pytest.raises(TypeError, match="export_saved_model"):
         sok.find_key(1, tf.saved_model.load(str(tmp_path / "other")))
+
+
+def test_an_export_of_another_version_is_refused(sok, tmp_path):
+    served = tf.Module()
+    served.table_0_rows, served.tables = tf.Variable(tf.ones([2, 4])), [tf.Module()]
+    tf.saved_model.save(served, str(tmp_path / "1"))
+    (place,) = sok.find_key(1, tmp_path)
+    assert place.kind == "unreadable file" and place.where.endswith("variables.index")
+    assert "an export of another version of sok_like; export the model again" in place.what
+    with pytest.raises(TypeError, match="that sok.export_saved_model of this version has written"):
+        sok.find_key(1, tf.saved_model.load(str(tmp_path / "1")))

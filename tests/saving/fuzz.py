@@ -10,7 +10,6 @@ the files. Then files of Keras and TensorFlow are damaged (`fuzz_files.py`).
 
 import argparse
 import collections
-import hashlib
 import io
 import itertools
 import json
@@ -51,8 +50,8 @@ def make_shard(rank, world_size, with_policy):
     return shard
 
 
-def deltas_of(folder, with_policy, write):
-    """Deltas for version 3 or 4, one of one rank and one of two, as a manifest lists them."""
+def deltas_of(folder, with_policy):
+    """Deltas, one of one rank and one of two, as a manifest lists them."""
     random_state, chain = np.random.default_rng(7), []
     for number, world_size in ((1, 1), (2, 2)):
         entries = []
@@ -66,49 +65,20 @@ def deltas_of(folder, with_policy, write):
             delta.steps = np.array([[3, 0.1, 8.0], [0, 0, 0], [2, 0.05, 11]])
             delta.optimizer = "adam(beta_1=0.9, beta_2=0.999, epsilon=1e-07, amsgrad=false)"
             name = manifest_file.shard_name(TABLE, f"de{number}", rank, world_size)
-            entries.append(write(folder, name, delta))
+            entries.append(shard_file.write_shard(folder, name, delta))
         since = chain[-1]["dump"] if chain else "5eed"
         chain.append({"dump": f"de{number}", "since": since, "step": 9, "shards": entries})
     return chain
 
 
-def write_old_shard(folder, name, shard):
-    """A shard as package version 0.1 wrote it, and its entry in a manifest of version 2 or 3."""
-    path = pathlib.Path(folder) / name
-    path.parent.mkdir(exist_ok=True)
-    np.savez(path, **shard_file._arrays_of(shard))
-    checksum = hashlib.sha256(path.read_bytes()).hexdigest()
-    return {
-        **{"file": name, "bytes": path.stat().st_size},
-        **{"sha256": checksum, "keys": len(shard.keys)},
-    }
-
-
-# Versions of the format; the last two have deltas.
-VERSIONS = (2, 4, 3, "4, deltas")
-
-
-def write_dump(folder, shards, version):
-    """A dump of this version as it was written then."""
+def write_dump(folder, shards, with_deltas=False):
     names = [
         manifest_file.shard_name(TABLE, "5eed", rank, len(shards)) for rank in range(len(shards))
     ]
-    write = write_old_shard if version in (2, 3) else shard_file.write_shard
-    entries = [write(folder, *pair) for pair in zip(names, shards, strict=True)]
-    chain = None if version in (2, 4) else deltas_of(folder, shards[0].step >= 0, write)
-    if write is shard_file.write_shard:
-        head = manifest_file.Head(TABLE, DIM, "int64", "5eed")
-        return manifest_file.write_manifest(folder, head, entries, 7, chain)
-    manifest = {"version": version, "shards": entries, "dump": "5eed"}
-    return write_old_manifest(
-        folder, manifest | ({} if chain is None else {"step": 7, "deltas": chain})
-    )
-
-
-def write_old_manifest(folder, fields):
-    manifest = {"format": manifest_file.FORMAT, "table": TABLE, "dim": DIM, "key_dtype": "int64"}
-    path = pathlib.Path(folder) / f"{manifest_file.file_stem(TABLE)}.json"
-    path.write_text(wrong_content.signed(manifest | fields))
+    entries = [shard_file.write_shard(folder, *pair) for pair in zip(names, shards, strict=True)]
+    chain = deltas_of(folder, shards[0].step >= 0) if with_deltas else None
+    head = manifest_file.Head(TABLE, DIM, "int64", "5eed")
+    manifest_file.write_manifest(folder, head, entries, 7, chain)
 
 
 def read_dump(folder):
@@ -249,18 +219,18 @@ def outcome(folder, expected, limit):
     return "right" if contents(result) == expected else "another content"
 
 
-def run(num_mutations, seed, version, with_policy):
+def run(num_mutations, seed, with_deltas, with_policy):
     """Counts of outcomes, and descriptions of those that must not be."""
     draw = random.Random(seed)
     counts, wrong = collections.Counter(), []
     with tempfile.TemporaryDirectory() as folder:
         shards = [make_shard(rank, 2, with_policy) for rank in range(2)]
-        write_dump(folder, shards, version)
+        write_dump(folder, shards, with_deltas)
         files = sorted(pathlib.Path(folder).iterdir())
-        written, merged = read_dump(folder), version in VERSIONS[2:]
+        written = read_dump(folder)
         expected = contents(written)
-        assert merged or expected == contents(owned_by(shards, 0, 1, DIM))
-        assert merged or written.optimizer_step == 7
+        assert with_deltas or expected == contents(owned_by(shards, 0, 1, DIM))
+        assert with_deltas or written.optimizer_step == 7
         originals = {file: file.read_bytes() for file in files}
         total = sum(map(len, originals.values()))
         tracemalloc.start()
@@ -270,7 +240,7 @@ def run(num_mutations, seed, version, with_policy):
                 for file, data in changed.items():
                     file.write_bytes(data)
                 total_now = total + sum(len(d) - len(originals[f]) for f, d in changed.items())
-                spare = _SPARE_BYTES + merged * _KEYS_BYTES
+                spare = _SPARE_BYTES + with_deltas * _KEYS_BYTES
                 found = outcome(folder, expected, 2 * max(total, total_now) + spare)
                 allowed = ("refused",) if kind.startswith("content") else ("refused", "right")
                 counts[kind.split()[0], found if found in allowed else "wrong"] += 1
@@ -292,10 +262,11 @@ def main():
     parser.add_argument("--mutations", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    each, failed = options.mutations // (2 * len(VERSIONS)), 0
-    for version, with_policy in itertools.product(VERSIONS, (False, True)):
-        found = run(each, options.seed, version, with_policy)
-        failed += told(f"version {version}{', with policies' * with_policy}", *found)
+    each, failed = options.mutations // 4, 0
+    for with_deltas, with_policy in itertools.product((False, True), repeat=2):
+        found = run(each, options.seed, with_deltas, with_policy)
+        what = f"dumps{' with deltas' * with_deltas}{', with policies' * with_policy}"
+        failed += told(what, *found)
     sok.Init(global_batch_size=12, seed=7)
     with tempfile.TemporaryDirectory() as folder:
         damaged = fuzz_files.Files(folder)

@@ -287,7 +287,7 @@ def _refer(saver, kinds, part, reference):
             if unwrap(_object_of(tensor)) is part.table and name == "slot_names":
                 _put(saver, tensor.checkpoint_key, names)
         return
-    note = {"folder": reference, "world_size": comm.current().world_size, "listed": True}
+    note = {"folder": reference, "world_size": comm.current().world_size}
     if part.name == "dense":
         parts = [part for holder in kinds.holders for part in dense_tables.parts_of(holder)]
         note["slots"] = any("." in part.key for part in parts)
@@ -398,7 +398,6 @@ def _prepared(path, of_objects, own):
             part, reference = HashTablePart(unwrap(thing)), snapshots.reference_in(tensors)
             if reference is not None:
                 folder = transaction.folder_read(reference)
-                tables_in_checkpoints.check_place(keys[0], folder, part.name)
                 yield part.prepare(folder)
             else:
                 yield part.prepare_content(snapshots.from_checkpoint(tensors, part.name))
@@ -442,7 +441,7 @@ def _own_values(path):
             f"Received: {path!r} of {writers}, on {ranks} ranks"
         )
     folder = transaction.folder_read(note["folder"])
-    return dense_tables.read_rank_variables(folder, ranks, note.get("listed", False))
+    return dense_tables.read_rank_variables(folder, ranks)
 
 
 def _dense(path):
@@ -450,7 +449,7 @@ def _dense(path):
     note = _note(path, _DENSE) or {}
     if note.get("folder") is not None:
         folder = transaction.folder_read(note["folder"])
-        return dense_tables.read_folder(folder, note["world_size"], note.get("listed", False))
+        return dense_tables.read_folder(folder, note["world_size"])
     reader, slices = tf.train.load_checkpoint(path), {}
     for name, shape in reader.get_variable_to_shape_map().items():
         if name.startswith(f"{_DENSE}/"):

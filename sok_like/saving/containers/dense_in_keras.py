@@ -29,9 +29,8 @@ from sok_like.saving.parts import dense_tables, optimizer_variables
 from sok_like.table.slices import TableSlice
 
 ID = "tables"  # the id of the only holder in a folder
-_PREFIX = "dense."  # of its arrays in a file; earlier versions had none
-_RANKS = "ranks"
-_LISTED = 1  # second number of `_RANKS`: the folder has a list of files; version 0.1 had none
+_PREFIX = "dense."  # of its arrays in a file
+_RANKS = "ranks"  # the number that wrote a folder
 _state = threading.local()
 
 
@@ -53,7 +52,7 @@ def save(holder: dense_tables.Holder, store: Any) -> None:
     """Writes the part of a holder that Keras' file contains."""
     what = f"The tables of layer '{holder.name}' are"
     if keras_layers.save_reference(store, _PREFIX, holder, what):
-        store[_PREFIX + _RANKS] = np.array([comm.current().world_size, _LISTED])
+        store[_PREFIX + _RANKS] = np.array([comm.current().world_size])
         return
     wholes = (
         (key, (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy())
@@ -62,32 +61,26 @@ def save(holder: dense_tables.Holder, store: Any) -> None:
     checksums.write_arrays(store, wholes, _PREFIX)
 
 
-def load(holder: dense_tables.Holder, store: Any) -> Any:
-    """Reads what `save` wrote, at the end of `loading`; returns what the file has besides."""
+def load(holder: dense_tables.Holder, store: Any) -> None:
+    """Reads what `save` wrote, at the end of `loading`."""
     with optimizer_variables.of_root(()):
         parts = dense_tables.parts_of(holder)
     names = [key.removeprefix(_PREFIX) for key in store.keys() if key.startswith(_PREFIX)]
-    rest: Any = {}
-    if names:
-        store, rest = keras_layers.Arrays(store, _PREFIX, names), store
-    if _RANKS in store:
-        ranks, *listed = np.asarray(store[_RANKS]).tolist()
-        folder = keras_layers.folder_of(store)
-        in_folder = dense_tables.read_folder(folder, ranks, listed == [_LISTED])
+    arrays = keras_layers.Arrays(store, _PREFIX, names)
+    if _RANKS in arrays:
+        folder = keras_layers.folder_of(arrays)
+        in_folder = dense_tables.read_folder(folder, int(arrays[_RANKS][0]))
         stored = in_folder.get(ID, dense_tables.NO_TABLES)
         stored = stored.renumbered(_matched(holder, stored.tables()))
     else:
-        checksums.check_arrays(store, f"the tables of layer '{holder.name}'", required=bool(names))
-        keys = [key for key in store.keys() if re.fullmatch(r"\d+|=[^.]+", key)]
-        stored = dense_tables.StoredTables.of_slices(
-            _slices_in(store, parts, _matched(holder, keys))
-        )
+        keys = _matched(holder, [key for key in names if re.fullmatch(r"\d+|=[^.]+", key)])
+        checksums.check_arrays(arrays, f"the tables of layer '{holder.name}'")
+        stored = dense_tables.StoredTables.of_slices(_slices_in(arrays, parts, keys))
     stored.check_tables(holder, parts)
     if getattr(_state, "loaded", None) is None:
         transaction.prepare(stored.prepare(parts))
     else:
         _state.loaded.append((holder, stored))
-    return rest
 
 
 def _matched(holder, tables):

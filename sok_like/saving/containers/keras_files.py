@@ -189,18 +189,15 @@ def _values_before(model):
 
 def load_state(own: Callable, *args: Any, **kwargs: Any) -> Any:
     """`saving_lib._load_state`, Keras' walk through what it loads; it calls itself."""
-    # The two Kerases have different names for the first argument.
-    saveable, inner_path = args[0], kwargs["inner_path"] if "inner_path" in kwargs else args[3]
-    weights_store = kwargs["weights_store"] if "weights_store" in kwargs else args[1]
+    if kwargs["inner_path"] if "inner_path" in kwargs else args[3]:
+        return own(*args, **kwargs)
     partial = bool(kwargs.get("skip_mismatch"))
 
     def discarded():
         return bool(kwargs.get("failed_saveables")) and not partial
 
-    with contextlib.ExitStack() as scopes:
-        scopes.enter_context(keras_layers.reading(weights_store, inner_path, partial))
-        if not inner_path:
-            scopes.enter_context(dense_in_keras.loading(saveable, discarded))
+    # The two Kerases have different names for the first argument, the model.
+    with keras_layers.reading(partial), dense_in_keras.loading(args[0], discarded):
         return own(*args, **kwargs)
 
 

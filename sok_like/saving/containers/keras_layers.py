@@ -10,12 +10,10 @@ Keras stores a layer's variables by number, as arrays. A table is no array. So t
 is found again (`table_names.py`). On one rank that is its content, with a checksum. On several it
 is the name of its dump beside the file.
 
-Number 0 is not written: `keys`, `1.keys`. So earlier versions stored all tables, and layers over
-features had a layer for each: `feat/_table_1/vars/keys`.
+Number 0 is not written: `keys`, `1.keys`.
 """
 
 import contextlib
-import itertools
 import re
 import threading
 import warnings
@@ -30,7 +28,7 @@ from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
 from sok_like.saving import transaction
-from sok_like.saving.format import checksums, durable, manifest
+from sok_like.saving.format import checksums, durable
 from sok_like.saving.parts import table_names
 from sok_like.saving.parts.checkpointable import RankLocalVariables, StagedContent
 from sok_like.saving.parts.hash_tables import HashTablePart
@@ -41,14 +39,7 @@ from sok_like.table.variable import EmbeddingVariable, is_embedding_variable
 _BESIDE = "beside"
 _ARRAYS = "|".join((*FIELDS, checksums.OF_ARRAYS, _BESIDE))
 _KEY = re.compile(rf"(?:([1-9]\d*|=[^.]+)\.)?({_ARRAYS})")
-# In earlier files: the layer of the first table, if there is one of this number, and the others'.
-_EARLIER = (
-    ("_table_0", "_table_{}"),
-    ("hash_layers/hash_embedding", "hash_layers/hash_embedding_{}"),
-)
-# .get: returns what the file that Keras reads has at a path below the present layer; .partial:
-# whether tables that the file lacks may start empty.
-_now = threading.local()
+_now = threading.local()  # .partial: whether tables that a file lacks may start empty
 
 
 def tables_of(layer: Any) -> list[EmbeddingVariable]:
@@ -89,9 +80,9 @@ def load(own: Callable, self: Any, store: Any) -> None:
     ordinary, stored = _sorted(store)
     prepared: list[StagedContent] = []
     try:
-        for table, name, arrays in _matched(self, tables, stored or _of_earlier()):
+        for table, arrays in _matched(self, tables, stored):
             try:
-                prepared.append(_prepared(table, arrays, has_checksum=bool(name)))
+                prepared.append(_prepared(table, arrays))
             except ValueError as error:
                 check(str(error), some_match=True)
         with _without_tables(self, tables):
@@ -104,18 +95,9 @@ def load(own: Callable, self: Any, store: Any) -> None:
         transaction.prepare(content)
 
 
-def reading(
-    weights_store: Any, path: str, partial: bool
-) -> contextlib.AbstractContextManager[None]:
-    """A scope in which Keras reads the layer at a path; with `partial` it may lack tables."""
-
-    def get(name):
-        store = weights_store.get(f"{path}/{name}")
-        arrays = {key: np.asarray(store[key]) for key in store.keys()}
-        weights_store.get(path)  # Keras 3 has one object for all
-        return arrays
-
-    return attributes(_now, {"get": get, "partial": partial})
+def reading(partial: bool) -> contextlib.AbstractContextManager[None]:
+    """A scope in which Keras reads a file; with `partial` it may lack tables."""
+    return attributes(_now, {"partial": partial})
 
 
 def _lists_of(layer):
@@ -201,26 +183,13 @@ class Arrays(Mapping):
         return len(self._keys)
 
 
-def _of_earlier():
-    """The tables of a layer in a file of an earlier version, in which each has a layer."""
-    tables: list[Any] = []
-    for first, others in _EARLIER if "get" in vars(_now) else ():
-        rest = map(_now.get, map(others.format, itertools.count(1)))
-        tables += filter(bool, [_now.get(first), *itertools.takewhile(bool, rest)])
-    return [("", arrays) for arrays in tables]
-
-
 def _matched(layer, tables, stored):
-    """Each table with its name in the file, and what the file has of it."""
+    """Each table with what the file has of it."""
     expected = table_names.within(layer.name, [table.table_name for table in tables])
     received = [name for name, _ in stored]
-    if any(expected) and not any(received):  # dumps know the whole names
-        beside = [folder_of(arrays) if _BESIDE in arrays else None for _, arrays in stored]
-        received = [(folder and manifest.only_table(folder)) or "" for folder in beside]
-        received = table_names.within(layer.name, received, other_number=True)
     pairs, problem = table_names.matched(layer.name, expected, received, "The file")
     check(problem, bool(pairs))
-    return [(tables[i], *stored[place]) for i, place in pairs]
+    return [(tables[i], stored[place][1]) for i, place in pairs]
 
 
 def check(problem: str, some_match: bool) -> None:
@@ -231,7 +200,7 @@ def check(problem: str, some_match: bool) -> None:
         warnings.warn(table_names.PARTIAL.format(problem=problem), stacklevel=2)
 
 
-def _prepared(table, stored, has_checksum):
+def _prepared(table, stored):
     """The table's new content, which it takes when all of the file is read."""
     if _BESIDE in stored:
         return HashTablePart(table).prepare(folder_of(stored))
@@ -240,7 +209,7 @@ def _prepared(table, stored, has_checksum):
     if missing:
         received = f"a file without its {sorted(missing)}"
         raise durable.wrong("The file", f"hold all of table '{name}'", received)
-    checksums.check_arrays(stored, f"table '{name}'", has_checksum)
+    checksums.check_arrays(stored, f"table '{name}'")
     fields = {field: stored[field] for field in FIELDS if field in stored}
     keys, rows = fields["keys"], fields["rows"]
     if keys.ndim != 1 or rows.ndim != 2 or len(rows) != len(keys):

@@ -9,7 +9,6 @@ TensorFlow its tables under their names within the layer (`table_names.py`), als
 and dictionaries. Tables without a name are where TensorFlow finds them.
 """
 
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,14 +16,11 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.saving.containers import dense_in_keras, keras_layers
-from sok_like.saving.format import manifest
 from sok_like.saving.parts import table_names
 from sok_like.saving.parts.checkpointable import RankLocalVariables
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _UNDER = "tables/"
-# Earlier versions had a layer for each table of features, and numbered those of dmp.
-_NUMBERED = re.compile(r"_table_\d+|hash_layer-\d+")
 
 
 def _named(layer):
@@ -72,28 +68,7 @@ def look_up(own: Callable, self: Any, name: str, cached_dependencies: Any = None
     if name.startswith(_UNDER):
         (name,) = table_names.renamed(self.name, [name.removeprefix(_UNDER)])
         return _named(self).get(name)
-    child = own(self, name, cached_dependencies)
-    if child is not None or not cached_dependencies:
-        return child
-    # The attribute, by which earlier versions stored a table.
-    table = own(self, name)
-    if not is_embedding_variable(table):
-        return None
-    if not _NUMBERED.fullmatch(name):
-        return table
-    layer_of_one: Any = tf.__internal__.tracking.AutoTrackable()
-    layer_of_one._weight = table
-    return layer_of_one
-
-
-def check_place(key: str, folder: str, table: str) -> None:
-    """ValueError if a table, by a tensor's `key`, would read the dump of another one's features."""
-    name = manifest.only_table(folder) if re.search(r"/_table_\d+/_weight/", key) else None
-    if name is not None and name.partition("/")[2] != table.partition("/")[2]:
-        raise ValueError(
-            "A checkpoint of an earlier version must be read by a layer with the same features in "
-            f"the same order. Received: the dump of table '{name}' at the place of table '{table}'"
-        )
+    return own(self, name, cached_dependencies)
 
 
 def deferred(own: Callable, self: Any, name: str, trackable: Any) -> None:
@@ -122,8 +97,6 @@ def check(objects: Sequence[Any], status: Any, path: str, problems: list[str]) -
     for layer in [thing for thing in objects if isinstance(thing, tf.keras.layers.Layer)]:
         named, names = _named(layer), stored.get(id(layer), [])
         received = [name.removeprefix(_UNDER) for name in names if name.startswith(_UNDER)]
-        if named and not received:  # of an earlier version
-            received = ["" for name in names if _NUMBERED.fullmatch(name)]
         missing = [lost.pop(id(unwrap(table)), None) for table in named.values()]
         if received or any(missing):
             problems.append(table_names.matched(layer.name, [*named], received, file)[1])

@@ -11,9 +11,6 @@ A dump's manifest lists its files (`manifest.py`). Dense tables and variables of
     dense.3f2a/0-of-2.npz      the arrays of rank 0
     dense.3f2a/1-of-2.npz
     dense.3f2a/files.json      size and checksum of each file, and a SHA-256 of the list itself
-
-Lists of version 0.1 have the SHA-256 of each file, and its first folders have no list: there the
-CRC-32 of each array is all that is checked.
 """
 
 import collections
@@ -33,7 +30,7 @@ import numpy as np
 from sok_like.saving.format import checksums, durable
 from sok_like.saving.format.progress import Progress
 
-_LIST = "files.json"
+_LIST, _FIELDS = "files.json", {"file", "bytes", "checksum"}
 _WRITERS = 2  # threads
 _WAITING = 4  # arrays that wait for them at most
 _VERSION, _UTF_8 = 45, 0x800  # of zip: sizes of 64 bits; names beyond ASCII
@@ -194,13 +191,9 @@ def _checksum(listed):
 class Folder:
     """The files that `world_size` ranks have written; `identity` is the SHA-256 of their list."""
 
-    # Version 0.1 wrote some that are not `listed`.
-
-    def __init__(self, folder: str, world_size: int, listed: bool):
-        self._folder, self.world_size, self.identity = folder, world_size, ""
-        self._entries: list[dict[str, Any]] = []
-        if listed:
-            self._read_list(durable.join(folder, _LIST))
+    def __init__(self, folder: str, world_size: int):
+        self._folder, self.world_size = folder, world_size
+        self._read_list(durable.join(folder, _LIST))
         for rank in range(world_size):
             if not durable.exists(self._path_of(rank)):
                 raise FileNotFoundError(
@@ -214,19 +207,24 @@ class Folder:
     def _read_list(self, path):
         try:
             listed = json.loads(durable.read(path))
-            self.identity, self._entries = listed.pop("sha256"), listed["files"]
+            self.identity: str = listed.pop("sha256")
+            self._entries: list[dict[str, Any]] = listed["files"]
             names = [entry["file"] for entry in self._entries]
-            required = [_name_of(rank, self.world_size) for rank in range(self.world_size)]
+            ranks = range(min(self.world_size, len(names) + 1))  # the number may be damaged
+            required = [_name_of(rank, self.world_size) for rank in ranks]
             if self.identity != _checksum(listed) or names != required:
                 raise ValueError(f"files {names!r:.200} of another save, or another SHA-256")
+            for entry in self._entries:
+                if entry.keys() != _FIELDS:
+                    raise ValueError(f"the fields {sorted(entry)} of another version; save again")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise durable.wrong(path, "be a list of files", error) from error
+            required = f"be a list of files with {sorted(_FIELDS)} of each"
+            raise durable.wrong(path, required, error) from error
 
     def check(self, ranks: Iterable[int]) -> None:
         """Raises ValueError unless the files of these ranks have the checksum in the list."""
-        if self._entries:
-            for rank in ranks:
-                checksums.check_bytes(self._folder, self._entries[rank], rank)
+        for rank in ranks:
+            checksums.check_bytes(self._folder, self._entries[rank], rank)
 
     @contextlib.contextmanager
     def open(self, rank: int) -> Iterator[Any]:

@@ -17,7 +17,7 @@ import concurrent.futures
 import hashlib
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -81,28 +81,12 @@ def of_file(path: str, progress: Progress | None = None) -> str:
     return _of_blocks(crcs)
 
 
-def of_entry(path: str, entry: Mapping[str, Any], progress: Progress | None = None) -> dict:
-    """A manifest's entry for a file, with the checksum of the bytes that are there now."""
-    if "sha256" not in entry:
-        return {**entry, "checksum": of_file(path, progress)}
-    digest = hashlib.sha256()  # of a file that version 0.1 wrote
-    for data in durable.chunks(path):
-        digest.update(data)
-        if progress is not None:
-            progress.add(len(data))
-    return {**entry, "sha256": digest.hexdigest()}
-
-
-def check_bytes(folder: str, entry: dict[str, Any], rank: int) -> None:
-    """Raises ValueError unless a file, read from the folder, is what its rank wrote."""
-    check_same(folder, of_entry(durable.join(folder, entry["file"]), entry), entry, rank)
-
-
-def check_same(folder: str, received: dict[str, Any], entry: dict[str, Any], rank: int) -> None:
-    """The same for bytes that were read before; `received` is the entry with their checksum."""
-    if received != entry:
+def check_bytes(folder: str, entry: dict[str, Any], rank: int, checksum: str | None = None) -> None:
+    """Raises ValueError unless a file is what its rank wrote; reads it if `checksum` is None."""
+    path = durable.join(folder, entry["file"])
+    if (of_file(path) if checksum is None else checksum) != entry["checksum"]:
         raise durable.wrong(
-            durable.join(folder, entry["file"]),
+            path,
             f"have the bytes that rank {rank} has written",
             "bytes with a different checksum; the folder does not yet show them, or has lost them",
         )
@@ -121,12 +105,10 @@ def write_arrays(store: Any, arrays: Iterable[tuple[str, np.ndarray]], prefix: s
     store[prefix + OF_ARRAYS] = np.frombuffer(_together(digests), np.uint8)
 
 
-def check_arrays(store: Any, what: str, required: bool) -> None:
-    """Raises ValueError for arrays without their checksum; version 0.1 wrote none (`required`)."""
+def check_arrays(store: Any, what: str) -> None:
+    """Raises ValueError unless arrays of a store of Keras have the checksum beside them."""
     if OF_ARRAYS not in store.keys():
-        if required:
-            raise durable.wrong("The file", f"hold the checksum of {what}", "none")
-        return
+        raise durable.wrong("The file", f"hold the checksum of {what}", "none")
     digests = {name: _digest(store[name]) for name in store.keys() if name != OF_ARRAYS}
     if np.asarray(store[OF_ARRAYS]).tobytes() != _together(digests):
         received = "bytes with a different SHA-256; the file is damaged"

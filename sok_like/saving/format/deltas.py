@@ -35,8 +35,7 @@ from sok_like.table.content import TableShard, unread
 from sok_like.table.keys import owners
 
 _ROWS_AT_ONCE = 2**16
-# Steps that deltas of few keys may log. A table logs fewer (cpp/core/cpu/change_log.cc), but tables
-# of version 0.1 logged any number.
+# Steps that deltas of few keys may log; a table logs fewer (cpp/core/cpu/change_log.cc).
 _FREE_RUNS, _FREE_CATCH_UPS = 2**16, 2**12
 _OPTIMIZER = re.compile(r"(\w+)\((.*)\)")
 _WHOLE: tuple[str, dict[str, Any], np.ndarray] = "whole", {}, np.zeros([0, 3])  # as a log
@@ -122,7 +121,7 @@ class MergedDump:
         # Without a key of its own a rank has what the others have: it writes such a file, too.
         rest.slot_names, rest.slot_widths = first or (last.slot_names, last.slot_widths)
         rest.slot_rows = np.zeros([0, sum(rest.slot_widths)], np.float32)
-        has_records = any(each.records is not None for each in self._rests[-1]) or rest.step >= 0
+        has_records = any(each.records is not None for each in self._rests[-1])
         rest.records = np.zeros([0, 3], np.int64) if has_records else None
         return count
 

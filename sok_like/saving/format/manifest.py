@@ -13,9 +13,7 @@ so a reader sees the old dump or the new one, never a mixture. Then leftovers of
 dumps are removed: the shards of the previous dump, shards that never had a manifest, and files that
 a killed process was writing.
 
-The manifest contains a SHA-256 of itself. Versions 2 and 3 of the format, of package version 0.1,
-can be read: 2 is a dump that no delta can follow (version 4: `deltas` is null), and both have the
-SHA-256 of each file in the place of the checksum of `checksums.py`.
+The manifest contains a SHA-256 of itself. `deltas` is null if none can follow the dump.
 """
 
 from __future__ import annotations
@@ -38,10 +36,8 @@ from sok_like.saving.format.shard_file import ShardFile, ShardSource
 FORMAT = "sok_like table"
 VERSION = 4
 
-_FIELDS = {"format", "version", "table", "dim", "key_dtype", "dump", "shards", "sha256"}
-_FIELDS_OF_CHAINS = {"step", "deltas"}  # from version 3 on
+_FIELDS = {"format", "version", "table", "dim", "key_dtype", "dump", "shards", "step", "deltas"}
 _DELTA_FIELDS = {"dump": str, "since": str, "step": int, "shards": list}
-_OLD_SHARD_FIELDS = {"file": str, "bytes": int, "sha256": str, "keys": int}
 _SHARD_FIELDS = {"file": str, "bytes": int, "checksum": str, "keys": int}
 # Bytes of a manifest at most: for each file in its folder, for a character of the table's name
 # (JSON may need two escapes), and for the rest.
@@ -175,8 +171,8 @@ def read_manifest(folder: str, table: str, dim: int | None) -> Dump:
     identity = manifest["sha256"]
     dump = _dump_of(folder, table, manifest, identity)
     dump.dim = manifest["dim"]
-    dump.may_grow = manifest.get("deltas") is not None
-    for delta in manifest.get("deltas") or ():
+    dump.may_grow = manifest["deltas"] is not None
+    for delta in manifest["deltas"] or ():
         before = dump.deltas[-1] if dump.deltas else dump
         if delta["since"] != before.name:
             received = f"a delta that follows {delta['since']!r:.80} after {before.name!r:.80}"
@@ -222,7 +218,7 @@ def _dump_of(folder, table, fields, identity):
     for file in files:
         if not durable.exists(file):
             raise FileNotFoundError(f"The dump {path} needs {file}, which is missing")
-    return Dump(files, fields["shards"], identity, fields["dump"], fields.get("step", -1))
+    return Dump(files, fields["shards"], identity, fields["dump"], fields["step"])
 
 
 def has_shards(folder: str, table: str) -> bool:
@@ -251,24 +247,23 @@ def _load(folder, name, name_length=_MAX_NAME):
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ValueError(f"{path} must be the manifest of a '{FORMAT}' dump")
     version = manifest.get("version")
-    if type(version) is not int or not 2 <= version <= VERSION:
-        received = f"version {version!r:.80}; it needs another sok_like"
-        raise durable.wrong(path, f"be of version 2 to {VERSION}", received)
-    problem = _problem(manifest, version)
+    if type(version) is not int or version != VERSION:
+        other = f"version {version!r:.80}; dump the table again, or use the sok_like that wrote it"
+        raise durable.wrong(path, f"be of version {VERSION}", other)
+    problem = _problem(manifest)
     if problem:
         raise durable.wrong(path, "be a whole manifest", problem)
     return manifest
 
 
-def _problem(manifest, version):
+def _problem(manifest):
     """What is wrong with the fields; '' if nothing."""
-    if manifest.keys() != _FIELDS | (_FIELDS_OF_CHAINS if version > 2 else set()):
+    if manifest.keys() != _FIELDS | {"sha256"}:
         return f"the fields {sorted(manifest)!r:.200}"
     if manifest["sha256"] != _checksum(manifest):
         return "fields whose SHA-256 differs from the one recorded"
-    deltas, step = manifest.get("deltas", []), manifest.get("step", -1)
-    if version > 3 and deltas is None:
-        deltas = []
+    deltas, step = manifest["deltas"], manifest["step"]
+    deltas = [] if deltas is None else deltas
     if not isinstance(deltas, list) or type(step) is not int or step < -1:
         return f"deltas={deltas!r:.80} and step={step!r:.80}"
     for delta in deltas:
@@ -277,10 +272,8 @@ def _problem(manifest, version):
     for shards in (manifest["shards"], *(delta["shards"] for delta in deltas)):
         if not isinstance(shards, list):
             return f"shards={shards!r:.80}"
-        # A chain that version 0.1 has begun may go on in version 4.
-        legal = [_OLD_SHARD_FIELDS, _SHARD_FIELDS][: 2 if version > 3 else 1]
         for shard in shards:
-            if not any(_has_fields(shard, fields) for fields in legal):
+            if not _has_fields(shard, _SHARD_FIELDS):
                 return f"a shard {shard!r:.200}"
     return ""
 

@@ -86,9 +86,8 @@ def write_shard(
 
 
 def _arrays_of(shard):
-    absent = set() if shard.step >= 0 else {*OF_POLICIES} - {"records"}
-    absent |= set() if shard.records is not None else {"records"}
-    absent |= set() if shard.erased is not None else {*_OF_DELTAS}
+    absent = () if shard.records is not None else OF_POLICIES
+    absent += () if shard.erased is not None else _OF_DELTAS
     return {
         name: np.asarray(getattr(shard, name), dtype)
         for name, (dtype, _) in _MEMBERS.items()
@@ -149,7 +148,7 @@ class ShardFile(ShardSource):
             self._size = durable.size(path)
             if self._size != entry["bytes"]:
                 raise ValueError(f"{self._size} bytes where the manifest says {entry['bytes']}")
-            if checksums.of_entry(self.path, entry, progress) != entry:
+            if checksums.of_file(self.path, progress) != entry["checksum"]:
                 raise ValueError("a checksum that differs from the manifest's")
             self._arrays = self._found()
             self._check_shapes(dim)
@@ -231,8 +230,7 @@ class ShardFile(ShardSource):
         for together in ({*OF_POLICIES}, {*_OF_DELTAS}):
             if arrays.keys() & together:
                 missing |= together - arrays.keys()
-        # `compact` of version 0.1 left the records out on a rank without keys.
-        if missing and (missing != {"records"} or arrays["keys"].shape != (0,)):
+        if missing:
             raise ValueError(f"no arrays {sorted(missing)}")
         return arrays
 

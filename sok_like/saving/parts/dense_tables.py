@@ -89,9 +89,9 @@ def rank_variables(values: Callable[[], Iterable[tuple[str, Any]]]) -> ArraysPar
     return ArraysPart("ranks", arrays)
 
 
-def read_rank_variables(folder: str, world_size: int, listed: bool) -> dict[str, np.ndarray]:
+def read_rank_variables(folder: str, world_size: int) -> dict[str, np.ndarray]:
     """The values of this rank, by key."""
-    files, rank = array_files.Folder(folder, world_size, listed), comm.current().rank
+    files, rank = array_files.Folder(folder, world_size), comm.current().rank
     files.check([rank])
     with files.open(rank) as archive:
         return {key: archive[key] for key in archive.files}
@@ -230,11 +230,11 @@ class StoredTables:
 NO_TABLES = StoredTables({}, lambda _: iter(()))
 
 
-def read_folder(path: str, world_size: int, listed: bool) -> dict[str, StoredTables]:
+def read_folder(path: str, world_size: int) -> dict[str, StoredTables]:
     """The tables that `world_size` ranks have written into a folder, by their holder's id."""
     # Each rank compares the checksums of some files, so that together they compare all. The blocks
     # that a rank reads have a CRC-32 besides.
-    folder, communicator = array_files.Folder(path, world_size, listed), comm.current()
+    folder, communicator = array_files.Folder(path, world_size), comm.current()
     folder.check(range(communicator.rank, world_size, communicator.world_size))
     stored: dict[str, _Stored] = {}
     for rank in range(world_size):

@@ -7,7 +7,7 @@
     one      embedding_3    none              1        the second of a layer, without a name
 
 Keras numbers layers anew, so the layer's own name is no part of it. Tables without a name, and all
-of a file without names, of an earlier version, are matched by order if there are as many.
+of a file without names, are matched by order if there are as many.
 
 Two scopes let a program read what has changed since: `sok.renamed_tables` gives the tables of files
 other names, `sok.resized_tables` says what becomes of rows of another width.
@@ -35,12 +35,9 @@ _state = threading.local()
 PARTIAL = "{problem}. The tables that the file lacks stay as they are; a new one is empty"
 
 
-def within(layer: str, tables: Sequence[str], other_number: bool = False) -> list[str]:
-    """The names of a layer's tables within it, also (`other_number`) of `layer_2`; "" for none."""
-    base = re.escape(layer)
-    if other_number:
-        base = re.escape(re.sub(r"_\d+$", "", layer)) + r"(_\d+)?"
-    names = [re.sub(rf"^{base}([/_.-]|$)", "", name) for name in tables]
+def within(layer: str, tables: Sequence[str]) -> list[str]:
+    """The names of a layer's tables within it; "" for none."""
+    names = [re.sub(rf"^{re.escape(layer)}([/_.-]|$)", "", name) for name in tables]
     names = ["" if _UNNAMED.fullmatch(name) else name for name in names]
     return [name if names.count(name) == 1 else "" for name in names]
 
@@ -70,9 +67,8 @@ def matched(
     pairs = list(zip(by_order, unnamed, strict=True)) if len(by_order) == len(unnamed) else []
     if len(pairs) > 1 and any(expected) and not any(names):
         warnings.warn(
-            "The file has no names of tables; earlier versions stored none. The tables of layer "
-            f"'{layer}' are read in their order, as {list(expected)}: they must have been written "
-            "in the same order",
+            f"The file has no names of tables. The tables of layer '{layer}' are read in their "
+            f"order, as {list(expected)}: they must have been written in the same order",
             stacklevel=3,
         )
     pairs += [(i, names.index(name)) for i, name in enumerate(expected) if name and name in names]

@@ -26,7 +26,7 @@ def written(folder, seed=3):
 
 
 def read(folder):
-    files, found = array_files.Folder(folder, 2, listed=True), []
+    files, found = array_files.Folder(folder, 2), []
     files.check(range(2))
     for rank in range(2):
         with files.open(rank) as archive:
@@ -90,10 +90,12 @@ def test_the_list_or_a_file_of_another_save_is_not_taken(tmp_path):
         with pytest.raises(ValueError, match="a different checksum"):
             read(str(tmp_path / "one"))
         mine.write_bytes(whole)
-    entries = [{"file": "0-of-1.npz", "bytes": 1, "sha256": ""}]
-    array_files.finish(str(tmp_path / "one"), entries)
-    with pytest.raises(ValueError, match="of another save"):
-        read(str(tmp_path / "one"))
+    for size, match in {1: "of another save", 2: r"files\.json .*of another version; save"}.items():
+        names = [f"{rank}-of-{size}.npz" for rank in range(size)]
+        entries = [{"file": name, "bytes": 1, "sha256": ""} for name in names]
+        array_files.finish(str(tmp_path / "one"), entries)
+        with pytest.raises(ValueError, match=match):
+            read(str(tmp_path / "one"))
 
 
 def test_any_name_and_shape_but_no_objects(tmp_path):

@@ -66,19 +66,10 @@ def test_a_merged_dump_can_be_read_though_a_rank_owns_no_key(tmp_path):
             assert (values == keys[:, np.newaxis]).all() and values.shape == (4, 3)
 
 
-def test_a_dump_without_records_of_a_rank_without_keys_is_still_read(tmp_path):
-    """`compact` of version 0.1 wrote such dumps."""
-    without = shard([])
-    without.records = None
-    entries = write(tmp_path, "01d", [shard([2, 4]), without])
-    write_manifest(tmp_path, "01d", entries, 4, [])
-    for rank in (0, 1):
-        found = whole(read(tmp_path, rank, 2))
-        assert found.keys.tolist() == [[2, 4], []][rank]
-        assert found.records.shape == (len(found.keys), 3)
-    damaged = shard([1])
-    damaged.records = None
-    entries = write(tmp_path, "bad", [shard([2]), damaged])
+def test_a_shard_without_one_of_its_arrays_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delitem(shard_file._MEMBERS, "waiting")
+    entries = write(tmp_path, "bad", [shard([2])])
+    monkeypatch.undo()
     write_manifest(tmp_path, "bad", entries, 4, [])
-    with pytest.raises(ValueError, match="no arrays"):
+    with pytest.raises(ValueError, match=r"no arrays \['waiting'\]"):
         read(tmp_path)

@@ -96,41 +96,13 @@ def test_positions_beyond_4_gib_are_what_zip_files_have(tmp_path):
         assert sizes["b.npy"][1] > 2**32 and archive.read("b.npy") == small
 
 
-def test_a_chain_of_version_0_1_goes_on(tmp_path):
-    """A delta is added to a base and deltas that have SHA-256, and all are read."""
-    shards = [fuzz.make_shard(rank, 2, True) for rank in (0, 1)]
-    fuzz.write_dump(tmp_path, shards, 3)
-    before = fuzz.read_dump(tmp_path)
-    dump = manifest_file.read_manifest(tmp_path, fuzz.TABLE, fuzz.DIM)
-    assert dump.may_grow
-    chain, last = [], dump
-    for delta in dump.deltas:
-        fields = {"dump": delta.name, "since": last.name, "step": delta.step}
-        chain.append({**fields, "shards": delta.entries})
-        last = delta
-    added = fuzz.make_shard(0, 1, True)
-    for field in ("keys", "rows", "slot_rows", "records"):
-        setattr(added, field, getattr(added, field)[:1] * 0)
-    added.erased, added.steps = added.keys[:0], np.zeros([0, 3])
-    name = manifest_file.shard_name(fuzz.TABLE, "fe", 0, 1)
-    entry = shard_file.write_shard(tmp_path, name, added)
-    chain.append({"dump": "fe", "since": last.name, "step": 9, "shards": [entry]})
-    head = manifest_file.Head(fuzz.TABLE, fuzz.DIM, "int64", dump.name)
-    manifest_file.write_manifest(tmp_path, head, dump.entries, 7, chain)
-    assert manifest_of(tmp_path)[1]["version"] == 4
-    after = fuzz.read_dump(tmp_path)
-    assert {*after.keys.tolist()} == {*before.keys.tolist(), 0}
-    (at,) = np.flatnonzero(after.keys == 0)
-    assert (after.rows[at] == 0).all() and after.counters.tolist() == added.counters.tolist()
-
-
 def test_a_dump_that_may_not_grow_says_so(tmp_path):
-    fuzz.write_dump(tmp_path, [fuzz.make_shard(0, 1, False)], 4)
+    fuzz.write_dump(tmp_path, [fuzz.make_shard(0, 1, False)])
     assert not manifest_file.read_manifest(tmp_path, fuzz.TABLE, fuzz.DIM).may_grow
 
 
 def test_a_manifest_far_too_long_for_its_folder_is_not_read(tmp_path):
-    fuzz.write_dump(tmp_path, [fuzz.make_shard(0, 1, False)], 4)
+    fuzz.write_dump(tmp_path, [fuzz.make_shard(0, 1, False)])
     path, manifest = manifest_of(tmp_path)
     path.write_text(wrong_content.signed({**manifest, "shards": manifest["shards"] * 60_000}))
     assert path.stat().st_size > 2 * 2**20

@@ -9,9 +9,7 @@ import tensorflow as tf
 
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
-from sok_like.runtime.framework.running_keras import is_keras_3
 from tests.checks.files import KINDS, write
-from tests.saving import files_without_names as earlier
 
 pytestmark = pytest.mark.keras
 KEYS = np.array([[1, 2], [3, 1], [2, 5], [7, 7]])
@@ -235,46 +233,11 @@ def test_only_a_table_of_another_width_is_skipped(sok, tmp_path):
     assert contents(wider) == {**before, "user": None}
 
 
-VALUES = {"user": 1.0, "item": 2.0, "left": 3.0, "right": 4.0}
-
-
-def load_earlier(kind, ranks, model):
-    if kind == "checkpoint":
-        status = tf.train.Checkpoint(model=model).read(str(earlier.FOLDER / f"c{ranks}"))
-        status.assert_existing_objects_matched()
-    else:
-        model.load_weights(str(earlier.FOLDER / f"w{ranks}.weights.h5"))
-
-
-@pytest.mark.skipif(not is_keras_3(), reason="Keras 3 wrote them")
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("kind", ["weights", "checkpoint"])
-def test_files_without_names_are_read_in_their_order_and_say_so(sok, kind, ranks):
-    model = earlier.made()
-    with pytest.warns(UserWarning, match="in their order.*'left', 'right'"):
-        load_earlier(kind, ranks, model)
-    assert earlier.values(model) == VALUES
-
-
-@pytest.mark.skipif(not is_keras_3(), reason="Keras 3 wrote them")
-def test_names_of_dumps_beside_a_file_without_names_count(sok):
-    model = earlier.made(("item", "user"))
-    load_earlier("weights", 2, model)
-    assert earlier.values(model) == VALUES
-    model = earlier.made(("item", "user"))
-    with pytest.raises(ValueError, match="'feat/user'.*'feat/item'"):
-        load_earlier("checkpoint", 2, model)
-    assert earlier.values(model)["user"] is None
-    model = earlier.made(("new", "item"))
-    with pytest.raises(ValueError, match=r"\['new', 'item'\].*Received: \['user', 'item'\]"):
-        load_earlier("weights", 2, model)
-
-
 def test_tables_without_a_name_are_matched_by_their_order_if_they_are_as_many(sok, tmp_path):
-    def unnamed(number):
+    def unnamed(number, names=(None, None, None)):
         tf.keras.utils.set_random_seed(3)
         layer = sok.dist_model_parallel.DistributedEmbedding(
-            [tf.keras.layers.Embedding(5, 2) for _ in range(number)]
+            [tf.keras.layers.Embedding(5, 2, name=name) for name in names[:number]]
         )
         keys = [tf.keras.Input([2], dtype="int64") for _ in range(number)]
         return tf.keras.Model(keys, layer(keys)), layer
@@ -287,6 +250,10 @@ def test_tables_without_a_name_are_matched_by_their_order_if_they_are_as_many(so
     assert [whole[0, 0] for whole in again.get_weights()] == [1.0, 2.0]
     with pytest.raises(ValueError, match="unnamed"):
         unnamed(3)[0].load_weights(tmp_path / "w.weights.h5")
+    named, again = unnamed(2, ("left", "right"))
+    with pytest.warns(UserWarning, match="no names of tables.*in their order.*'left', 'right'"):
+        named.load_weights(tmp_path / "w.weights.h5")
+    assert [whole[0, 0] for whole in again.get_weights()] == [1.0, 2.0]
 
 
 def test_a_dump_is_restored_under_another_name(sok, tmp_path):
