@@ -40,7 +40,7 @@ from sok_like.runtime.checks import as_list
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.runtime.ranks.lookup_options import check_row_dtype
-from sok_like.saving.containers import dense_in_keras, keras_layers, tables_in_checkpoints
+from sok_like.saving.containers import tables_in_checkpoints
 from sok_like.table.variable import unwrap
 
 
@@ -225,18 +225,6 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
     def tables_in_files(self):
         """The hash tables."""
         return [layer.table for layer in self.hash_layers]
-
-    def save_own_variables(self, store):
-        """Writes tables into Keras' file, or on several ranks the name of files beside it."""
-        if self.dense_in_files.shapes():
-            dense_in_keras.save(self.dense_in_files, store)
-        keras_layers.save(lambda *_: None, self, store)
-
-    def load_own_variables(self, store):
-        """The inverse of `save_own_variables`, at any number of ranks."""
-        if self.dense_in_files.shapes():
-            dense_in_keras.load(self.dense_in_files, store)
-        keras_layers.load(lambda *_: None, self, store)
 
     # Lookup.
 

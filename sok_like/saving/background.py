@@ -133,7 +133,7 @@ class BackgroundDump:
         self._text = f"The dump in the background of tables {[part.name for part in parts]}"
         self._thread = threading.Thread(target=self._run, name="sok_dump", daemon=True)
         try:
-            _agreed(self._open)
+            _agreed(lambda: [part.open() for part in parts])
             for part in parts:
                 vars(part.table)["running_dump"] = self
             _running.add(self)
@@ -145,10 +145,6 @@ class BackgroundDump:
             if not self._thread.is_alive():  # else it closes them itself
                 self._close()
             raise
-
-    def _open(self):
-        for part in self._parts:
-            part.open()
 
     def _run(self):
         try:
@@ -249,28 +245,6 @@ class BackgroundDump:
             with contextlib.suppress(OSError):
                 part.remove()
 
-    @staticmethod
-    def _at_exit():
-        for dump in list(_running):
-            if not dump._ending.acquire(blocking=False):
-                continue  # a thread is finishing it
-            print(
-                f"{dump._text} was not finished: nothing is saved. Call finish() on all ranks.",
-                file=sys.stderr,
-            )
-            dump.cancel()
-
-    @staticmethod
-    def _after_fork():
-        """In the child, which has neither the thread nor, perhaps, a thread that has the lock."""
-        for dump in list(_running):
-            dump._ending = threading.RLock()
-            dump._failed = RuntimeError(
-                f"{dump._text} belongs to the process that began it. "
-                f"Received: a call in a child that it has forked, process {os.getpid()}"
-            )
-            dump._forget()
-
 
 def finish_running(table: Any) -> None:
     """Finishes the table's dump in the background, on all ranks; RuntimeError in a graph."""
@@ -285,8 +259,30 @@ def finish_running(table: Any) -> None:
     dump.finish()
 
 
-atexit.register(BackgroundDump._at_exit)
-os.register_at_fork(after_in_child=BackgroundDump._after_fork)
+@atexit.register
+def _at_exit():
+    for dump in list(_running):
+        if not dump._ending.acquire(blocking=False):
+            continue  # a thread is finishing it
+        print(
+            f"{dump._text} was not finished: nothing is saved. Call finish() on all ranks.",
+            file=sys.stderr,
+        )
+        dump.cancel()
+
+
+def _after_fork():
+    """In the child, which has neither the thread nor, perhaps, a thread that has the lock."""
+    for dump in list(_running):
+        dump._ending = threading.RLock()
+        dump._failed = RuntimeError(
+            f"{dump._text} belongs to the process that began it. "
+            f"Received: a call in a child that it has forked, process {os.getpid()}"
+        )
+        dump._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _agreed(function):

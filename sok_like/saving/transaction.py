@@ -15,7 +15,6 @@ So a process that is killed at any instant leaves the last finished save intact,
 everything on all ranks, or nothing on any.
 """
 
-import contextlib
 import hashlib
 import os
 import threading
@@ -161,8 +160,7 @@ class SavingBeside(Saving):
 # ---- loading ----
 
 
-# .prepared: what the load that a thread is in has prepared so far; .path: of its file; .written: in
-# the writing of a file, the references by the `id` of their objects.
+# .prepared: what the load that a thread is in has prepared so far; .path: of its file.
 _now = threading.local()
 
 
@@ -257,23 +255,3 @@ def _agree_on_file(path, communicator, call):
     check_same(
         digests, f"{required}, or equal copies of it: {os.path.abspath(path)!r} on this rank"
     )
-
-
-# ---- which references a Keras file that is being written gets ----
-
-
-def writing(
-    objects: Sequence[Any], references: Sequence[str]
-) -> contextlib.AbstractContextManager[None]:
-    """A scope in which tables that Keras writes write their reference."""
-    return attributes(_now, {"written": dict(zip(map(id, objects), references, strict=True))})
-
-
-def is_writing() -> bool:
-    """Whether such a scope is active."""
-    return hasattr(_now, "written")
-
-
-def reference_of(thing: Any) -> str | None:
-    """The folder that the file being written names for an object; None: it goes inside."""
-    return vars(_now).get("written", {}).get(id(thing))

@@ -219,7 +219,7 @@ def test_it_rests_no_more_once_somebody_waits(sok, tmp_path, monkeypatch, end):
         "finish": dump.finish,
         "cancel": dump.cancel,
         "dump": lambda: saver.dump(tables[0], tmp_path),
-        "exit": background.BackgroundDump._at_exit,
+        "exit": background._at_exit,
     }[end]()
     assert dump.done and hurried == of_dump  # before the thread had read anything
     tables[0].clear()
@@ -250,7 +250,7 @@ def test_what_ends_unfinished(sok, tmp_path, capfd):
     with pytest.raises(RuntimeError, match="cancelled"):
         dump.finish()
     saver.begin_dump(table, tmp_path)
-    background.BackgroundDump._at_exit()
+    background._at_exit()
     assert "'grown'] was not finished: nothing is saved" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -289,7 +289,7 @@ def test_a_child_of_fork_leaves_its_parent_s_dump(sok, tmp_path, monkeypatch):
                 dump.cancel()
                 dump.finish()
             except RuntimeError as error:
-                background.BackgroundDump._at_exit()  # as `sys.exit` does
+                background._at_exit()  # as `sys.exit` does
                 status = int("belongs to the process" not in str(error))
             finally:
                 os._exit(status)

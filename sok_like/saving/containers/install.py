@@ -29,7 +29,7 @@ def _install():
     library = f"{_keras()}.saving.saving_lib"
     wrap(library, "load_model", keras_files.load_model, "ranks read one file")
     why = "reads dense tables with their slot variables"
-    wrap(library, "_load_state", keras_files.load_state, why)
+    wrap(library, "_load_state", keras_layers.load_state, why)
     layer: Any = tf.keras.layers.Layer
     wrap(layer, "save_own_variables", keras_layers.save, "a layer's tables are no arrays")
     wrap(layer, "load_own_variables", keras_layers.load, "the same, on the way back")

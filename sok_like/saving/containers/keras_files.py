@@ -22,7 +22,7 @@ import tensorflow as tf
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
 from sok_like.saving import transaction
-from sok_like.saving.containers import dense_in_keras, keras_layers
+from sok_like.saving.containers import keras_layers
 from sok_like.saving.format import durable, folders
 from sok_like.saving.parts import dense_tables, optimizer_variables
 from sok_like.saving.parts.checkpointable import (
@@ -44,12 +44,12 @@ def kinds_of(model: Any) -> RankLocalVariables:
         ordinary = _ordinary(model)
     except ValueError:  # tf_keras' models have no variables before they are built
         return RankLocalVariables(())
-    return RankLocalVariables([*ordinary, *dense_in_keras.holders_of(model)])
+    return RankLocalVariables([*ordinary, *keras_layers.holders_of(model)])
 
 
 def _ordinary(model):
     """The variables of a model that no holder of dense tables has."""
-    holders = dense_in_keras.holders_of(model)
+    holders = keras_layers.holders_of(model)
     held = {id(variable) for holder in holders for variable in holder.own_variables()}
     return [variable for variable in model.variables if id(variable) not in held]
 
@@ -83,10 +83,10 @@ def save(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) ->
     call = "a save of weights" if "weights" in own.__name__ else "a save of a model"
     kinds = kinds_of(model)
     together = bool(kinds) or is_of_all_ranks(model)
-    if transaction.is_writing() or not together or not comm.is_initialized():
+    if keras_layers.is_writing() or not together or not comm.is_initialized():
         return write(filepath)
     _check(call, kinds.own)
-    with optimizer_variables.of_root(dense_in_keras.optimizers_of(model)):
+    with optimizer_variables.of_root(keras_layers.optimizers_of(model)):
         return save_together(call, filepath, write, kinds, bool(kinds.sharded))
 
 
@@ -112,12 +112,12 @@ def save_together(
     kinds = kinds or RankLocalVariables(())
     parts: list[CheckpointPart] = [HashTablePart(table) for table in kinds.tables]
     for holder in kinds.holders:
-        parts.append(dense_tables.dense_tables(holder.table_name, [holder], [dense_in_keras.ID]))
+        parts.append(dense_tables.dense_tables(holder.table_name, [holder], [keras_layers.HOLDER]))
 
     def common(references):
         if path is None:
             raise TypeError(f"On several ranks `filepath` must be a path. Received: {filepath!r}")
-        with transaction.writing([*kinds.tables, *kinds.holders], references):
+        with keras_layers.writing([*kinds.tables, *kinds.holders], references):
             if communicator.rank == 0:
                 _replaced(path, write)
             elif collective:
@@ -166,7 +166,7 @@ def load_weights(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs:
 def _values_before(model):
     """The values of a model's ordinary variables, which Keras replaces while it reads."""
     variables = _ordinary(model)
-    for optimizer in dense_in_keras.optimizers_of(model):
+    for optimizer in keras_layers.optimizers_of(model):
         variables += optimizer_variables.ordinary(optimizer)
     before = []
     for variable in (each for each in variables if not is_embedding_variable(each)):
@@ -187,20 +187,6 @@ def _values_before(model):
     return StagedContent(before.clear, restore)
 
 
-def load_state(own: Callable, *args: Any, **kwargs: Any) -> Any:
-    """`saving_lib._load_state`, Keras' walk through what it loads; it calls itself."""
-    if kwargs["inner_path"] if "inner_path" in kwargs else args[3]:
-        return own(*args, **kwargs)
-    partial = bool(kwargs.get("skip_mismatch"))
-
-    def discarded():
-        return bool(kwargs.get("failed_saveables")) and not partial
-
-    # The two Kerases have different names for the first argument, the model.
-    with keras_layers.reading(partial), dense_in_keras.loading(args[0], discarded):
-        return own(*args, **kwargs)
-
-
 def walk(own: Callable, *args: Any) -> Iterator[tuple[str, Any]]:
     """`saving_lib._walk_saveable`: leaves out what a layer writes itself."""
     for name, child in own(*args):
@@ -212,7 +198,10 @@ def load_model(own: Callable, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     """`saving_lib.load_model`."""
     if not comm.is_initialized():
         return own(filepath, *args, **kwargs)
-    ours, call = _has_tables(filepath), "a load of a model"
+    ours, call = False, "a load of a model"
+    with contextlib.suppress(OSError, KeyError, TypeError, zipfile.BadZipFile):
+        with zipfile.ZipFile(filepath) as archive:
+            ours = archive.comment == _MARK or b"sok_like" in archive.read("config.json")
     if ours:
         _check(call)
     read = functools.partial(own, filepath, *args, **kwargs)
@@ -221,13 +210,6 @@ def load_model(own: Callable, filepath: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _path(filepath):
     return os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else None
-
-
-def _has_tables(filepath):
-    with contextlib.suppress(OSError, KeyError, TypeError, zipfile.BadZipFile):
-        with zipfile.ZipFile(filepath) as archive:
-            return archive.comment == _MARK or b"sok_like" in archive.read("config.json")
-    return False
 
 
 # ---- BackupAndRestore ----

@@ -1,23 +1,26 @@
-"""Hash tables among the weights of a Keras layer: any layer, of this package or not.
+"""Tables among the weights of a Keras layer, in Keras' files: of any layer, of this package or not.
 
     class Own(tf.keras.layers.Layer):                 in the layer's part of a file
         self.user = variable.as_weight()              =user.keys, ..., =user.sha256
         self.item = another.as_weight()               =item.beside
         self.scale = self.add_weight(...)             0
+    dmp.DistributedEmbedding                          dense.=user, dense.=user.momentum, ...
 
 Keras stores a layer's variables by number, as arrays. A table is no array. So the methods that
 `install.py` wraps leave tables out of the numbered list, and store each under its key, by which it
 is found again (`table_names.py`). On one rank that is its content, with a checksum. On several it
-is the name of its dump beside the file.
+is the name of a folder beside the file. Number 0 is not written: `keys`, `1.keys`.
 
-Number 0 is not written: `keys`, `1.keys`.
+Keras visits layers and optimizers in any order. So slot variables of dense tables are stored with
+their tables (`dense_tables.py`), and both are read once Keras has visited all of a model.
 """
 
 import contextlib
+import functools
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,23 +32,44 @@ from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
 from sok_like.saving import transaction
 from sok_like.saving.format import checksums, durable
-from sok_like.saving.parts import table_names
+from sok_like.saving.parts import dense_tables, optimizer_variables, table_names
 from sok_like.saving.parts.checkpointable import RankLocalVariables, StagedContent
 from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table import snapshots
 from sok_like.table.content import FIELDS, REQUIRED, TableContent
+from sok_like.table.slices import TableSlice
 from sok_like.table.variable import EmbeddingVariable, is_embedding_variable
 
-_BESIDE = "beside"
+HOLDER = "tables"  # the id of the only holder in a folder
+_BESIDE = "beside"  # the name of a folder
+_RANKS = "ranks"  # how many have written a folder of dense tables
 _ARRAYS = "|".join((*FIELDS, checksums.OF_ARRAYS, _BESIDE))
 _KEY = re.compile(rf"(?:([1-9]\d*|=[^.]+)\.)?({_ARRAYS})")
-_now = threading.local()  # .partial: whether tables that a file lacks may start empty
+_DENSE = "dense."
+# While Keras writes a file: .references: of folders beside it, by the `id` of what they hold. While
+# it reads one: .partial: whether tables that the file lacks may start empty; .loaded: holders of
+# dense tables with what the file has of them.
+_now = threading.local()
 
 
 def tables_of(layer: Any) -> list[EmbeddingVariable]:
     """The tables among a layer's own weights, each once, and those of its `tables_in_files`."""
     weights = [weight for weights in _lists_of(layer).values() for weight in weights]
     return RankLocalVariables([*weights, *getattr(layer, "tables_in_files", ())]).tables
+
+
+def holders_of(model: Any) -> list[Any]:
+    """The holders of a model's layers, in the same order on all ranks."""
+    layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else ()
+    holders = [getattr(layer, "dense_in_files", None) for layer in layers]
+    return list({id(holder): holder for holder in holders if holder is not None}.values())
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """The optimizer of a model if Keras' files hold it."""
+    # They hold nothing of tf_keras' legacy optimizers.
+    optimizer = getattr(model, "optimizer", None)
+    return [optimizer] if hasattr(optimizer, "save_own_variables") else []
 
 
 def track(own: Callable, self: Any, attr: Any) -> Any:
@@ -56,48 +80,6 @@ def track(own: Callable, self: Any, attr: Any) -> Any:
     if hasattr(type(attr), "as_weight") and "trainable_variables" in self.config:
         attr = attr.as_weight()
     return own(self, attr)
-
-
-def save(own: Callable, self: Any, store: Any) -> None:
-    """`Layer.save_own_variables`."""
-    tables = tables_of(self)
-    with _without_tables(self, tables):
-        own(self, store)
-    names = table_names.within(self.name, [table.table_name for table in tables])
-    for number, (table, name) in enumerate(zip(tables, names, strict=True)):
-        key = table_names.key_of(name, number)
-        _save_table(table, store, "" if key == "0" else f"{key}.")
-
-
-def load(own: Callable, self: Any, store: Any) -> None:
-    """`Layer.load_own_variables`; other keys of the tables are removed."""
-    if hasattr(self, "_update_trackables"):  # tf_keras finds what is in lists only now
-        self._update_trackables()
-    tables = tables_of(self)
-    if not tables:
-        own(self, store)
-        return
-    ordinary, stored = _sorted(store)
-    prepared: list[StagedContent] = []
-    try:
-        for table, arrays in _matched(self, tables, stored):
-            try:
-                prepared.append(_prepared(table, arrays))
-            except ValueError as error:
-                check(str(error), some_match=True)
-        with _without_tables(self, tables):
-            own(self, ordinary)
-    except BaseException:
-        for content in prepared:
-            content.drop()
-        raise
-    for content in prepared:
-        transaction.prepare(content)
-
-
-def reading(partial: bool) -> contextlib.AbstractContextManager[None]:
-    """A scope in which Keras reads a file; with `partial` it may lack tables."""
-    return attributes(_now, {"partial": partial})
 
 
 def _lists_of(layer):
@@ -123,9 +105,58 @@ def _without_tables(layer: Any, tables: list[Any]) -> Iterator[None]:
         vars(layer).update(lists)
 
 
-def save_reference(store: Any, prefix: str, thing: Any, what: str) -> bool:
+# ---- writing ----
+
+
+def writing(
+    objects: Sequence[Any], references: Sequence[str]
+) -> contextlib.AbstractContextManager[None]:
+    """A scope in which what Keras writes of tables is the name of their folder."""
+    of_objects = dict(zip(map(id, objects), references, strict=True))
+    return attributes(_now, {"references": of_objects})
+
+
+def is_writing() -> bool:
+    """Whether such a scope is active."""
+    return hasattr(_now, "references")
+
+
+def save(own: Callable, self: Any, store: Any) -> None:
+    """`Layer.save_own_variables`."""
+    tables, holder = tables_of(self), getattr(self, "dense_in_files", None)
+    if holder is None:
+        with _without_tables(self, tables):
+            own(self, store)
+    elif holder.shapes():
+        _save_dense(holder, store)
+    names = table_names.within(self.name, [table.table_name for table in tables])
+    for number, (table, name) in enumerate(zip(tables, names, strict=True)):
+        key = table_names.key_of(name, number)
+        prefix = "" if key == "0" else f"{key}."
+        if _save_reference(store, prefix, table, f"Table '{table.table_name}' is"):
+            continue
+        content = table.snapshot().fields()
+        arrays = {name: np.asarray(value) for name, value in content.items()}
+        slots = b"\n".join(arrays["slot_names"].tolist())
+        arrays["slot_names"] = np.frombuffer(slots, np.uint8)
+        checksums.write_arrays(store, arrays.items(), prefix)
+
+
+def _save_dense(holder, store):
+    if _save_reference(store, _DENSE, holder, f"The tables of layer '{holder.name}' are"):
+        store[_DENSE + _RANKS] = np.array([comm.current().world_size])
+        return
+    wholes = (
+        (key, (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy())
+        for key, value in dense_tables.wholes_of(holder)
+    )
+    checksums.write_arrays(store, wholes, _DENSE)
+
+
+def _save_reference(store, prefix, thing, what):
     """Writes the name of the folder beside the file that has a thing; on several ranks it must."""
-    reference, ranks = transaction.reference_of(thing), comm.current().world_size
+    reference = vars(_now).get("references", {}).get(id(thing))
+    ranks = comm.current().world_size
     if reference is not None:
         store[prefix + _BESIDE] = np.frombuffer(reference.encode(), np.uint8)
     elif ranks > 1:
@@ -136,38 +167,68 @@ def save_reference(store: Any, prefix: str, thing: Any, what: str) -> bool:
     return reference is not None
 
 
-def folder_of(stored: Any) -> str:
-    """The folder that it names."""
-    return transaction.folder_read(np.asarray(stored[_BESIDE]).tobytes().decode())
+# ---- reading ----
 
 
-def _save_table(table, store, prefix):
-    if save_reference(store, prefix, table, f"Table '{table.table_name}' is"):
+def load_state(own: Callable, *args: Any, **kwargs: Any) -> Any:
+    """`saving_lib._load_state`, Keras' walk through what it loads; it calls itself."""
+    if kwargs["inner_path"] if "inner_path" in kwargs else args[3]:
+        return own(*args, **kwargs)
+    partial, loaded = bool(kwargs.get("skip_mismatch")), []
+    with attributes(_now, {"partial": partial, "loaded": loaded}):
+        result = own(*args, **kwargs)
+    if kwargs.get("failed_saveables") and not partial:  # Keras raises next
+        return result
+    # The two Kerases have different names for the first argument, the model.
+    with optimizer_variables.of_root(optimizers_of(args[0])):
+        for holder, stored in loaded:
+            transaction.prepare(stored.prepare(_parts_in(holder, stored)))
+    return result
+
+
+def load(own: Callable, self: Any, store: Any) -> None:
+    """`Layer.load_own_variables`; other keys of the tables are removed."""
+    if hasattr(self, "_update_trackables"):  # tf_keras finds what is in lists only now
+        self._update_trackables()
+    tables, holder = tables_of(self), getattr(self, "dense_in_files", None)
+    if holder is not None and holder.shapes():
+        _load_dense(holder, store)
+    if not tables:
+        if holder is None:
+            own(self, store)
         return
-    content = table.snapshot().fields()
-    arrays = {name: np.asarray(value) for name, value in content.items()}
-    names = b"\n".join(arrays["slot_names"].tolist())
-    arrays["slot_names"] = np.frombuffer(names, np.uint8)
-    checksums.write_arrays(store, arrays.items(), prefix)
+    ordinary, stored = _sorted(store)
+    expected = table_names.within(self.name, [table.table_name for table in tables])
+    received = [name for name, _ in stored]
+    pairs, problem = table_names.matched(self.name, expected, received, "The file")
+    _check(problem, bool(pairs))
+    prepared: list[StagedContent] = []
+    try:
+        for i, place in pairs:
+            try:
+                prepared.append(_prepared(tables[i], stored[place][1]))
+            except ValueError as error:
+                _check(str(error), some_match=True)
+        if holder is None:
+            with _without_tables(self, tables):
+                own(self, ordinary)
+    except BaseException:
+        for content in prepared:
+            content.drop()
+        raise
+    for content in prepared:
+        transaction.prepare(content)
 
 
-def _sorted(store):
-    """The ordinary arrays of a layer, and each table's name with its arrays."""
-    tables: dict[str, set[str]] = {}
-    ordinary = set()
-    for key in store.keys():
-        of_table = _KEY.fullmatch(key)
-        if of_table is None:
-            ordinary.add(key)
-        else:
-            tables.setdefault(key.removesuffix(of_table[2]), set()).add(of_table[2])
-    prefixes = sorted(tables, key=table_names.order)
-    stored = [Arrays(store, prefix, tables[prefix]) for prefix in prefixes]
-    names = [table_names.name_of(prefix.removesuffix(".")) for prefix in prefixes]
-    return Arrays(store, "", ordinary), list(zip(names, stored, strict=True))
+def _check(problem, some_match):
+    """Raises ValueError if tables do not match, or only warns if Keras may skip some."""
+    if problem and not (vars(_now).get("partial") and some_match):
+        raise ValueError(problem)
+    if problem:
+        warnings.warn(table_names.PARTIAL.format(problem=problem), stacklevel=2)
 
 
-class Arrays(Mapping):
+class _Arrays(Mapping):
     """Arrays with a prefix in a store of Keras; each is read where it is used."""
 
     def __init__(self, store, prefix, names):
@@ -183,27 +244,32 @@ class Arrays(Mapping):
         return len(self._keys)
 
 
-def _matched(layer, tables, stored):
-    """Each table with what the file has of it."""
-    expected = table_names.within(layer.name, [table.table_name for table in tables])
-    received = [name for name, _ in stored]
-    pairs, problem = table_names.matched(layer.name, expected, received, "The file")
-    check(problem, bool(pairs))
-    return [(tables[i], stored[place][1]) for i, place in pairs]
+def _sorted(store):
+    """The ordinary arrays of a layer, and each table's name with its arrays."""
+    tables: dict[str, set[str]] = {}
+    ordinary = set()
+    for key in store.keys():
+        of_table = _KEY.fullmatch(key)
+        if of_table is None:
+            ordinary.add(key)
+        else:
+            tables.setdefault(key.removesuffix(of_table[2]), set()).add(of_table[2])
+    stored = []
+    for prefix in sorted(tables, key=table_names.order):
+        name = table_names.name_of(prefix.removesuffix("."))
+        stored.append((name, _Arrays(store, prefix, tables[prefix])))
+    return _Arrays(store, "", ordinary), stored
 
 
-def check(problem: str, some_match: bool) -> None:
-    """Raises ValueError if tables do not match, or only warns if Keras may skip some."""
-    if problem and not (vars(_now).get("partial") and some_match):
-        raise ValueError(problem)
-    if problem:
-        warnings.warn(table_names.PARTIAL.format(problem=problem), stacklevel=2)
+def _folder_of(stored):
+    """The folder that `_save_reference` has named."""
+    return transaction.folder_read(stored[_BESIDE].tobytes().decode())
 
 
 def _prepared(table, stored):
     """The table's new content, which it takes when all of the file is read."""
     if _BESIDE in stored:
-        return HashTablePart(table).prepare(folder_of(stored))
+        return HashTablePart(table).prepare(_folder_of(stored))
     name = table.table_name
     missing = {*REQUIRED} - stored.keys()
     if missing:
@@ -220,3 +286,55 @@ def _prepared(table, stored):
     names = fields["slot_names"].tobytes().split(b"\n") if len(fields["slot_names"]) else []
     fields["slot_names"] = np.asarray(names, dtype=object)
     return HashTablePart(table).prepare_content(snapshots.owned(TableContent(**fields)))
+
+
+def _load_dense(holder, store):
+    """Reads the tables of a holder, at the end of `load_state`."""
+    with optimizer_variables.of_root(()):
+        parts = dense_tables.parts_of(holder)
+    names = [key.removeprefix(_DENSE) for key in store.keys() if key.startswith(_DENSE)]
+    arrays = _Arrays(store, _DENSE, names)
+
+    def matched(tables):
+        keys, problem = dense_tables.match(holder, tables, "The file")
+        _check(problem, bool(keys))
+        return keys
+
+    if _RANKS in arrays:
+        in_folder = dense_tables.read_folder(_folder_of(arrays), int(arrays[_RANKS][0]))
+        stored = in_folder.get(HOLDER, dense_tables.NO_TABLES)
+        stored = stored.renumbered(matched(stored.tables()))
+    else:
+        keys = matched([key for key in names if re.fullmatch(r"\d+|=[^.]+", key)])
+        checksums.check_arrays(arrays, f"the tables of layer '{holder.name}'")
+        # This rank's slices of whole tables and slot variables, which are copied at once.
+        slices, places = {}, {part.key: part.held.place for part in parts}
+        for key in names:
+            table, dot, slot = key.partition(".")
+            if table in keys:
+                place = places.get(keys[table], TableSlice((0, 0), (0, 0)))
+                whole = arrays[key]
+                read = functools.partial(np.asarray, np.array(whole[place.slices]))
+                slices[f"{keys[table]}{dot}{slot}"] = whole.shape, place, read
+        stored = dense_tables.StoredTables.of_slices(slices)
+    stored.check_tables(holder, parts)
+    if hasattr(_now, "loaded"):
+        _now.loaded.append((holder, stored))
+    else:
+        transaction.prepare(stored.prepare(parts))
+
+
+def _parts_in(holder, stored):
+    """The parts of a holder that are read; not slot variables of another optimizer."""
+    parts = dense_tables.parts_of(holder)
+    expected = {part.key.partition(".")[2] for part in parts if "." in part.key}
+    received = stored.slot_names()
+    if expected and received and expected != received:  # Keras, too, keeps the state then
+        warnings.warn(
+            f"The optimizer's state of layer '{holder.name}' is not loaded: the optimizer "
+            f"has the slot variables {sorted(expected)}, the file {sorted(received)}",
+            stacklevel=2,
+        )
+        return [part for part in parts if "." not in part.key]
+    stored.check_slots(holder, parts)
+    return parts

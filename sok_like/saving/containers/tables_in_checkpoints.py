@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.saving.containers import dense_in_keras, keras_layers
+from sok_like.saving.containers import keras_layers
 from sok_like.saving.parts import table_names
 from sok_like.saving.parts.checkpointable import RankLocalVariables
 from sok_like.table.variable import is_embedding_variable, unwrap
@@ -36,7 +36,7 @@ def children(own: Callable, self: Any, save_type: str = "checkpoint", **kwargs: 
     if save_type != "checkpoint":
         return children
     is_model = "_operations" in children
-    if is_model and (RankLocalVariables(self.variables).tables or dense_in_keras.holders_of(self)):
+    if is_model and (RankLocalVariables(self.variables).tables or keras_layers.holders_of(self)):
         # Of a Keras 3 model, TensorFlow numbers inputs and layers in one list, so one more feature
         # would change the number of each layer. This is how tf_keras numbers them.
         layers = [layer for layer in self.layers if layer.weights]

@@ -206,19 +206,19 @@ class SharedTimer:
         """Whether the interval is over, by the clock of rank 0; all ranks ask at the same steps."""
         if step < self._next:
             return False
-        answers = agreed(lambda: self._answer(step), self._communicator, self._call)
-        due, self._next = answers[0]
-        return due
 
-    def _answer(self, step):
-        now = time.monotonic()
-        steps = 1 if self._looked_at is None else max(1, step - self._looked_at)
-        pace = max(1e-9, (now - self._looked) / steps)
-        self._looked, self._looked_at = now, step
-        due = now >= self._saved + self._every_secs
-        if due:
-            self._saved = now
-        return [due, step + max(1, round(self._every_secs / _LOOKS / pace))]
+        def answer():
+            now = time.monotonic()
+            steps = 1 if self._looked_at is None else max(1, step - self._looked_at)
+            pace = max(1e-9, (now - self._looked) / steps)
+            self._looked, self._looked_at = now, step
+            due = now >= self._saved + self._every_secs
+            if due:
+                self._saved = now
+            return [due, step + max(1, round(self._every_secs / _LOOKS / pace))]
+
+        due, self._next = agreed(answer, self._communicator, self._call)[0]
+        return due
 
 
 def begin(own: Callable, self: Any) -> None:

@@ -192,26 +192,14 @@ class Folder:
     """The files that `world_size` ranks have written; `identity` is the SHA-256 of their list."""
 
     def __init__(self, folder: str, world_size: int):
-        self._folder, self.world_size = folder, world_size
-        self._read_list(durable.join(folder, _LIST))
-        for rank in range(world_size):
-            if not durable.exists(self._path_of(rank)):
-                raise FileNotFoundError(
-                    f"A file that rank {rank} has written must lie beside the file that is read. "
-                    f"Received: no file {self._path_of(rank)}"
-                )
-
-    def _path_of(self, rank):
-        return durable.join(self._folder, _name_of(rank, self.world_size))
-
-    def _read_list(self, path):
+        self._folder, path = folder, durable.join(folder, _LIST)
         try:
             listed = json.loads(durable.read(path))
             self.identity: str = listed.pop("sha256")
             self._entries: list[dict[str, Any]] = listed["files"]
             names = [entry["file"] for entry in self._entries]
-            ranks = range(min(self.world_size, len(names) + 1))  # the number may be damaged
-            required = [_name_of(rank, self.world_size) for rank in ranks]
+            ranks = range(min(world_size, len(names) + 1))  # the number may be damaged
+            required = [_name_of(rank, world_size) for rank in ranks]
             if self.identity != _checksum(listed) or names != required:
                 raise ValueError(f"files {names!r:.200} of another save, or another SHA-256")
             for entry in self._entries:
@@ -220,6 +208,12 @@ class Folder:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             required = f"be a list of files with {sorted(_FIELDS)} of each"
             raise durable.wrong(path, required, error) from error
+        for rank, name in enumerate(names):
+            if not durable.exists(durable.join(folder, name)):
+                raise FileNotFoundError(
+                    f"A file that rank {rank} has written must lie beside the file that is read. "
+                    f"Received: no file {durable.join(folder, name)}"
+                )
 
     def check(self, ranks: Iterable[int]) -> None:
         """Raises ValueError unless the files of these ranks have the checksum in the list."""
@@ -229,7 +223,7 @@ class Folder:
     @contextlib.contextmanager
     def open(self, rank: int) -> Iterator[Any]:
         """The arrays of one rank, as by `np.load`; ValueError, with the file, for damaged bytes."""
-        path = self._path_of(rank)
+        path = durable.join(self._folder, self._entries[rank]["file"])
         try:
             with durable.open_to_read(path) as file, np.load(file, allow_pickle=False) as archive:
                 yield archive

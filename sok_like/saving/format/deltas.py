@@ -49,27 +49,23 @@ class MergedDump:
     ):
         self._dumps, self._rank, self._world_size, self._dim = dumps, rank, world_size, dim
         self._rests = [[source.without_keys() for source in sources] for sources in dumps]
+        num_keys = sum(source.num_keys for sources in dumps for source in sources)
+        most = _FREE_RUNS + 4 * num_keys, _FREE_CATCH_UPS + num_keys
         for number, (sources, rests) in enumerate(zip(dumps, self._rests, strict=True)):
-            if any((rest.erased is not None) != (number > 0) for rest in rests):
-                kind = "a delta" if number else "the base of a dump"
-                raise ValueError(f"{sources[0].name} must be {kind}")
-        self._check_logs()
-        self._logs = [[_log_of(rest) for rest in rests] for rests in self._rests[1:]]
-        self._owing = any(len(steps) for logs in self._logs for _, _, steps in logs)
-        self.rest = self._without_keys()
-        self.num_keys = self._count()
-
-    def _check_logs(self):
-        num_keys = sum(source.num_keys for sources in self._dumps for source in sources)
-        for sources, rests in zip(self._dumps[1:], self._rests[1:], strict=True):
             for source, rest in zip(sources, rests, strict=True):
-                counts = rest.steps[:, 0]
-                most = _FREE_RUNS + 4 * num_keys, _FREE_CATCH_UPS + num_keys
-                received = len(counts), int((counts == 0).sum())
+                if (rest.erased is not None) != (number > 0):
+                    kind = "a delta" if number else "the base of a dump"
+                    raise ValueError(f"{source.name} must be {kind}")
+                counts = rest.steps[:, 0] if number else np.zeros([0])
+                received = len(counts), np.count_nonzero(counts == 0)
                 if received[0] > most[0] or received[1] > most[1]:
                     text = "log at most {} runs of steps, {} of them of no step, for {} keys"
                     required = text.format(*most, num_keys)
                     raise durable.wrong(source.name, required, "{} and {}".format(*received))
+        self._logs = [[_log_of(rest) for rest in rests] for rests in self._rests[1:]]
+        self._owing = any(len(steps) for logs in self._logs for _, _, steps in logs)
+        self.rest = self._without_keys()
+        self.num_keys = self._count()
 
     def parts(self) -> Iterator[TableShard]:
         """Keys with their data; each key is in one part."""

@@ -67,7 +67,14 @@ def write_shard(
     folder: str, name: str, shard: TableShard, progress: str | None = None
 ) -> dict[str, Any]:
     """Writes one rank's shard, as `array_files.written` does; returns its entry in the manifest."""
-    arrays, by_key = _arrays_of(shard), shard.by_key()
+    absent = () if shard.records is not None else OF_POLICIES
+    absent += () if shard.erased is not None else _OF_DELTAS
+    arrays = {
+        member: np.asarray(getattr(shard, member), dtype)
+        for member, (dtype, _) in _MEMBERS.items()
+        if member not in absent
+    }
+    by_key = shard.by_key()
     shapes = {each: (array.shape, array.dtype) for each, array in arrays.items()}
     row_bytes = {
         each: array.itemsize * math.prod(array.shape[1:]) for each, array in by_key.items()
@@ -83,16 +90,6 @@ def write_shard(
         if begin != len(shard.keys):
             raise durable.wrong("A table", f"have {len(shard.keys)} keys", f"{begin} keys of it")
     return {**file.entry, "keys": len(shard.keys)}
-
-
-def _arrays_of(shard):
-    absent = () if shard.records is not None else OF_POLICIES
-    absent += () if shard.erased is not None else _OF_DELTAS
-    return {
-        name: np.asarray(getattr(shard, name), dtype)
-        for name, (dtype, _) in _MEMBERS.items()
-        if name not in absent
-    }
 
 
 @dataclasses.dataclass

@@ -178,8 +178,9 @@ class CompactedDump(TableDump):
         dump = manifest.read_manifest(self.folder, self.name, self.table.dim)
         if not dump.deltas:
             return {"dump": dump.identity, "entry": None}
+        owner = comm.current().rank, comm.current().world_size
         call = f"compact of table '{self.name}'"
-        content = deltas.content_of(dump, *_this_rank(), self.table.dim, call)
+        content = deltas.content_of(dump, *owner, self.table.dim, call)
         entry = self._write_shard(content.sorted())
         self._rest = content.rest
         return {"dump": dump.identity, "entry": entry}
@@ -187,7 +188,7 @@ class CompactedDump(TableDump):
     def see(self, entries: Sequence[Any]) -> None:
         same_dump(entries)
         super().see([message["entry"] for message in entries])
-        owner, dim = _this_rank(), self.table.dim
+        owner, dim = (comm.current().rank, comm.current().world_size), self.table.dim
         entry = entries[owner[0]]["entry"]
         if entry is None:
             return
@@ -211,10 +212,6 @@ class CompactedDump(TableDump):
 
     def done(self) -> None:
         pass  # the dump belongs to whom it belonged
-
-
-def _this_rank() -> tuple[int, int]:
-    return comm.current().rank, comm.current().world_size
 
 
 def sok1_files(dump: TableDump) -> JoinedFiles:
