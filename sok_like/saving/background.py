@@ -133,7 +133,12 @@ class BackgroundDump:
         self._text = f"The dump in the background of tables {[part.name for part in parts]}"
         self._thread = threading.Thread(target=self._run, name="sok_dump", daemon=True)
         try:
-            _agreed(lambda: [part.open() for part in parts])
+
+            def open_all():
+                for part in parts:
+                    part.open()
+
+            _agreed(open_all)
             for part in parts:
                 vars(part.table)["running_dump"] = self
             _running.add(self)

@@ -8,6 +8,7 @@ import numpy as np
 
 BY_KEY = ("keys", "rows", "slot_rows", "records")  # one row per key
 OF_POLICIES = ("records", "waiting", "counters", "step")
+_UNKNOWN, _UNKNOWN_SCALE = np.int64(-1), np.float64(-1)
 
 
 @dataclasses.dataclass
@@ -24,9 +25,9 @@ class TableContent:
     waiting: Any = dataclasses.field(default_factory=lambda: np.zeros([0, 3], np.int64))
     # int64, of a Bloom filter
     counters: Any = dataclasses.field(default_factory=lambda: np.zeros([0], np.int64))
-    step: Any = -1  # of the policies; -1: unknown, as in the next two
-    optimizer_step: Any = -1  # steps that slot rows have gone through
-    initial_row_scale: Any = -1.0  # left by weight decay of initial rows
+    step: Any = _UNKNOWN  # of the policies
+    optimizer_step: Any = _UNKNOWN  # steps that slot rows have gone through
+    initial_row_scale: Any = _UNKNOWN_SCALE  # left by weight decay of initial rows
 
     def fields(self) -> dict[str, Any]:
         """By name; without those of policies if the table has none."""
@@ -75,10 +76,8 @@ def nothing(dim: int = 0, with_records: bool = False) -> TableContent:
     """The content of an empty table."""
     keys: Any = np.zeros([0], np.int64)
     rows: Any = np.zeros([0, dim], np.float32)
-    content = TableContent(keys, rows, rows[:, :0], np.zeros([0], object), keys)
-    if with_records:
-        content.records, content.step = content.waiting, np.int64(-1)
-    return content
+    records: Any = np.zeros([0, 3], np.int64) if with_records else None
+    return TableContent(keys, rows, rows[:, :0], np.zeros([0], object), keys, records)
 
 
 def slots_by_name(content: TableContent) -> dict[str, np.ndarray]:

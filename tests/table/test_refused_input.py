@@ -196,14 +196,3 @@ def test_a_dump_into_a_file_says_so_although_nothing_can_be_undone(sok, tmp_path
     table = sok.EmbeddingVariable(2, name="users")
     with pytest.raises(RuntimeError, match="rank 0: FileExistsError.*dump of table 'users'.*/file"):
         sok.Saver().dump_to_file(table, tmp_path / "file")
-
-
-def test_checkpoints_without_the_end_of_the_slot_names(sok):
-    table = sok.EmbeddingVariable(2, name="old")
-    sok.assign(table, [1], np.ones([1, 2]))
-    tensors = table._serialize_to_tensors()
-    for names in ([], ["accumulator"]):
-        tensors["slot_names"] = tf.constant(names, tf.string)
-        with pytest.raises(ValueError, match="table 'old' must say.*save again"):
-            table._restore_from_tensors(tensors)
-    np.testing.assert_array_equal(table.find([1])[0], [[1, 1]])

@@ -174,7 +174,7 @@ def load_state(own: Callable, *args: Any, **kwargs: Any) -> Any:
     """`saving_lib._load_state`, Keras' walk through what it loads; it calls itself."""
     if kwargs["inner_path"] if "inner_path" in kwargs else args[3]:
         return own(*args, **kwargs)
-    partial, loaded = bool(kwargs.get("skip_mismatch")), []
+    partial, loaded = bool(kwargs.get("skip_mismatch")), list[Any]()
     with attributes(_now, {"partial": partial, "loaded": loaded}):
         result = own(*args, **kwargs)
     if kwargs.get("failed_saveables") and not partial:  # Keras raises next

@@ -206,8 +206,8 @@ class Folder:
                 if entry.keys() != _FIELDS:
                     raise ValueError(f"the fields {sorted(entry)} of another version; save again")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            required = f"be a list of files with {sorted(_FIELDS)} of each"
-            raise durable.wrong(path, required, error) from error
+            what = f"be a list of files with {sorted(_FIELDS)} of each"
+            raise durable.wrong(path, what, error) from error
         for rank, name in enumerate(names):
             if not durable.exists(durable.join(folder, name)):
                 raise FileNotFoundError(

@@ -56,7 +56,7 @@ class MergedDump:
                 if (rest.erased is not None) != (number > 0):
                     kind = "a delta" if number else "the base of a dump"
                     raise ValueError(f"{source.name} must be {kind}")
-                counts = rest.steps[:, 0] if number else np.zeros([0])
+                counts = np.zeros([0]) if rest.steps is None else rest.steps[:, 0]
                 received = len(counts), np.count_nonzero(counts == 0)
                 if received[0] > most[0] or received[1] > most[1]:
                     text = "log at most {} runs of steps, {} of them of no step, for {} keys"

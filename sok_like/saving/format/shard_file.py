@@ -67,8 +67,9 @@ def write_shard(
     folder: str, name: str, shard: TableShard, progress: str | None = None
 ) -> dict[str, Any]:
     """Writes one rank's shard, as `array_files.written` does; returns its entry in the manifest."""
-    absent = () if shard.records is not None else OF_POLICIES
-    absent += () if shard.erased is not None else _OF_DELTAS
+    absent: list[str] = []
+    absent += [] if shard.records is not None else OF_POLICIES
+    absent += [] if shard.erased is not None else _OF_DELTAS
     arrays = {
         member: np.asarray(getattr(shard, member), dtype)
         for member, (dtype, _) in _MEMBERS.items()
