@@ -289,10 +289,8 @@ def _restore(variable, filepath, rows_only, until):
     def see(_, problem):
         table_reader.see_problem(text_of(problem))
 
-    def seen(_):
-        table_dumps.add_owner(os.fspath(filepath), variable)
-
     def note(_, number):
+        table_dumps.add_owner(os.fspath(filepath), variable)
         if until is not None:  # the table has left the dumps that came later
             vars(variable).pop("_dump_numbers", None)
         if number > 0:
@@ -302,7 +300,7 @@ def _restore(variable, filepath, rows_only, until):
     inputs, dtypes = [variable.register_for_read()], [tf.int64, tf.bool]
     staged_id, may_grow = steps.take(read, inputs, dtypes, verify=table_dumps.same_dump, undo=drop)
     staged, problem = variable.stage(staged_id)
-    steps.take(see, [problem], verify=seen)
+    steps.take(see, [problem])
     with steps.done():
         taken = variable.commit_staged(staged)
     with tf.control_dependencies([taken] if isinstance(taken, tf.Operation) else []):

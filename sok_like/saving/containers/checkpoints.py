@@ -59,12 +59,27 @@ _now = threading.local()
 
 
 def save_objects(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`TrackableSaver.save`: finds the optimizers whose slot variables are saved with tables."""
+    """`TrackableSaver.save`: finds all tables, and optimizers whose slots are saved with them."""
     hooks.open_door(hooks.CHECKPOINTS)
     if not tf.executing_eagerly():
         return own(self, *args, **kwargs)
     objects = util.list_objects(self._graph_view)
-    _check_reached(objects)
+    reached = {id(unwrap(thing)) for thing in objects if is_embedding_variable(thing)}
+    for model in objects:
+        variables: Any = ()
+        if isinstance(model, tf.keras.layers.Layer):
+            with contextlib.suppress(ValueError):  # tf_keras' have none before they are built
+                variables = model.variables
+        tables = RankLocalVariables(variables).tables
+        lost = [table.table_name for table in tables if id(table) not in reached]
+        lost += optimizer_variables.unreached(objects, variables)
+        if lost:
+            raise ValueError(
+                "tf.train.Checkpoint finds layers and tables that are attributes of a Keras model "
+                "or layer, not those in a list or dictionary. Make them attributes, or use "
+                "save_weights; sok.export_saved_model writes a SavedModel. "
+                f"Received: model '{model.name}', whose tables of {lost} would be missing"
+            )
     together = not vars(_now).get("alone") and any(map(is_of_all_ranks, objects))
     with optimizer_variables.of_root(objects), attributes(_now, {"together": together}):
         return own(self, *args, **kwargs)
@@ -111,26 +126,6 @@ def delete(own: Callable, filespec: Any) -> None:
         own(filespec)
     if str(filespec).endswith(".index"):
         folders.remove_all(str(filespec).removesuffix(".index"))
-
-
-def _check_reached(objects):
-    """Raises ValueError if TensorFlow does not find a table of a model in it."""
-    reached = {id(unwrap(thing)) for thing in objects if is_embedding_variable(thing)}
-    for model in objects:
-        variables: Any = ()
-        if isinstance(model, tf.keras.layers.Layer):
-            with contextlib.suppress(ValueError):  # tf_keras' have none before they are built
-                variables = model.variables
-        tables = RankLocalVariables(variables).tables
-        lost = [table.table_name for table in tables if id(table) not in reached]
-        lost += optimizer_variables.unreached(objects, variables)
-        if lost:
-            raise ValueError(
-                "tf.train.Checkpoint finds layers and tables that are attributes of a Keras model "
-                "or layer, not those in a list or dictionary. Make them attributes, or use "
-                "save_weights; sok.export_saved_model writes a SavedModel. "
-                f"Received: model '{model.name}', whose tables of {lost} would be missing"
-            )
 
 
 def _kinds(saver):
