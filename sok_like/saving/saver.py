@@ -89,14 +89,26 @@ class Saver(History):
     ) -> tf.Tensor:
         """Replaces the table's content by the dump in folder `filepath`, with its deltas.
 
-        Afterwards `dump(since="last")` may follow at once. Otherwise this is `restore_from_file`,
-        which reads deltas, too; arguments and errors are the same.
+        In the scope of `sok.renamed_tables` the dump may be that of a table of another name. The
+        optimizer continues from the dump's step, whatever it has counted itself: see
+        docs/semantics.md. `dump(since="last")` may follow at once.
 
         Args:
+            embedding_variable: EmbeddingVariable with the name and `embedding_dim` of the dump.
+            filepath: Folder. For a dump of SOK 1.x, its folder or the path of its file of keys: see
+                `sok_like/saving/parts/sok_files.py`.
+            rows_only: Ignores the optimizer's state: slot rows get their initial values, and steps
+                count from 1.
             until: Goes back to an earlier dump in the folder: the base, or a delta and those before
                 it. A name that `dump` returned or `list` shows, or the optimizer's step of a dump.
                 The files stay. A dump that goes on from there is a full one, or a delta with
                 `since` the same dump, which replaces those after it.
+
+        Raises:
+            RuntimeError: there is no dump, a file is damaged, `embedding_dim` differs, the table
+                cannot have some of the keys, or ranks restore different tables or dumps.
+            tf.errors.ResourceExhaustedError: a rank cannot hold its keys; on all ranks.
+                After either error the table is unchanged on every rank.
         """
         variable = _ready(embedding_variable, filepath, rows_only=rows_only)
         required = "None, a name that `dump` has returned, or a step"
@@ -106,26 +118,7 @@ class Saver(History):
     def restore_from_file(
         self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
     ) -> tf.Tensor:
-        """Replaces the table's content by the dump in folder `filepath`, with its deltas.
-
-        In the scope of `sok.renamed_tables` the dump may be that of a table of another name.
-
-        The optimizer continues from the dump's step, whatever it has counted itself: see
-        docs/semantics.md.
-
-        Args:
-            embedding_variable: EmbeddingVariable with the name and `embedding_dim` of the dump.
-            filepath: Folder. For a dump of SOK 1.x, its folder or the path of its file of keys: see
-                `sok_like/saving/parts/sok_files.py`.
-            rows_only: Ignores the optimizer's state: slot rows get their initial values, and steps
-                count from 1.
-
-        Raises:
-            RuntimeError: there is no dump, a file is damaged, `embedding_dim` differs, the table
-                cannot have some of the keys, or ranks restore different tables or dumps.
-            tf.errors.ResourceExhaustedError: a rank cannot hold its keys; on all ranks.
-                After either error the table is unchanged on every rank.
-        """
+        """The same under SOK 1.x's name: `restore` without `until`."""
         return self.restore(embedding_variable, filepath, rows_only=rows_only)
 
     def dump(

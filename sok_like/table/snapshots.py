@@ -77,7 +77,7 @@ def _inputs(content):
     return {**{name: getattr(content, name) for name in FIELDS}, "records": records}
 
 
-_BESIDE = "beside the checkpoint: "
+BESIDE = "beside the checkpoint: "  # then the name of the folder
 
 
 def checkpointed(snapshot: TableContent) -> dict[str, Any]:
@@ -91,13 +91,13 @@ def referring(variable: Any, reference: str) -> dict[str, Any]:
     tensors = nothing(variable.dim, variable.keeps_records).fields()
     with tf.device("/CPU:0"):
         tensors = {name: tf.constant(value) for name, value in tensors.items()}
-        return {**tensors, "place": tf.constant(_BESIDE + reference)}
+        return {**tensors, "place": tf.constant(BESIDE + reference)}
 
 
 def reference_in(tensors: dict[str, Any]) -> str | None:
     """The reference of a table beside its checkpoint; None: its content is inside. Eager only."""
     place = text_of(tensors["place"]).decode()
-    return place.removeprefix(_BESIDE) if place.startswith(_BESIDE) else None
+    return place.removeprefix(BESIDE) if place.startswith(BESIDE) else None
 
 
 def from_checkpoint(tensors: dict[str, Any], table: str) -> TableContent:
@@ -107,7 +107,7 @@ def from_checkpoint(tensors: dict[str, Any], table: str) -> TableContent:
 
     def is_part(place):
         place = text_of(place).decode()
-        if place.startswith(_BESIDE):
+        if place.startswith(BESIDE):
             raise ValueError(
                 "A checkpoint that several ranks wrote must be restored eagerly. "
                 f"Received: a restore in a graph (table '{table}')"

@@ -276,11 +276,10 @@ def begin(
 def _refer(saver, kinds, part, reference):
     """Puts the name of a part's folder into the checkpoint."""
     if isinstance(part, HashTablePart):
-        place = snapshots.referring(part.table, reference)["place"]
         for tensor in _tensors_of(saver):
             name = trackable_utils.extract_local_name(tensor.checkpoint_key)
             if unwrap(_object_of(tensor)) is part.table and name == "place":
-                _put(saver, tensor.checkpoint_key, place)
+                _put(saver, tensor.checkpoint_key, snapshots.BESIDE + reference)
         return
     note = {"folder": reference, "world_size": comm.current().world_size}
     if part.name == "dense":

@@ -72,7 +72,7 @@ class MergedDump:
         yield from map(self._part, itertools.chain.from_iterable(self._ranges()))
 
     def _part(self, position):
-        number, source, _, begin, end, counts = position
+        number, source, begin, end, counts = position
         shard = source.part(begin, end)
         if not counts.all():
             by_key = {name: array[counts] for name, array in shard.by_key().items()}
@@ -106,7 +106,7 @@ class MergedDump:
     def _count(self):
         """Counts the keys, and finds out which slot variables and records they have."""
         count, first = 0, None
-        for _, source, _, _, _, kept in itertools.chain.from_iterable(self._ranges()):
+        for _, source, _, _, kept in itertools.chain.from_iterable(self._ranges()):
             count += int(kept.sum())
             slots = source.slot_names, source.slot_widths
             first = first or slots
@@ -126,22 +126,12 @@ class MergedDump:
         if len(self._dumps) == 1:  # every key counts
             yield self._all_positions()
             return
-        numbered = [
-            (number, source, rest)
-            for number, sources in enumerate(self._dumps)
-            for source, rest in zip(sources, self._rests[number], strict=True)
-        ]
         erased = []  # by dump: this rank's keys that it marks as erased, sorted
         for rests in self._rests:
             lists = [rest.erased for rest in rests if rest.erased is not None]
             keys = np.concatenate([np.zeros([0], np.int64), *lists])
             erased.append(np.unique(keys[self._is_mine(keys)].view(np.uint64)))
-        for bound, runs in _key_ranges([source for _, source, _ in numbered]):
-            parts: list[list[Any]] = [[] for _ in self._dumps]
-            while runs:
-                which, begin, keys = runs.pop()
-                number, source, rest = numbered[which]
-                parts[number].append((source, rest, begin, keys))
+        for bound, parts in _key_ranges(self._dumps):
             gone = []
             for number, keys in enumerate(erased):
                 count = int(np.searchsorted(keys, bound, side="right"))
@@ -150,7 +140,7 @@ class MergedDump:
             yield self._counting(parts, gone)
 
     def _all_positions(self):
-        for source, rest in zip(self._dumps[0], self._rests[0], strict=True):
+        for source in self._dumps[0]:
             step = max(1, CHUNK_BYTES // max(1, source.key_bytes))
             for begin in range(0, source.num_keys, step):
                 end = min(begin + step, source.num_keys)
@@ -158,7 +148,7 @@ class MergedDump:
                 if self._world_size > 1:
                     kept = self._is_mine(source.keys(begin, end))
                 if kept.any():
-                    yield 0, source, rest, begin, end, kept
+                    yield 0, source, begin, end, kept
 
     def _counting(self, parts, erased):
         """The keys of one range, by dump, that no later dump mentions."""
@@ -168,7 +158,7 @@ class MergedDump:
         for number in range(len(self._dumps) - 1, -1, -1):
             mentioned, rests = [later, erased[number]], self._rests[number]
             while parts[number]:  # frees the keys of a part after use
-                source, rest, begin, keys = parts[number].pop()
+                source, begin, keys = parts[number].pop()
                 kept = self._is_mine(keys)
                 mentioned.append(keys[kept].view(np.uint64))
                 if len(later) and len(keys):
@@ -178,7 +168,7 @@ class MergedDump:
                 for world_size, ranks in replaced:
                     kept &= ~np.isin(owners(keys, world_size), ranks)
                 if kept.any():
-                    yield number, source, rest, begin, begin + len(keys), kept
+                    yield number, source, begin, begin + len(keys), kept
             if number:
                 later = np.unique(np.concatenate(mentioned))
             whole = [rank for rank, rest in enumerate(rests) if rest.whole]
@@ -278,20 +268,20 @@ def _by_path(keys, different):
             yield alike[begin : begin + _ROWS_AT_ONCE]
 
 
-def _key_ranges(sources: Sequence[ShardSource]) -> Iterator[tuple[np.uint64, list[Any]]]:
-    """Ranges of ascending keys: the last key, and of each source its number, begin and keys."""
-    total = sum(source.num_keys * source.key_bytes for source in sources)
+def _key_ranges(dumps):
+    """Ranges of ascending keys: the last key, and by dump each source with its begin and keys."""
+    total = sum(source.num_keys * source.key_bytes for sources in dumps for source in sources)
     # A range has about two chunks with what belongs to its keys; a merge holds several copies.
     # In proportion to their sizes, so that all sources end at about the same time.
     share = min(1.0, 2 * CHUNK_BYTES / max(1, total))
-    readers = [_KeyReader(source, share) for source in sources]
+    of_dumps = [[_KeyReader(source, share) for source in sources] for sources in dumps]
+    readers = list(itertools.chain.from_iterable(of_dumps))
     last = np.uint64(2**64 - 1)
     while True:
         for reader in readers:
             reader.fill()
         bound = min((reader.keys[-1] for reader in readers if reader.has_more), default=last)
-        runs = ((n, *reader.take(bound)) for n, reader in enumerate(readers))
-        yield bound, [run for run in runs if len(run[2])]
+        yield bound, [[reader.take(bound) for reader in of_dump] for of_dump in of_dumps]
         if bound == last:
             return
 
@@ -316,4 +306,4 @@ class _KeyReader:
         count = int(np.searchsorted(self.keys, bound, side="right"))
         begin, taken = self._begin, self.keys[:count]
         self._begin, self.keys = begin + count, self.keys[count:].copy()  # frees the others
-        return begin, taken.view(np.int64)
+        return self._source, begin, taken.view(np.int64)
