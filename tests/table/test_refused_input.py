@@ -196,3 +196,12 @@ def test_a_dump_into_a_file_says_so_although_nothing_can_be_undone(sok, tmp_path
     table = sok.EmbeddingVariable(2, name="users")
     with pytest.raises(RuntimeError, match="rank 0: FileExistsError.*dump of table 'users'.*/file"):
         sok.Saver().dump_to_file(table, tmp_path / "file")
+
+
+def test_what_another_rank_has_copied(sok):
+    table = sok.EmbeddingVariable(2, name="copied")
+    sok.assign(table, [1], np.ones([1, 2]))
+    tensors = {**table._serialize_to_tensors(), "place": tf.constant("rank 1 of 2")}
+    with pytest.raises(ValueError, match="What rank 1 of 2 has copied of table 'copied' must be"):
+        table._restore_from_tensors(tensors)
+    np.testing.assert_array_equal(table.find([1])[0], [[1, 1]])
