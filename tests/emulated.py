@@ -11,6 +11,8 @@ import os
 import pathlib
 import sys
 
+import pytest
+
 
 def _build_folder():
     """Where the C++ was compiled for this Python: for that of `.venv-2.21.0`, `build-2.21.0`."""
@@ -27,6 +29,9 @@ LIBRARY = BUILD / f"_ops_{os.environ.get('SOK_TEST_OPS', 'emulated')}.so"
 def asked_for() -> bool:
     """Whether this process is to have its tables in device memory."""
     return "SOK_TEST_OPS" in os.environ
+
+
+on_host = pytest.mark.skipif(asked_for(), reason="what it tests is of tables in host memory")
 
 
 def may_have_device(folder=pathlib.Path("/dev")):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -14,6 +15,11 @@ def train_step(optimizer: Any, variables: Any, loss_of: Callable[[], tf.Tensor])
     gradients = tape.gradient(loss, variables)
     optimizer.apply_gradients(zip(gradients, variables, strict=True))
     return loss
+
+
+def content(table: Any) -> dict[str, np.ndarray]:
+    """All that a dump holds of this rank's shard, by name."""
+    return {name: np.asarray(value) for name, value in table.snapshot().fields().items()}
 
 
 def rows_by_key(table: Any) -> dict[int, list[float]]:

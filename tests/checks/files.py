@@ -4,9 +4,6 @@ In one launch, ranks 0 to n-1 play a world of n ranks, by a communicator of thei
 """
 
 import contextlib
-import os
-import pathlib
-import tempfile
 import traceback
 
 import numpy as np
@@ -16,6 +13,7 @@ import sok_like as sok
 import sok_like.dist_model_parallel as dmp
 from sok_like.runtime.ranks import comm
 from sok_like.table.variable import is_embedding_variable, unwrap
+from tests.training import content
 
 BATCH = 12
 X = np.arange(2 * BATCH).reshape(BATCH, 2)
@@ -28,11 +26,6 @@ WAYS = {"row_slice_threshold": 1500, "column_slice_threshold": 1000, "data_paral
 
 class Interrupted(Exception):
     pass
-
-
-def shared(name):
-    # The ranks of a test run on one machine, under one launcher.
-    return pathlib.Path(tempfile.gettempdir()) / f"sok_files_{os.getppid()}" / name
 
 
 @contextlib.contextmanager
@@ -130,11 +123,7 @@ def tables_of(model):
 
 def state(model):
     """Keys, rows, slot rows and records of this rank, by table."""
-    found = {}
-    for table in tables_of(model):
-        snapshot = table.snapshot().fields()
-        found[table.table_name] = {name: np.asarray(value) for name, value in snapshot.items()}
-    return found
+    return {table.table_name: content(table) for table in tables_of(model)}
 
 
 def everything(model):
@@ -181,12 +170,12 @@ def by_key(parts):
 
 def write(model, folder, kinds=KINDS):
     folder.mkdir(parents=True, exist_ok=True)
-    for kind in kinds:
-        {
-            "weights": lambda: model.save_weights(str(folder / "w.weights.h5")),
-            "model": lambda: model.save(str(folder / "m.keras")),
-            "checkpoint": lambda: tf.train.Checkpoint(model=model).write(str(folder / "c")),
-        }[kind]()
+    if "weights" in kinds:
+        model.save_weights(str(folder / "w.weights.h5"))
+    if "model" in kinds:
+        model.save(str(folder / "m.keras"))
+    if "checkpoint" in kinds:
+        tf.train.Checkpoint(model=model).write(str(folder / "c"))
 
 
 def read(kind, folder, make=made):
@@ -206,3 +195,12 @@ def load(kind, model, folder):
         model.load_weights(str(folder / "w.weights.h5"))
     else:
         tf.train.Checkpoint(model=model).read(str(folder / "c")).assert_existing_objects_matched()
+
+
+@contextlib.contextmanager
+def flipped(path, at):
+    """In this scope, a bit of a file is another one."""
+    data = path.read_bytes()
+    path.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
+    yield
+    path.write_bytes(data)

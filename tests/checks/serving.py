@@ -163,6 +163,18 @@ def parallel():
     return model, {"items": ids}, None, lambda inputs: model.predict(inputs["items"], verbose=0)
 
 
+class OneTable(tf.Module):
+    """The rows of a table's keys."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, "keys")])
+    def __call__(self, keys):
+        return {"rows": tf.nn.embedding_lookup(self.table, keys)}
+
+
 class Module(tf.Module):
     """TensorFlow's own lookups of a table, weighted, beside a string lookup of TensorFlow's."""
 
