@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import tensorflow as tf
 
+import sok_like as sok
 from tests.checks.parity import RATE, ranks_of
 
 NUM_KEYS, STEPS, BATCH, MAX_HOTNESS = 20, 12, 9, 3
@@ -74,8 +75,6 @@ def keras_optimizer(name):
 
 
 def make_tables():
-    import sok_like as sok
-
     return {
         name: tf.Variable(initial_rows(name), name=name)
         if name in DENSE
@@ -86,10 +85,7 @@ def make_tables():
 
 def train(optimizer_name):
     """Trains on this rank's samples; the outputs of every step, and the rows before and after."""
-    import sok_like as sok
-    from sok_like.runtime.ranks import comm
-
-    rank, world_size = comm.current().rank, comm.current().world_size
+    rank, world_size = sok.rank(), sok.size()
     tables = make_tables()
     variables = list(tables.values())
     optimizer = sok.OptimizerWrapper(keras_optimizer(optimizer_name))
@@ -151,8 +147,6 @@ def _with_feature(features):
 
 def sequences():
     """`[batch, T, dim]` of rows `key position, key position + 0.5`."""
-    import sok_like as sok
-
     table = sok.EmbeddingVariable(2, name="sequences")
     rows = np.arange(NUM_KEYS, dtype=np.float32)[:, None] + [0, 0.5]
     sok.assign(table, keys(), rows)
@@ -166,8 +160,6 @@ def sequences():
 
 def uneven_owners():
     """Warnings of lookups in small batches, eagerly and in a function."""
-    import sok_like as sok
-
     table = sok.EmbeddingVariable(2, name="uneven")
 
     def look_up(ids):
@@ -183,8 +175,6 @@ def uneven_owners():
 
 def gradient_scales():
     """Gradients of this rank's rows where every rank's loss is their sum, by scale and lookup."""
-    import sok_like as sok
-
     table = sok.EmbeddingVariable(1, name="scaled")
     ids = tf.RaggedTensor.from_row_lengths(keys(), [NUM_KEYS])
     sparse = functools.partial(sok.group_embedding_lookup_sparse, [table], [ids], "sum")

@@ -11,6 +11,8 @@ import os
 import numpy as np
 import tensorflow as tf
 
+import sok_like as sok
+
 SEED = 7
 NUM_KEYS, DIM, SLOTS, NNZ, BATCH = 48, 4, 2, 3, 12
 STEPS = 50 if os.environ.get("SLOW") else 30
@@ -24,8 +26,15 @@ TABLES = {  # name: (combiner, None for the layer that does not combine; hash ta
     "sqrtn_rows": ("sqrtn", False),
     "dense_rows": (None, False),
 }
-OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "lazy_adam", "ftrl")
 RATE = 0.01
+KERAS = {
+    "sgd": lambda: tf.keras.optimizers.SGD(RATE),
+    "momentum": lambda: tf.keras.optimizers.SGD(RATE, momentum=0.9),
+    "adagrad": lambda: tf.keras.optimizers.Adagrad(RATE),
+    "adam": lambda: tf.keras.optimizers.Adam(RATE),
+    "lazy_adam": lambda: tf.keras.optimizers.Adam(RATE),
+    "ftrl": lambda: tf.keras.optimizers.Ftrl(RATE, l1_regularization_strength=0.01, beta=0.1),
+}
 
 
 def tables(some):
@@ -94,8 +103,6 @@ def _loss(outputs, targets, weights):
 
 
 def make_layer(name, world_size, scale="sum"):
-    import sok_like as sok
-
     combiner, use_hashtable = TABLES[name]
     options = {
         "max_vocabulary_size_per_gpu": None if use_hashtable else -(-NUM_KEYS // world_size),
@@ -111,20 +118,11 @@ def make_layer(name, world_size, scale="sum"):
 
 
 def make_optimizer(name):
-    import sok_like as sok
-
-    keras = tf.keras.optimizers
     if name == "lazy_adam":
         return sok.optimizers.LazyAdam(RATE)
     if name == "adam":
         return sok.tf.keras.optimizers.Adam(RATE)
-    stock = {
-        "sgd": lambda: keras.SGD(RATE),
-        "momentum": lambda: keras.SGD(RATE, momentum=0.9),
-        "adagrad": lambda: keras.Adagrad(RATE),
-        "ftrl": lambda: keras.Ftrl(RATE, l1_regularization_strength=0.01, beta=0.1),
-    }
-    return sok.OptimizerWrapper(stock[name]())
+    return sok.OptimizerWrapper(KERAS[name]())
 
 
 def layer_input(name, keys, lengths):
@@ -145,10 +143,7 @@ def layer_input(name, keys, lengths):
 
 def train(optimizer_name, scale, some="all"):
     """Trains all tables on this rank's samples; vectors, rows and ordinary weights it ends with."""
-    import sok_like as sok
-    from sok_like.runtime.ranks import comm
-
-    rank, world_size = comm.current().rank, comm.current().world_size
+    rank, world_size = sok.rank(), sok.size()
     names = tables(some)
     layers = {name: make_layer(name, world_size, scale) for name in names}
     heads = [tf.keras.layers.Dense(1) for _ in names]
