@@ -109,10 +109,12 @@ class Tables:
 
     removes = False  # what the call does
 
-    def __init__(self, folder, call, before=None, after=None, readers=None, **options):
+    def __init__(self, folder, call, **options):
         self.folder, self.saver, self.call = folder, sok_like.Saver(), lambda: call(self)
-        self._before, self._after = before, after  # the tables have their new number
-        self._readers = readers or [number_of_dump]
+        nothing = lambda case: None  # noqa: E731
+        self._before = options.get("before", nothing)
+        self._after = options.get("after", nothing)  # the tables have their new number
+        self._readers = options.get("readers", [number_of_dump])
         # Whether a kill leaves the old files of a table, the new ones, or not all of either.
         self.may_vanish = options.get("may_vanish", False)
         self.in_graph = options.get("in_graph", False)
@@ -124,13 +126,11 @@ class Tables:
 
     def prepare(self, number):
         """Lets the next call write `number`."""
-        if self._before is not None:
-            self._before(self)
+        self._before(self)
         for table in self.tables:
             table.erase(sok_like.export(table)[0])
             sok_like.assign(table, KEYS + number, tf.fill([len(KEYS), 2], float(number)))
-        if self._after is not None:
-            self._after(self)
+        self._after(self)
 
     def read(self, folder):
         """The number of each table, by each reader; -1 if it is not there."""
@@ -167,29 +167,12 @@ def number_of_sok2(folder, name):
     return number_of(keys, dump_files.read(rows, dump_files.WEIGHT, 2)[np.arange(len(keys))])
 
 
-def dump(case):
-    case.each(case.saver.dump)
-
-
-def delta(case):
-    case.each(case.saver.dump, since="last")
-
-
-def compact(case):
-    case.each(case.saver.compact)
+def dump(case, since=None):
+    case.each(case.saver.dump, since=since)
 
 
 def begin(case):
     case.running = case.saver.begin_dump(case.tables, case.folder)
-
-
-def finish(case):
-    case.running.finish()
-
-
-def begin_and_finish(case):
-    begin(case)
-    finish(case)
 
 
 def dump_in_graph(case):
@@ -197,24 +180,6 @@ def dump_in_graph(case):
     if not hasattr(case, "function"):
         case.function = tf.function(lambda: case.each(case.saver.dump_to_file))
     case.function()
-
-
-def dump_as_sok1(case):
-    case.each(case.saver.dump_to_file, sok1_files=True)
-
-
-def dump_as_sok2(case):
-    sok2.dump(case.folder, case.tables)
-
-
-class _Model(tf.keras.Model):
-    def __init__(self, name):
-        super().__init__(name=name)
-        self.embedding = sok_like.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True, name="e")
-        self.last = tf.keras.layers.Dense(1, name="d")
-
-    def call(self, ids):
-        return self.last(self.embedding(ids))
 
 
 class _OfModel:
@@ -227,21 +192,24 @@ class _OfModel:
         self.model, self.other = self._made(), self._made()
 
     def _made(self):
-        model = _Model("model")
-        model(KEYS)
+        embedding = sok_like.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True, name="e")
+        ids = tf.keras.Input([], dtype="int64")
+        model = tf.keras.Model(ids, tf.keras.layers.Dense(1, name="d")(embedding(ids)))
         model.compile(sok_like.tf.keras.optimizers.Adam())
         return model
 
     def prepare(self, number):
         rows = tf.fill([len(KEYS), 2], float(number))
-        sok_like.assign(self.model.embedding.table, KEYS, rows)
-        self.model.last.bias.assign([float(number)])
+        _, embedding, last = self.model.layers
+        sok_like.assign(embedding.table, KEYS, rows)
+        last.bias.assign([float(number)])
 
     def read(self, folder):
         if not self.load(folder):
             return [-1]
-        rows = self.other.embedding.table.find(KEYS)[0].numpy()
-        numbers = {*np.unique(rows).tolist(), *self.other.last.bias.numpy().tolist()}
+        _, embedding, last = self.other.layers
+        rows = embedding.table.find(KEYS)[0].numpy()
+        numbers = {*np.unique(rows).tolist(), *last.bias.numpy().tolist()}
         assert len(numbers) == 1, f"of several saves: {numbers}"
         return [int(numbers.pop())]
 
@@ -304,21 +272,22 @@ class BackupEnds(Backup):
         self.callback.on_train_end()
 
 
+delta = functools.partial(dump, since="last")
 OF_SOK1 = {"readers": [number_of_dump, number_of_sok1], "may_vanish": True}
 OF_SOK2 = {"readers": [number_of_sok2], "may_vanish": True}
+OF_TABLES = {
+    "finish": {"call": lambda case: case.running.finish(), "after": begin},
+    "begin": {"call": lambda case: (begin(case), case.running.finish())},
+    "dump": {"call": dump},
+    "delta": {"call": delta, "before": dump},
+    "compact": {"call": lambda c: c.each(c.saver.compact), "before": dump, "after": delta},
+    "graph": {"call": dump_in_graph, "in_graph": True},
+    "sok1": {"call": lambda c: c.each(c.saver.dump_to_file, sok1_files=True), **OF_SOK1},
+    "sok2": {"call": lambda case: sok2.dump(case.folder, case.tables), **OF_SOK2},
+}
 CASES = {
-    "finish": functools.partial(Tables, call=finish, after=begin),
-    "begin": functools.partial(Tables, call=begin_and_finish),
-    "dump": functools.partial(Tables, call=dump),
-    "delta": functools.partial(Tables, call=delta, before=dump),
-    "compact": functools.partial(Tables, call=compact, before=dump, after=delta),
-    "graph": functools.partial(Tables, call=dump_in_graph, in_graph=True),
-    "sok1": functools.partial(Tables, call=dump_as_sok1, **OF_SOK1),
-    "sok2": functools.partial(Tables, call=dump_as_sok2, **OF_SOK2),
-    "weights": Weights,
-    "manager": Manager,
-    "backup": Backup,
-    "backup ends": BackupEnds,
+    **{name: functools.partial(Tables, **options) for name, options in OF_TABLES.items()},
+    **{"weights": Weights, "manager": Manager, "backup": Backup, "backup ends": BackupEnds},
 }
 
 

@@ -17,16 +17,12 @@ from sok_like.saving import background
 from sok_like.saving.format import shard_file
 from sok_like.saving.transaction import Saving
 from sok_like.table import table_reader
-from tests import emulated
-from tests.saving.test_deltas import RULES, check_same, made, restored, state, train
+from tests.checks.files import check_same
+from tests.emulated import on_host
+from tests.saving.test_deltas import RULES, check_restored, made, restored, train
+from tests.training import content
 
-LIVE = [*RULES, "lazy"]
-
-
-@pytest.fixture(autouse=True)
-def on_host():
-    if emulated.asked_for():
-        pytest.skip("dumps in the background are of tables in host memory")
+pytestmark = on_host
 
 
 def begun(table, folder, monkeypatch, change):
@@ -36,7 +32,7 @@ def begun(table, folder, monkeypatch, change):
     part = background.BackgroundTableDump(table, folder)
     part.agree([part.begin()])
     part.open()
-    return part, state(table)
+    return part, content(table)
 
 
 def complete(part, change):
@@ -67,32 +63,20 @@ def erase_and_come_back(table, optimizer, random):
     train(table, optimizer, np.unique(keys[:4]))
 
 
-def read(table, optimizer, random):
-    table.find(tf.range(300, dtype=tf.int64))
-
-
-def clear(table, optimizer, random):
-    table.clear()
-
-
-def export(table, optimizer, random):
-    table.snapshot()  # brings all rows up to date
-
-
 OTHERS = {
     "trained": [],
-    "changed": [(2, erase_and_come_back), (3, read), (11, export), (31, clear)],
+    "changed": [
+        (2, erase_and_come_back),
+        (3, lambda table, *_: table.find(tf.range(300, dtype=tf.int64))),
+        (11, lambda table, *_: table.snapshot()),  # brings all rows up to date
+        (31, lambda table, *_: table.clear()),
+    ],
 }
 
 
-@pytest.mark.parametrize("rule", LIVE)
+@pytest.mark.parametrize("rule", [*RULES, "lazy adam"])
 @pytest.mark.parametrize("others", OTHERS)
 def test_it_has_the_bits_of_its_instant(sok, tmp_path, monkeypatch, rule, others):
-    known = "adam" if rule == "lazy" else rule
-    monkeypatch.setitem(RULES, rule, RULES[known])
-    if rule == "lazy":
-        wrapper = functools.partial(sok.OptimizerWrapper, lazy=True)
-        monkeypatch.setattr(sok, "OptimizerWrapper", wrapper)
     table, optimizer = made(sok, rule)
     train(table, optimizer, range(200), 2)
     train(table, optimizer, range(0, 200, 3), 2)  # rows owe different numbers of steps
@@ -100,13 +84,13 @@ def test_it_has_the_bits_of_its_instant(sok, tmp_path, monkeypatch, rule, others
     part, at = begun(table, tmp_path, monkeypatch, change)
     complete(part, change)
     assert change.count > 15  # in many parts
-    check_same(state(restored(sok, tmp_path, rule)[0]), at)
+    check_same(content(restored(sok, tmp_path, rule)[0]), at)
     sok.Saver().dump(table, tmp_path, since="last")
-    check_same(state(restored(sok, tmp_path, rule)[0]), state(table))
+    check_restored(sok, tmp_path, table, rule)
     again, its_optimizer = restored(sok, tmp_path, rule)
     for each in ((table, optimizer), (again, its_optimizer)):
         train(*each, range(0, 400, 7), 2)
-    check_same(state(again), state(table))
+    check_same(content(again), content(table))
 
 
 POLICIES = {
@@ -136,11 +120,10 @@ def test_policies(sok, tmp_path, monkeypatch, policy):
     part, at = begun(table, tmp_path, monkeypatch, change)
     complete(part, change)
     again, _ = restored(sok, tmp_path, ev_option=option)
-    check_same(state(again), at)
+    check_same(content(again), at)
     assert len(at["keys"]) > 20
     sok.Saver().dump(table, tmp_path, since="last")
-    again, _ = restored(sok, tmp_path, ev_option=option)
-    check_same(state(again), state(table))
+    check_restored(sok, tmp_path, table, ev_option=option)
 
 
 @pytest.mark.parametrize("kind", ["plain", "on disk"])
@@ -155,7 +138,7 @@ def test_tables_of_other_kinds(sok, tmp_path, monkeypatch, kind):
     part, at = begun(table, tmp_path / "dump", monkeypatch, change)
     complete(part, change)
     options = options if kind == "plain" else {}  # in memory
-    check_same(state(restored(sok, tmp_path / "dump", "decayed", **options)[0]), at)
+    check_same(content(restored(sok, tmp_path / "dump", "decayed", **options)[0]), at)
 
 
 def test_an_optimizer_that_attaches_meanwhile(sok, tmp_path, monkeypatch):
@@ -170,7 +153,7 @@ def test_an_optimizer_that_attaches_meanwhile(sok, tmp_path, monkeypatch):
     part, at = begun(table, tmp_path, monkeypatch, later)
     complete(part, later)
     assert change.count > 5 and at["slot_rows"].size == 0
-    check_same(state(restored(sok, tmp_path, "adagrad")[0]), at)
+    check_same(content(restored(sok, tmp_path, "adagrad")[0]), at)
 
 
 @pytest.mark.parametrize("rule", ["adagrad", "adam"])
@@ -179,17 +162,17 @@ def test_a_thread_that_trains_all_the_time(sok, tmp_path, rule):
     train(table, optimizer, range(20_000))
     random = np.random.default_rng(0)
     for _ in range(2):  # the second one in the memory of the first
-        at = state(table)
+        at = content(table)
         dump = sok.Saver().begin_dump(table, tmp_path / "live")
         steps = 0
         while not dump.done or steps < 20:
             train(table, optimizer, np.unique(random.integers(0, 30_000, 500)))
             steps += 1
         name = dump.finish()
-        check_same(state(restored(sok, tmp_path / "live", rule)[0]), at)
+        check_same(content(restored(sok, tmp_path / "live", rule)[0]), at)
     assert dump.finish() == name  # nothing more to do
     assert sok.Saver().dump(table, tmp_path / "live", since="last") != name
-    check_same(state(restored(sok, tmp_path / "live", rule)[0]), state(table))
+    check_restored(sok, tmp_path / "live", table, rule)
 
 
 @pytest.mark.parametrize("end", ["finish", "cancel", "dump", "exit"])
@@ -226,10 +209,15 @@ def test_it_rests_no_more_once_somebody_waits(sok, tmp_path, monkeypatch, end):
     dump._parts[0].hurry()  # too late, which does no harm
 
 
-def test_the_next_call_finishes_it_first(sok, tmp_path):
+@pytest.fixture
+def trained(sok):
     table, optimizer = made(sok, "sgd")
     train(table, optimizer, range(100))
-    saver = sok.Saver()
+    return table, optimizer, sok.Saver()
+
+
+def test_the_next_call_finishes_it_first(sok, tmp_path, trained):
+    table, optimizer, saver = trained
     first = saver.begin_dump(table, tmp_path)
     train(table, optimizer, range(50))
     second = saver.begin_dump(table, tmp_path)
@@ -237,13 +225,11 @@ def test_the_next_call_finishes_it_first(sok, tmp_path):
     train(table, optimizer, range(50))
     saver.dump(table, tmp_path, since="last")
     assert second.done
-    check_same(state(restored(sok, tmp_path, "sgd")[0]), state(table))
+    check_restored(sok, tmp_path, table, "sgd")
 
 
-def test_what_ends_unfinished(sok, tmp_path, capfd):
-    table, optimizer = made(sok, "sgd")
-    train(table, optimizer, range(100))
-    saver = sok.Saver()
+def test_what_ends_unfinished(tmp_path, capfd, trained):
+    table, _, saver = trained
     dump = saver.begin_dump(table, tmp_path)
     dump.cancel()
     assert not list(tmp_path.iterdir())
@@ -255,10 +241,8 @@ def test_what_ends_unfinished(sok, tmp_path, capfd):
     assert not list(tmp_path.iterdir())
 
 
-def test_finish_of_three_threads(sok, tmp_path):
-    table, optimizer = made(sok, "sgd")
-    train(table, optimizer, range(100))
-    saver = sok.Saver()
+def test_finish_of_three_threads(sok, tmp_path, trained):
+    table, optimizer, saver = trained
     for _ in range(10):
         train(table, optimizer, range(100))
         dump, names = saver.begin_dump(table, tmp_path), []
@@ -269,16 +253,15 @@ def test_finish_of_three_threads(sok, tmp_path):
         for thread in threads:
             thread.join()
         assert names == [dump.finish()] * 3
-        check_same(state(restored(sok, tmp_path, "sgd")[0]), state(table))
+        check_restored(sok, tmp_path, table, "sgd")
 
 
-def test_a_child_of_fork_leaves_its_parent_s_dump(sok, tmp_path, monkeypatch):
-    table, optimizer = made(sok, "sgd")
-    train(table, optimizer, range(100))
+def test_a_child_of_fork_leaves_its_parent_s_dump(sok, tmp_path, monkeypatch, trained):
+    table, _, saver = trained
     go_on, read_back = threading.Event(), background.BackgroundPart.read_back
     late = lambda part: (go_on.wait(60), read_back(part))  # noqa: E731
     monkeypatch.setattr(background.BackgroundPart, "read_back", late)
-    dump = sok.Saver().begin_dump(table, tmp_path)
+    dump = saver.begin_dump(table, tmp_path)
     assert dump._written.wait(60) and not dump.done
     files = sorted(tmp_path.iterdir())
     with dump._ending:  # of a thread that the child does not have
@@ -297,7 +280,7 @@ def test_a_child_of_fork_leaves_its_parent_s_dump(sok, tmp_path, monkeypatch):
     assert sorted(tmp_path.iterdir()) == files
     go_on.set()
     dump.finish()
-    check_same(state(restored(sok, tmp_path, "sgd")[0]), state(table))
+    check_restored(sok, tmp_path, table, "sgd")
 
 
 def test_arguments(sok, tmp_path):
@@ -310,6 +293,4 @@ def test_arguments(sok, tmp_path):
     ):
         with pytest.raises(error, match="embedding_variable"):
             saver.begin_dump(wrong, tmp_path)
-    with pytest.raises(NotImplementedError, match="eagerly"):
-        tf.function(lambda: saver.begin_dump(table, tmp_path))()
     assert not list(tmp_path.iterdir())

@@ -8,9 +8,12 @@ import pytest
 import tensorflow as tf
 
 from sok_like.saving.format import deltas
-from sok_like.saving.format import manifest as manifest_file
-from tests import emulated
+from tests.checks.files import check_same
+from tests.emulated import on_host
+from tests.saving.wrong_content import signed
+from tests.training import content
 
+pytestmark = on_host
 DIM = 4
 RULES = {
     "adam": lambda: tf.keras.optimizers.Adam(0.1),
@@ -21,15 +24,10 @@ RULES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def on_host():
-    if emulated.asked_for():
-        pytest.skip("deltas are of tables in host memory")
-
-
 def made(sok, rule="adam", **options):
     table = sok.EmbeddingVariable(DIM, name="grown", **options)
-    return table, sok.OptimizerWrapper(RULES[rule]())
+    lazy = {"lazy": True} if rule.startswith("lazy") else {}
+    return table, sok.OptimizerWrapper(RULES[rule.removeprefix("lazy ")](), **lazy)
 
 
 def train(table, optimizer, keys, steps=1):
@@ -39,35 +37,40 @@ def train(table, optimizer, keys, steps=1):
         optimizer.apply_gradients([(tf.IndexedSlices(values, keys), table)])
 
 
-def state(table):
-    return {name: np.asarray(value) for name, value in table.snapshot().fields().items()}
-
-
-def check_same(one, other):
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name], name)
-
-
 def restored(sok, folder, rule="adam", **options):
     table, optimizer = made(sok, rule, **options)
     sok.Saver().restore(table, folder)
     return table, optimizer
 
 
+def begun(sok, folder, keys, steps=1, rule="adam", **options):
+    """A saver, and a table that was trained and dumped, with its optimizer."""
+    saver, (table, optimizer) = sok.Saver(), made(sok, rule, **options)
+    train(table, optimizer, keys, steps)
+    saver.dump(table, folder)
+    return saver, table, optimizer
+
+
+def files_of(folder):
+    """The files of the base and of the deltas."""
+    manifest = json.loads((folder / "grown.json").read_text())
+    return [folder / d["shards"][0]["file"] for d in [manifest, *manifest["deltas"]]]
+
+
 def shard_of(folder, number):
     """Arrays of the base, or of a delta, as NumPy reads them."""
-    manifest = json.loads((folder / "grown.json").read_text())
-    dump = [manifest, *manifest["deltas"]][number]
-    with np.load(folder / dump["shards"][0]["file"]) as arrays:
+    with np.load(files_of(folder)[number]) as arrays:
         return dict(arrays)
+
+
+def check_restored(sok, folder, table, rule="adam", **options):
+    """A restore gives what the table holds."""
+    check_same(content(restored(sok, folder, rule, **options)[0]), content(table))
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_delta_holds_the_keys_touched_and_the_steps(sok, tmp_path, rule):
-    saver, (table, optimizer) = sok.Saver(), made(sok, rule)
-    train(table, optimizer, range(100), 3)
-    saver.dump(table, tmp_path)
+    saver, table, optimizer = begun(sok, tmp_path, range(100), 3, rule)
     train(table, optimizer, [5, 6, 200], 2)
     table.erase([7, 8])
     train(table, optimizer, [5, 8])  # erased and there again
@@ -76,7 +79,7 @@ def test_a_delta_holds_the_keys_touched_and_the_steps(sok, tmp_path, rule):
     assert delta["keys"].tolist() == [5, 6, 8, 200] and delta["erased"].tolist() == [7]
     owes = rule in ("adam", "decayed", "momentum")
     assert delta["steps"].tolist() == ([[3, np.float32(0.1), 4]] if owes else [])
-    check_same(state(restored(sok, tmp_path, rule)[0]), state(table))
+    check_restored(sok, tmp_path, table, rule)
 
 
 def test_a_long_chain_from_the_middle_of_which_one_goes_on(sok, tmp_path):
@@ -86,51 +89,15 @@ def test_a_long_chain_from_the_middle_of_which_one_goes_on(sok, tmp_path):
     for number in range(6):
         train(table, optimizer, range(3 * number, 3 * number + 10))
         names.append(saver.dump(table, tmp_path, since=names[-1]).numpy())
-    check_same(state(restored(sok, tmp_path)[0]), state(table))
+    check_restored(sok, tmp_path, table)
     train(table, optimizer, [1])
     saver.dump(table, tmp_path, since=names[2])  # in place of the four behind it
-    assert len(json.loads((tmp_path / "grown.json").read_text())["deltas"]) == 3
-    assert len(list(tmp_path.glob("*.npz"))) == 4
-    check_same(state(restored(sok, tmp_path)[0]), state(table))
-
-
-def test_what_is_no_matter_of_keys_makes_the_delta_whole(sok, tmp_path):
-    saver, (table, optimizer) = sok.Saver(), made(sok)
-    sok.assign(table, range(9), tf.ones([9, DIM]))
-    saver.dump(table, tmp_path)
-    train(table, optimizer, [1])  # slots come to be, of all rows
-    saver.dump(table, tmp_path, since="last")
-    check_same(state(restored(sok, tmp_path)[0]), state(table))
-    table.clear()
-    train(table, optimizer, [20, 21])
-    saver.dump(table, tmp_path, since="last")
-    assert [int(shard_of(tmp_path, n)["whole"]) for n in (1, 2)] == [1, 1]
-    check_same(state(restored(sok, tmp_path)[0]), state(table))
-    train(table, optimizer, [22])
-    saver.dump(table, tmp_path, since="last")
-    assert shard_of(tmp_path, 3)["keys"].tolist() == [22]
-    check_same(state(restored(sok, tmp_path)[0]), state(table))
-
-
-@pytest.mark.parametrize("clears_first", [False, True])
-def test_a_delta_over_dumps_of_others_is_whole_if_one_of_them_is(sok, tmp_path, clears_first):
-    """Each dump begins an interval of changes, also one into another folder."""
-    saver, (table, optimizer) = sok.Saver(), made(sok)
-    train(table, optimizer, [9, 4, 7])
-    saver.dump(table, tmp_path / "mine")
-    for clears in (clears_first, not clears_first):
-        if clears:
-            table.clear()
-        train(table, optimizer, [8, 5, 3, 7], 2)
-        sok.Saver().dump(table, tmp_path / "other")
-    saver.dump(table, tmp_path / "mine", since="last")
-    check_same(state(restored(sok, tmp_path / "mine")[0]), state(table))
+    assert len(files_of(tmp_path)) == 4 and {*tmp_path.glob("*.npz")} == {*files_of(tmp_path)}
+    check_restored(sok, tmp_path, table)
 
 
 def test_a_restored_table_goes_on_with_small_deltas(sok, tmp_path):
-    saver, (table, optimizer) = sok.Saver(), made(sok)
-    train(table, optimizer, range(50), 2)
-    saver.dump(table, tmp_path)
+    saver, table, optimizer = begun(sok, tmp_path, range(50), 2)
     train(table, optimizer, [3])
     saver.dump(table, tmp_path, since="last")
     other, optimizer = restored(sok, tmp_path)
@@ -138,59 +105,48 @@ def test_a_restored_table_goes_on_with_small_deltas(sok, tmp_path):
     train(other, optimizer, [4, 60], 2)
     saver.dump(other, tmp_path, since="last")
     assert shard_of(tmp_path, 2)["keys"].tolist() == [4, 60]
-    check_same(state(restored(sok, tmp_path)[0]), state(other))
+    check_restored(sok, tmp_path, other)
     with pytest.raises(RuntimeError, match="must have different names"):
         saver.dump(made(sok)[0], tmp_path)
 
 
 def test_a_table_that_has_policies_from_a_delta_on(sok, tmp_path):
-    saver, (table, optimizer) = sok.Saver(), made(sok)
-    train(table, optimizer, range(5))
-    saver.dump(table, tmp_path)
+    saver, table, _ = begun(sok, tmp_path, range(5))
     del table
     policies = {"ev_option": sok.EmbeddingVariableOption(record_statistics=True)}
-    table, optimizer = restored(sok, tmp_path, **policies)
+    table, _ = restored(sok, tmp_path, **policies)
     with tf.GradientTape():
         sok.group_embedding_lookup_sparse([table], [tf.ragged.constant([[3, 9]])], ["sum"])
     saver.dump(table, tmp_path, since="last")
     found, _ = restored(sok, tmp_path, **policies)
     assert found.get_frequency([0, 3, 9]).numpy().tolist() == [0, 1, 1]
-    check_same(state(found), state(table))
+    check_same(content(found), content(table))
     saver.compact(table, tmp_path)
-    check_same(state(restored(sok, tmp_path, **policies)[0]), state(table))
+    check_restored(sok, tmp_path, table, **policies)
 
 
 def test_rows_without_a_hash_table(sok, tmp_path):
-    saver, (table, optimizer) = sok.Saver(), made(sok, "decayed", capacity=64, use_hashtable=False)
-    train(table, optimizer, [1, 2, 3], 2)
-    saver.dump(table, tmp_path)
+    options = {"rule": "decayed", "capacity": 64, "use_hashtable": False}
+    saver, table, optimizer = begun(sok, tmp_path, [1, 2, 3], 2, **options)
     train(table, optimizer, [3, 9], 2)
     saver.dump(table, tmp_path, since="last")
     assert shard_of(tmp_path, 1)["keys"].tolist() == [3, 9]
-    other = restored(sok, tmp_path, "decayed", capacity=64, use_hashtable=False)[0]
-    check_same(state(other), state(table))
+    check_restored(sok, tmp_path, table, **options)
 
 
 def test_compact_leaves_one_base_of_the_same_content(sok, tmp_path):
-    saver, (table, optimizer) = sok.Saver(), made(sok)
-    train(table, optimizer, range(30))
-    saver.dump(table, tmp_path)
+    saver, table, optimizer = begun(sok, tmp_path, range(30))
     train(table, optimizer, [100, 3], 2)
     table.erase([4])
     saver.dump(table, tmp_path, since="last")
     saver.compact(table, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
-    full = tmp_path / "full"
-    saver.dump_to_file(table, full, sok1_files=False)
-    manifest = json.loads((full / "grown.json").read_text())
-    with np.load(full / manifest["shards"][0]["file"]) as arrays:
-        check_same(shard_of(tmp_path, 0), dict(arrays))
+    saver.dump(table, tmp_path / "full")
+    check_same(shard_of(tmp_path, 0), shard_of(tmp_path / "full", 0))
 
 
 def test_compact_that_wrote_what_cannot_be_read_removes_nothing(sok, tmp_path, monkeypatch):
-    saver, (table, optimizer) = sok.Saver(), made(sok)
-    train(table, optimizer, range(30))
-    saver.dump(table, tmp_path)
+    saver, table, optimizer = begun(sok, tmp_path, range(30))
     train(table, optimizer, [3], 2)
     saver.dump(table, tmp_path, since="last")
     files = {file: file.read_bytes() for file in tmp_path.iterdir()}
@@ -208,17 +164,14 @@ def test_compact_that_wrote_what_cannot_be_read_removes_nothing(sok, tmp_path, m
 
         return dataclasses.replace(shard, read=read)
 
-    for wrong, message in (
-        (without_slots, "slot variables and records"),
-        (backwards, "out of order"),
-    ):
+    for wrong, message in ((without_slots, "slot variables"), (backwards, "out of order")):
         with monkeypatch.context() as patched:
             patched.setattr(deltas.MergedDump, "sorted", wrong)
             with pytest.raises(RuntimeError, match=message):
                 saver.compact(table, tmp_path)
         assert {file: file.read_bytes() for file in tmp_path.iterdir()} == files
     saver.compact(table, tmp_path)
-    check_same(state(restored(sok, tmp_path)[0]), state(table))
+    check_restored(sok, tmp_path, table)
 
 
 @pytest.mark.parametrize("method", ["dump", "begin_dump", "compact"])
@@ -251,27 +204,20 @@ def test_a_delta_of_few_keys_is_small_and_costs_the_table_little(sok, tmp_path):
 @pytest.fixture
 def chain(sok, tmp_path):
     """A base, two deltas, a table of other content, and that content."""
-    saver, (table, optimizer) = sok.Saver(), made(sok)
-    train(table, optimizer, range(20))
-    for since in (None, "last", "last"):
-        saver.dump(table, tmp_path / "chain", since=since)
+    saver, table, optimizer = begun(sok, tmp_path / "chain", range(20))
+    for _ in range(2):
         train(table, optimizer, [1, 2])
+        saver.dump(table, tmp_path / "chain", since="last")
     other = made(sok)[0]
     sok.assign(other, [1], tf.ones([1, DIM]))
-    return tmp_path / "chain", other, state(other)
-
-
-def files_of(folder):
-    manifest = json.loads((folder / "grown.json").read_text())
-    return [folder / d["shards"][0]["file"] for d in [manifest, *manifest["deltas"]]]
+    return tmp_path / "chain", other, content(other)
 
 
 def edited(folder, change):
     """The manifest with other deltas, and a checksum that fits."""
     manifest = json.loads((folder / "grown.json").read_text())
     change(manifest["deltas"])
-    manifest["sha256"] = manifest_file._checksum(manifest)
-    (folder / "grown.json").write_text(json.dumps(manifest))
+    (folder / "grown.json").write_text(signed(manifest))
 
 
 def exchanged(folder):
@@ -313,7 +259,7 @@ def test_a_damaged_chain_is_refused_before_anything_changes(sok, chain, damage):
     for call in (sok.Saver().restore, sok.Saver().restore_from_file, sok.Saver().compact):
         with pytest.raises(RuntimeError, match=message):
             call(table, folder)
-    check_same(state(table), before)
+    check_same(content(table), before)
 
 
 def test_since_must_name_a_dump_that_the_table_knows(sok, tmp_path):
@@ -336,14 +282,3 @@ def test_since_must_name_a_dump_that_the_table_knows(sok, tmp_path):
     with pytest.raises(RuntimeError, match="begin with a full dump"):
         saver.dump(other, tmp_path, since=3)
     assert len(list(tmp_path.glob("*.npz"))) == 1
-
-
-def test_a_delta_after_rows_alone_is_whole(sok, tmp_path):
-    saver, (table, optimizer) = sok.Saver(), made(sok)
-    train(table, optimizer, range(5))
-    saver.dump(table, tmp_path)
-    saver.restore(table, tmp_path, rows_only=True)
-    train(table, optimizer, [2, 7])
-    saver.dump(table, tmp_path, since="last")
-    assert shard_of(tmp_path, 1)["keys"].tolist() == [0, 1, 2, 3, 4, 7]
-    check_same(state(restored(sok, tmp_path)[0]), state(table))

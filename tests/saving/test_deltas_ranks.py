@@ -14,6 +14,7 @@ import sok_like as sok
 from sok_like.runtime.ranks import comm
 from sok_like.saving import background
 from tests.checks.files import by_key, check_same
+from tests.training import content
 
 pytestmark = pytest.mark.ranks
 
@@ -50,19 +51,14 @@ def train(table, optimizer, steps, kind):
         optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
 
 
-def state(table):
-    """All that a dump holds of this rank."""
-    return {name: np.asarray(value) for name, value in table.snapshot().fields().items()}
-
-
 def read(kind, folder):
     table, optimizer = make(kind)
     sok.Saver().restore(table, folder)
     return table, optimizer
 
 
-def state_read(kind, folder):
-    return state(read(kind, folder)[0])
+def content_read(kind, folder):
+    return content(read(kind, folder)[0])
 
 
 def chain(kind, folder):
@@ -77,7 +73,7 @@ def chain(kind, folder):
     saver.dump_to_file(table, folder / "elsewhere")  # brings all rows up to date
     train(table, optimizer, range(6, 8), kind)
     saver.dump(table, folder, since=6)  # the step of the delta before
-    return state(table), 8
+    return content(table), 8
 
 
 def in_the_background(kind, folder):
@@ -87,15 +83,15 @@ def in_the_background(kind, folder):
     own = background.BackgroundPart.read_back
     late = lambda piece: (time.sleep(0.1 * comm.current().rank), own(piece))  # noqa: E731
     with mock.patch.object(background.BackgroundPart, "read_back", late):
-        dump, at, step = saver.begin_dump(table, folder), state(table), 2
+        dump, at, step = saver.begin_dump(table, folder), content(table), 2
         while step < 6 or not dump.done:  # ranks whose threads end apart leave it together
             train(table, optimizer, [step], kind)
             step += 1
         dump.finish()
-    check_same(state_read(kind, folder), at)
+    check_same(content_read(kind, folder), at)
     saver.dump(table, folder, since="last")
-    assert not np.array_equal(state(table)["optimizer_step"], at["optimizer_step"])
-    return state(table), step
+    assert not np.array_equal(content(table)["optimizer_step"], at["optimizer_step"])
+    return content(table), step
 
 
 def go_on(kind, folder, step):
@@ -103,17 +99,16 @@ def go_on(kind, folder, step):
     saver, (table, optimizer) = sok.Saver(), read(kind, folder)
     train(table, optimizer, [step], kind)
     saver.dump(table, folder, since="last")
-    check_same(state_read(kind, folder), state(table), "another delta")
+    check_same(content_read(kind, folder), content(table), "another delta")
     saver.compact(table, folder)
-    check_same(state_read(kind, folder), state(table), "compacted")
+    check_same(content_read(kind, folder), content(table), "compacted")
     train(table, optimizer, [step + 1], kind)
     saver.dump(table, folder, since="last")
-    check_same(state_read(kind, folder), state(table), "a delta of the compacted one")
+    check_same(content_read(kind, folder), content(table), "a delta of the compacted one")
 
 
 @pytest.mark.parametrize("kind", ["dense", "evicted"])
-@pytest.mark.parametrize("writers", [1, 2])
-@pytest.mark.parametrize("way", [chain, in_the_background])
+@pytest.mark.parametrize("way, writers", [(chain, 1), (chain, 2), (in_the_background, 2)])
 def test_what_was_written_is_the_table_bit_for_bit(on_processes, tmp_path, way, kind, writers):
     found = on_processes(writers, way, kind, tmp_path)
     at, (step,) = by_key([each for each, _ in found]), {step for _, step in found}
@@ -121,7 +116,7 @@ def test_what_was_written_is_the_table_bit_for_bit(on_processes, tmp_path, way, 
     if kind == "dense":  # keys are missing that were there
         assert set(range(NUM_KEYS)) - set(at["keys"]) & set(batch(0))
     for readers in (1, 2):
-        parts = on_processes(readers, state_read, kind, tmp_path)
+        parts = on_processes(readers, content_read, kind, tmp_path)
         check_same(by_key(parts), at, f"{kind} {readers}")
         for rank, part in enumerate(parts):
             assert (part["keys"].view(np.uint64) % np.uint64(readers) == rank).all()
@@ -134,7 +129,7 @@ def failing(folder):
     saver, (table, optimizer) = sok.Saver(), make("dense")
     train(table, optimizer, range(2), "dense")
     saver.dump(table, folder)
-    before, names = state(table), sorted(each.name for each in folder.iterdir())
+    before, names = content(table), sorted(each.name for each in folder.iterdir())
     own = background.BackgroundPart.write_file
     for rank in (0, 1):
 
@@ -152,9 +147,9 @@ def failing(folder):
             assert dump.failed
         comm.current().barrier()
     assert sorted(each.name for each in folder.iterdir()) == names
-    check_same(state_read("dense", folder), before)
+    check_same(content_read("dense", folder), before)
     saver.begin_dump(table, folder).finish()
-    check_same(state_read("dense", folder), state(table))
+    check_same(content_read("dense", folder), content(table))
 
 
 def test_an_error_of_one_rank_s_thread_is_raised_on_both(on_processes, tmp_path):

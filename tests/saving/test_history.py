@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import emulated
+from tests.checks.serving import OneTable
+from tests.emulated import on_host
+from tests.training import rows_by_key
 
-
-@pytest.fixture(autouse=True)
-def on_host():
-    if emulated.asked_for():
-        pytest.skip("deltas are of tables in host memory")
+pytestmark = on_host
 
 
 def step(table, optimizer, keys):
@@ -22,9 +20,8 @@ def step(table, optimizer, keys):
     optimizer.apply_gradients([(gradient, table)])
 
 
-def rows(sok, table):
-    keys, values = sok.export(table)
-    return dict(zip(keys.numpy().tolist(), values.numpy()[:, 0].tolist(), strict=True))
+def rows(table):
+    return {key: row[0] for key, row in rows_by_key(table).items()}
 
 
 class Days:
@@ -47,10 +44,9 @@ class Days:
 def test_a_folder_of_dumps_is_listed(sok, tmp_path):
     days = Days(sok, tmp_path)
     found = sok.Saver().list(tmp_path)
-    assert [each.name for each in found] == days.names
-    assert [each.kind for each in found] == ["base", "delta", "delta"]
-    assert [each.step for each in found] == [1, 2, 3]
-    assert {each.table for each in found} == {"days"}
+    assert [(each.name, each.kind, each.step, each.table) for each in found] == [
+        (name, "delta" if day else "base", day + 1, "days") for day, name in enumerate(days.names)
+    ]
     for each in found:
         (file,) = tmp_path.glob(f"*.{each.name}.*")
         assert each.bytes == os.path.getsize(file)
@@ -64,29 +60,24 @@ def test_a_table_goes_back(sok, tmp_path, day):
     for until in (days.names[day], day + 1, tf.constant(days.names[day]), np.int64(day + 1)):
         days.table.clear()
         sok.Saver().restore(days.table, tmp_path, until=until)
-        assert rows(sok, days.table) == days.states[day]
+        assert rows(days.table) == days.states[day]
     other = sok.EmbeddingVariable(2, name="days")
     sok.Saver().restore(other, tmp_path, rows_only=True, until=days.names[day])
-    assert rows(sok, other) == days.states[day]
+    assert rows(other) == days.states[day]
 
 
 def test_after_it_went_back_a_chain_goes_on_from_there(sok, tmp_path):
     days, saver = Days(sok, tmp_path), sok.Saver()
     saver.restore(days.table, tmp_path, until=days.names[0])
     step(days.table, days.optimizer, [9])
-    with pytest.raises(
-        RuntimeError, match="this table has written by `dump`, or was restored from"
-    ):
-        saver.dump(days.table, tmp_path, since="last")  # it has left the last one
-    with pytest.raises(
-        RuntimeError, match="this table has written by `dump`, or was restored from"
-    ):
-        saver.dump(days.table, tmp_path, since=days.names[1])
+    for since in ("last", days.names[1]):  # it has left the last one
+        with pytest.raises(RuntimeError, match="this table has written by `dump`, or was restored"):
+            saver.dump(days.table, tmp_path, since=since)
     name = saver.dump(days.table, tmp_path, since=days.names[0]).numpy().decode()
     assert [each.name for each in saver.list(tmp_path)] == [days.names[0], name]
     again = sok.EmbeddingVariable(2, name="days")
     saver.restore(again, tmp_path)
-    assert rows(sok, again) == days.states[0] | {9: -1}
+    assert rows(again) == days.states[0] | {9: -1}
 
 
 def test_whoever_has_the_later_dumps_cannot_go_on_with_them(sok, tmp_path):
@@ -105,14 +96,14 @@ def test_whoever_has_the_later_dumps_cannot_go_on_with_them(sok, tmp_path):
 
 def test_what_is_not_there(sok, tmp_path):
     days, saver = Days(sok, tmp_path), sok.Saver()
-    before = rows(sok, days.table)
+    before = rows(days.table)
     for until in ("no_such", 4):
         with pytest.raises(RuntimeError, match="`until` must be a dump of table 'days'.*at step 1"):
             saver.restore(days.table, tmp_path, until=until)
     for until in (1.5, True, "", datetime.datetime.now()):
         with pytest.raises(TypeError, match="`until` must be"):
             saver.restore(days.table, tmp_path, until=until)
-    assert rows(sok, days.table) == before
+    assert rows(days.table) == before
     with pytest.raises(FileNotFoundError, match="no_such"):
         saver.list(tmp_path / "no_such")
     assert saver.list(tmp_path.parent) == []
@@ -131,10 +122,8 @@ def fitted(sok, folder, epochs, **options):
     model(np.zeros([1, 1], np.int64))
     keys = np.arange(24).reshape(24, 1)
     callback = sok.callbacks.BackupAndRestore(folder, delete_checkpoint=False, **options)
-    model.fit(
-        *(keys, keys / 24), batch_size=12, epochs=epochs, shuffle=False, verbose=0,
-        callbacks=[callback],
-    )  # fmt: skip
+    running = {"batch_size": 12, "shuffle": False, "verbose": 0, "callbacks": [callback]}
+    model.fit(keys, keys / 24, epochs=epochs, **running)
     return model.predict(keys, verbose=0)
 
 
@@ -143,12 +132,10 @@ def test_a_model_goes_back(sok, tmp_path):
     saver, folder = sok.Saver(), tmp_path / "backup"
     of_one = fitted(sok, tmp_path / "one", 1)
     fitted(sok, folder, 4, max_to_keep=3)
-    found = saver.list(folder)
-    assert [(each.kind, each.name) for each in found] == [
-        ("backup", f"ckpt-{number}") for number in (2, 3, 4)
+    assert [(each.kind, each.name, each.step) for each in saver.list(folder)] == [
+        ("backup", f"ckpt-{number}", 2 * number) for number in (2, 3, 4)
     ]
-    assert [each.step for each in found] == [4, 6, 8]
-    assert all(each.bytes > 0 for each in found)
+    assert all(each.bytes > 0 for each in saver.list(folder))
     with pytest.raises(ValueError, match=r"one of \['ckpt-2', 'ckpt-3', 'ckpt-4'\]"):
         saver.go_back(folder, "ckpt-1")
     saver.go_back(folder, "ckpt-2")
@@ -160,26 +147,14 @@ def test_a_model_goes_back(sok, tmp_path):
     assert (of_one != of_three).any()
 
 
-class Served(tf.Module):
-    def __init__(self, table):
-        super().__init__()
-        self.table = table
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
-    def __call__(self, keys):
-        return tf.nn.embedding_lookup(self.table, keys)
-
-
 def test_exports_and_their_deltas_are_listed(sok, tmp_path):
     table = sok.EmbeddingVariable(2, name="served")
-    module = Served(table)
+    module = OneTable(table)
     sok.assign(table, [1], [[1, 1]])
     sok.export_saved_model(module, tmp_path / "1", refreshable=True)
     for value in (2, 3):
         sok.assign(table, [1], [[value, value]])
         sok.export_delta(module, tmp_path / "1.deltas" / f"00{value}")
-    found = sok.Saver().list(tmp_path)
-    assert [(each.kind, each.name) for each in found] == [
-        ("export", "1"), ("export delta", "002"), ("export delta", "003")
-    ]  # fmt: skip
-    assert [each.name for each in sok.Saver().list(tmp_path / "1")] == ["1", "002", "003"]
+    listed = [("export", "1"), ("export delta", "002"), ("export delta", "003")]
+    for folder in (tmp_path, tmp_path / "1"):
+        assert [(each.kind, each.name) for each in sok.Saver().list(folder)] == listed

@@ -4,18 +4,17 @@ import pytest
 
 from sok_like.saving.format import folders
 from sok_like.serving import export
-from tests import emulated
+from tests.emulated import on_host
 from tests.saving import interrupts
 
 # The moments of each kind that are tried; 4 where nothing is said.
 LIMITS = {"finish": 12, "dump": 8, "compact": 2, "backup ends": 3}
 
 
+@on_host
 @pytest.mark.keras(slow=True)
 @pytest.mark.parametrize("name", interrupts.CASES)
 def test_what_was_published_stays_whole(sok, tmp_path, name):
-    if emulated.asked_for():
-        pytest.skip("dumps in the background and deltas are of tables in host memory")
     counts = interrupts.run(name, tmp_path, LIMITS.get(name, 4))
     assert sum(counts.values()) > 3
 

@@ -48,24 +48,23 @@ def test_files_take_parts_of_a_table_beside_it(sok, tmp_path, rows, limit):
     table, saver = filled(sok, "streamed", num_keys, dim), sok.Saver()
     assert table.stats().bytes > rows
     taken = {
-        "dump_to_file": beside(lambda: saver.dump_to_file(table, tmp_path / "a")),
-        "dump": beside(lambda: saver.dump(table, tmp_path / "b")),
+        call: beside(lambda call=call: getattr(saver, call)(table, tmp_path / call))
+        for call in ("dump_to_file", "dump")
     }
     sok.assign(table, np.arange(100) * 7 - 3, tf.ones([100, dim]))
-    taken["delta"] = beside(lambda: saver.dump(table, tmp_path / "b", since="last"))
+    folder = tmp_path / "dump"
+    taken["delta"] = beside(lambda: saver.dump(table, folder, since="last"))
     sok.assign(table, np.arange(50, 200) * 7 - 3, tf.ones([150, dim]))
     table.erase([7 * 1000 - 3])
-    saver.dump(table, tmp_path / "b", since="last")
-    taken["compact"] = beside(lambda: saver.compact(table, tmp_path / "b"))
+    saver.dump(table, folder, since="last")
+    taken["compact"] = beside(lambda: saver.compact(table, folder))
     # The new content is made beside the old one.
     size = table.stats().bytes
-    taken["restore"] = beside(lambda: saver.restore(table, tmp_path / "b")) - size
+    taken["restore"] = beside(lambda: saver.restore(table, folder)) - size
     keys, found = sok.export(table)
     assert len(keys) == num_keys - 1 and found[:199].numpy().min() == 1
-    taken["restore_from_file"] = (
-        beside(lambda: saver.restore_from_file(table, tmp_path / "a")) - size
-    )
-    print({call: f"{num_bytes / MIB:.0f} MiB" for call, num_bytes in taken.items()})
+    again = lambda: saver.restore_from_file(table, tmp_path / "dump_to_file")  # noqa: E731
+    taken["restore_from_file"] = beside(again) - size
     assert max(taken.values()) < limit, taken
     keys, found = sok.export(table)  # -3 is the last of them as an unsigned number
     assert len(keys) == num_keys and float(found[-2, 0]) == (num_keys - 1) // 2**17 * 2**17

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from sok_like.saving.format import manifest
 from sok_like.table import table_reader
+from tests.training import rows_by_key
 
 
 def slow(monkeypatch, module, name):
@@ -18,11 +19,6 @@ def slow(monkeypatch, module, name):
         return own(*arguments, **keywords)
 
     monkeypatch.setattr(module, name, function)
-
-
-def rows_of(table):
-    found = table.snapshot()
-    return dict(zip(found.keys.numpy().tolist(), found.rows.numpy()[:, 0].tolist(), strict=True))
 
 
 def write(sok, table, value, keys=(1, 2)):
@@ -49,7 +45,7 @@ def test_dumps_and_restores_of_one_program_see_each_other(sok, tmp_path, monkeyp
     found = [rows.numpy()[:, 0].tolist() for rows in program()]
     assert found == [[3.0, 3.0], [1.0, 2.0], [4.0, 2.0]]
     saver.restore(table, tmp_path)
-    assert rows_of(table) == {1: 1.0, 2: 2.0}
+    assert rows_by_key(table) == {1: [1.0, 1.0], 2: [2.0, 2.0]}
 
 
 def test_an_optimizer_s_step_comes_after_the_dump_before_it(sok, tmp_path, monkeypatch):
@@ -71,7 +67,7 @@ def test_an_optimizer_s_step_comes_after_the_dump_before_it(sok, tmp_path, monke
 
     slow(monkeypatch, table_reader, "content")
     program()
-    assert rows_of(table) == {1: -2.0, 2: -2.0}
+    assert rows_by_key(table) == {1: [-2.0, -2.0], 2: [-2.0, -2.0]}
     sok.Saver().restore_from_file(table, tmp_path)
-    assert rows_of(table) == {1: -1.0, 2: -1.0}
+    assert rows_by_key(table) == {1: [-1.0, -1.0], 2: [-1.0, -1.0]}
     assert int(np.asarray(table.snapshot().optimizer_step)) == 2

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.saving.test_restore import copied, state
+from tests.checks import files
+from tests.checks.files import check_same
+from tests.saving.test_restore import copied
+from tests.training import content
 
 pytestmark = pytest.mark.keras
 keras = tf.keras.optimizers
@@ -65,8 +68,7 @@ def test_another_rule_starts_anew(sok, tmp_path, capfd, change):
         copied(sok, way, tmp_path, source, target)
         if hasattr(optimizer, "iterations"):
             optimizer.iterations.assign(20)  # as a checkpoint of the first optimizer says
-        for held, written in zip(state(target), state(source), strict=True):
-            np.testing.assert_array_equal(held, written)  # what was read can be written again
+        check_same(content(target), content(source))  # what was read can be written again
         rows = target.find(KEYS)[0].numpy()
         train_table(target, optimizer, 10)
         expected = rows_after(rows, MAKE[second](), 10)
@@ -97,10 +99,10 @@ def test_rules_with_the_same_moments_go_on(sok, tmp_path, capfd, first, second):
 
 def test_an_optimizer_for_each_table(sok, tmp_path):
     """SGD trained both; now `users` has Adam, and `items` keeps SGD."""
-    tables = [
-        sok.EmbeddingVariable(2, name=name, initializer="ones") for name in ("users", "items")
-    ]
-    new = [sok.EmbeddingVariable(2, name=name) for name in ("users", "items")]
+    tables, new = (
+        [sok.EmbeddingVariable(2, name=name, initializer="ones") for name in ("users", "items")]
+        for _ in range(2)
+    )
     sgd = sok.OptimizerWrapper(keras.SGD(0.1))
     for table in tables:
         train_table(table, sgd, 20)
@@ -112,13 +114,13 @@ def test_an_optimizer_for_each_table(sok, tmp_path):
     for step in range(10):
         gradient = tf.IndexedSlices(tf.constant(gradient_of(step)), tf.constant(KEYS))
         optimizer.apply_gradients([(gradient, table) for table in new])
-    assert int(optimizer.iterations) == 30 or int(optimizer.iterations) == 50  # restored, and ten
+    assert int(optimizer.iterations) in (30, 50)  # restored, and ten
     expected = rows_after(rows, keras.Adam(0.01), 10)
     np.testing.assert_allclose(new[0].find(KEYS)[0], expected, rtol=1e-5)
     assert [int(table.snapshot().optimizer_step) for table in new] == [10, 50]
 
 
-@pytest.mark.parametrize("container", ["weights", "keras", "checkpoint", "deltas"])
+@pytest.mark.parametrize("container", [*files.KINDS, "deltas"])
 def test_files_of_models(sok, tmp_path, container):
     """Adagrad, a file, Adam: ten steps with gradient 1 move all rows by 10 * 0.01."""
 
@@ -133,16 +135,15 @@ def test_files_of_models(sok, tmp_path, container):
     # One learning rate, because a checkpoint holds it.
     first, second = model_of(keras.Adagrad(0.01)), model_of(keras.Adam(0.01))
     first.fit(ids, targets, epochs=20, verbose=0)
-    if container == "weights":
-        first.save_weights(tmp_path / "m.weights.h5")
-        second.load_weights(tmp_path / "m.weights.h5")
-    elif container == "keras":
-        first.save(tmp_path / "m.keras")
+    if container != "deltas":
+        files.write(first, tmp_path, [container])
+    if container == "model":
         second = tf.keras.models.load_model(tmp_path / "m.keras", compile=False)
         second.compile(sok.OptimizerWrapper(keras.Adam(0.01)), first.loss)
     elif container == "checkpoint":
-        path = tf.train.Checkpoint(model=first).save(str(tmp_path / "m"))
-        tf.train.Checkpoint(model=second).restore(path).expect_partial()
+        tf.train.Checkpoint(model=second).read(str(tmp_path / "c")).expect_partial()
+    elif container == "weights":
+        files.load("weights", second, tmp_path)
     else:
         sok.Saver().dump(first.layers[-1].table, tmp_path)
         first.fit(ids, targets, epochs=5, verbose=0)

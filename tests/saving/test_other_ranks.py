@@ -14,6 +14,7 @@ from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.runtime.framework.running_keras import is_keras_3
 from tests.checks import files
 from tests.checks.files import BATCH, KINDS, TABLES, WAYS, X, Y, by_key, check_same, fit, made
+from tests.training import train_step
 
 of_keras = pytest.mark.keras(slow=True)
 RATE = 0.05
@@ -97,23 +98,18 @@ class Tape:
             **WAYS,
         )
         self.layer.set_weights([np.cos(np.arange(n * m)).reshape(n, m) for n, m in TABLES])
-        self.optimizer = self.made_optimizer(kind)
+        is_v1 = kind == "v1"
+        adam = tf.compat.v1.train.AdamOptimizer if is_v1 else tf.keras.optimizers.legacy.Adam
+        self.optimizer = adam(RATE)
         self.checkpoint = tf.train.Checkpoint(layer=self.layer, optimizer=self.optimizer)
 
-    def made_optimizer(self, kind):
-        if kind == "v1":
-            return tf.compat.v1.train.AdamOptimizer(RATE)
-        return tf.keras.optimizers.legacy.Adam(RATE)
-
-    def steps(self, number):
+    def step(self):
         tables = [as_tf_table(table) for table in self.layer.trainable_variables]
-        ids, targets = tf.constant(mine(X)), tf.constant(mine(Y))
-        for _ in range(number):
-            with dmp.DistributedGradientTape(tf.GradientTape()) as tape:
-                rows = [tf.reduce_sum(each, [1, 2]) for each in self.layer([ids] * len(TABLES))]
-                loss = tf.reduce_mean((tf.stack(rows, 1) - targets) ** 2)
-            pairs = zip(tape.gradient(loss, tables), tables, strict=True)
-            self.optimizer.apply_gradients(pairs)
+        with dmp.DistributedGradientTape(tf.GradientTape()) as tape:
+            found = self.layer([tf.constant(mine(X))] * len(TABLES))
+            rows = [tf.reduce_sum(each, [1, 2]) for each in found]
+            loss = tf.reduce_mean((tf.stack(rows, 1) - mine(Y)) ** 2)
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
 
     def save(self, folder):
         self.checkpoint.write(str(folder / "c"))
@@ -147,9 +143,8 @@ class Parallel:
             self.model = tf.keras.Model(ids, of.Dense(1, name="parallel_top")(both))
             self.model.compile(tf.keras.optimizers.Adam(RATE), "mse", run_eagerly=True)
 
-    def steps(self, number):
-        for _ in range(number):
-            self.model.train_on_batch(X, Y)
+    def step(self):
+        self.model.train_on_batch(X, Y)
 
     def save(self, folder):
         files.write(self.model, folder, [self.kind])
@@ -170,15 +165,11 @@ class Dump:
         optimizer = tf.keras.optimizers.AdamW(RATE, weight_decay=0.5)
         self.optimizer = sok.OptimizerWrapper(optimizer)
 
-    def steps(self, number):
-        for _ in range(number):
-            self.done += 1
-            keys = mine(np.random.default_rng(self.done).integers(-60, 60, 2 * BATCH))
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(self.layer(tf.constant(keys)) ** 2)
-            variables = self.layer.trainable_variables
-            gradients = tape.gradient(loss, variables)
-            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    def step(self):
+        self.done += 1
+        keys = mine(np.random.default_rng(self.done).integers(-60, 60, 2 * BATCH))
+        loss_of = lambda: tf.reduce_sum(self.layer(tf.constant(keys)) ** 2)  # noqa: E731
+        train_step(self.optimizer, self.layer.trainable_variables, loss_of)
 
     def save(self, folder):
         assert getattr(sok.Saver(), self.call)(self.layer.table, folder) is not None
@@ -211,9 +202,8 @@ class Session:
             self.session = v1.Session(graph=graph)
             self.session.run([v1.global_variables_initializer(), table.initializer])
 
-    def steps(self, number):
-        for _ in range(number):
-            self.session.run(self.train)
+    def step(self):
+        self.session.run(self.train)
 
     def save(self, folder):
         with self.session.graph.as_default():
@@ -231,28 +221,21 @@ class Session:
 WRITTEN, STEPS = 3, 3  # before a file is written, and behind it
 
 
-def write(program, kind, folder):
+def run(program, kind, folder, writes):
     running = program(kind)
-    running.steps(WRITTEN)
-    running.save(folder)
-    running.steps(STEPS)
+    for _ in range(WRITTEN if writes else 1):
+        running.step()
+    running.save(folder) if writes else running.load(folder)  # which replaces what is there
+    for _ in range(STEPS):
+        running.step()
     return running.found()
 
 
-def read(program, kind, folder):
-    running = program(kind)
-    running.steps(1)  # what is there is replaced
-    running.load(folder)
-    running.steps(STEPS)
-    return running.found()
-
-
-def check(run, pair, program, kind, folder):
+def check(on_ranks, pair, program, kind, folder):
     expected, found = {}, {}
-    for each in run(pair[0], write, program, kind, folder):
-        expected |= each
-    for each in run(pair[1], read, program, kind, folder):
-        found |= each
+    for ranks, values in zip(pair, (expected, found), strict=True):
+        for each in on_ranks(ranks, run, program, kind, folder, values is expected):
+            values.update(each)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         near(found[name], value)

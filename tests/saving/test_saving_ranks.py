@@ -9,6 +9,7 @@ from sok_like.runtime.ranks import comm
 from sok_like.saving.format import durable, manifest, shard_file
 from sok_like.saving.parts import table_dumps
 from sok_like.table.content import TableShard
+from tests.training import rows_by_key
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +27,7 @@ def filled(name, keys, value=1.0, **options):
 
 def content(*tables):
     """The first number of each key's row, of this rank."""
-    pairs = [map(np.asarray, sok.export(table)) for table in tables]
-    return [dict(zip(keys.tolist(), rows[:, 0].tolist(), strict=True)) for keys, rows in pairs]
+    return [{key: row[0] for key, row in rows_by_key(table).items()} for table in tables]
 
 
 def names_in(folder):
@@ -186,29 +186,6 @@ def test_a_restore_that_one_rank_cannot_take_changes_no_rank(on_threads, tmp_pat
         with pytest.raises(tf.errors.ResourceExhaustedError, match=words):
             sok.Saver().restore_from_file(table, tmp_path)
         assert content(table) == before == [{10 + sok.rank(): 5.0}]
-
-    on_threads(2, check)
-
-
-def test_a_checkpoint_that_one_rank_cannot_take_changes_no_table_of_any_rank(on_threads, tmp_path):
-    def checkpoint(keys, value, capacity=None):
-        tables = [filled("first", keys, value), filled("second", keys, value, capacity=capacity)]
-        ordinary = tf.Variable(value)
-        made = tf.train.Checkpoint(**{table.table_name: table for table in tables}, own=ordinary)
-        return made, lambda: [*content(*tables), float(ordinary)]
-
-    def check():
-        path = str(tmp_path / "checkpoint")
-        saved, written = checkpoint([0, 1, 3, 5], 1.0)
-        saved.write(path)
-        small, held = checkpoint([10, 11], 5.0, capacity=2)
-        before = held()
-        with pytest.raises(Exception, match="rank 1: table 'second' holds at most 2 keys"):
-            small.read(path)
-        assert held() == before
-        again, held = checkpoint([10, 11], 5.0, capacity=3)
-        again.read(path)
-        assert held() == written()
 
     on_threads(2, check)
 

@@ -17,7 +17,7 @@ from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
 from sok_like.saving.format import array_files, shard_file
 from tests.checks import files
-from tests.checks.files import BATCH, X, Y, called, check_same, everything, fit, made
+from tests.checks.files import BATCH, X, Y, called, check_same, everything, fit, flipped, made
 
 pytestmark = [pytest.mark.ranks, pytest.mark.keras]
 KINDS = ("weights", "checkpoint")
@@ -28,15 +28,13 @@ def raises(words):
 
 
 @contextlib.contextmanager
-def on_rank(number, begin):
-    """In this scope the rank has called `begin`, and behind it what that returns."""
+def on_rank(number, scope):
+    """While all ranks are in this scope, one is in the other scope, too."""
     comm.current().barrier()
-    end = begin() if sok.rank() == number else None
-    comm.current().barrier()
-    yield
-    comm.current().barrier()
-    if end is not None:
-        end()
+    with scope if sok.rank() == number else contextlib.nullcontext():
+        comm.current().barrier()
+        yield
+        comm.current().barrier()
     comm.current().barrier()
 
 
@@ -113,7 +111,7 @@ def rank_1_fails(folder):
     with raises("rank 1: FileNotFoundError"):
         files.load("weights", model, missing)
     (dense,) = folder.glob("w.weights.h5.tables/*dense*/1-of-2.npz")
-    with on_rank(1, lambda: moved(dense, f"{dense}.away")):
+    with on_rank(1, moved(dense)):
         with raises("must lie beside the file that is read.*1-of-2.npz"):
             files.load("weights", model, folder)
     with optimizer_fails(model), raises("rank 1: .*the disk is ill"):
@@ -125,9 +123,11 @@ def rank_1_fails(folder):
         check_same(everything(model), before, kind)
 
 
-def moved(path, to):
-    os.rename(path, to)
-    return lambda: os.rename(to, path)
+@contextlib.contextmanager
+def moved(path):
+    os.rename(path, f"{path}.away")
+    yield
+    os.rename(f"{path}.away", path)
 
 
 @contextlib.contextmanager
@@ -154,7 +154,7 @@ def damaged_bytes(folder):
 
     def check(kind, path, at, words=None):
         named = str(path) if words is None else words
-        with on_rank(0, lambda: flipped(path, at)), raises(named):
+        with on_rank(0, flipped(path, at)), raises(named):
             files.load(kind, other, folder)
         check_same(everything(other), before, path)
 
@@ -168,26 +168,15 @@ def damaged_bytes(folder):
     check("checkpoint", data, at, "")
     with files.world(1) as group:
         if group is not None:
-            alone, end = trained(7), flipped(data, at)
+            alone = trained(7)
             of_alone = everything(alone)
-            with raises(""):
+            with flipped(data, at), raises(""):
                 files.load("checkpoint", alone, folder)
             check_same(everything(alone), of_alone)
-            end()
     for kind in KINDS:
         fit(other, 1, 30)
         files.load(kind, other, folder)
         check_same(everything(other), written, kind)
-
-
-def flipped(path, at):
-    """Flips a byte; returns what flips it back."""
-    with open(path, "r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 0x10]))
-    return lambda: flipped(path, at)
 
 
 def schemes(folder):
@@ -206,18 +195,6 @@ def schemes(folder):
             save(f"nowhere://bucket/{name}")
         assert (folder / f"{name}.tables").is_dir()
     assert sorted(os.listdir()) == here
-
-
-@pytest.mark.keras(slow=True)
-@pytest.mark.parametrize(
-    "scene",
-    [
-        *(paths_of_their_own, disks_of_their_own, copies_of_their_own, rank_1_fails),
-        *(damaged_bytes, schemes),
-    ],
-)
-def test_all_or_none(on_processes, tmp_path, scene):
-    on_processes(2, scene, tmp_path)
 
 
 def dense_layer(sizes):
@@ -266,8 +243,14 @@ def renamed(folder):
 
 
 @pytest.mark.keras(slow=True)
-@pytest.mark.parametrize("scene", [other_files, renamed])
-def test_names_and_forms(on_processes, tmp_path, scene):
+@pytest.mark.parametrize(
+    "scene",
+    [
+        *(paths_of_their_own, disks_of_their_own, copies_of_their_own, rank_1_fails),
+        *(damaged_bytes, schemes, other_files, renamed),
+    ],
+)
+def test_all_or_none(on_processes, tmp_path, scene):
     on_processes(2, scene, tmp_path)
 
 
@@ -360,13 +343,9 @@ def train_session(folder, stop, **options):
         found = table.snapshot()
         content = [found.keys, found.rows, found.slot_rows, weights.read_value(), step]
         folder.mkdir(parents=True, exist_ok=True)
-        with v1.train.MonitoredTrainingSession(
-            checkpoint_dir=str(folder),
-            hooks=[v1.train.StopAtStepHook(last_step=stop)],
-            log_step_count_steps=None,
-            save_summaries_steps=None,
-            **options,
-        ) as running:
+        options |= {"log_step_count_steps": None, "save_summaries_steps": None}
+        options |= {"hooks": [v1.train.StopAtStepHook(last_step=stop)]}
+        with v1.train.MonitoredTrainingSession(checkpoint_dir=str(folder), **options) as running:
             first = int(running.run(step))
             while not running.should_stop():
                 running.run(train)

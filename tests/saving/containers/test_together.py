@@ -6,77 +6,76 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.emulated import asked_for
+import sok_like as sok
+from sok_like import sok2
+from sok_like.saving import transaction
+from sok_like.saving.parts import hash_tables
+from tests.checks import files
+from tests.emulated import on_host
 
 NAMES = ("a", "b")
+ODD = range(1, 20, 2)
 
 
-def layers(sok, capacity, value):
-    """Two tables; `b` may be small. An ordinary variable comes before and behind them."""
+def made(capacity, value, keys):
+    """A model of two tables, of which `b` may be small, with ordinary variables; and its state."""
     inputs = tf.keras.Input([1], dtype="int64")
-    hashed = [
-        sok.DistributedEmbedding("sum", most, 2, slot_num=1, max_nnz=1, name=name)
-        for name, most in zip(NAMES, (None, capacity), strict=True)
-    ]
     start = tf.keras.initializers.Constant(value)
-    outputs = [tf.keras.layers.Flatten()(layer(inputs)) for layer in hashed]
-    outputs = [
-        tf.keras.layers.Dense(1, kernel_initializer=start, name=f"dense_{name}")(output)
-        for name, output in zip(NAMES, outputs, strict=True)
-    ]
-    return tf.keras.Model(inputs, outputs), [layer.embedding_variable for layer in hashed]
+    tables, outputs = [], []
+    for name, most in zip(NAMES, (None, capacity), strict=True):
+        layer = sok.DistributedEmbedding("sum", most, 2, slot_num=1, max_nnz=1, name=name)
+        rows = tf.keras.layers.Flatten()(layer(inputs))
+        dense = tf.keras.layers.Dense(1, kernel_initializer=start, name=f"dense_{name}")
+        tables, outputs = [*tables, layer.embedding_variable], [*outputs, dense(rows)]
+    filled(tables, keys, value)
+    model = tf.keras.Model(inputs, outputs)
+
+    def state():
+        ordinary = [np.array(v) for v in model.variables if "dense" in getattr(v, "path", v.name)]
+        assert len(ordinary) == 4
+        return [np.asarray(part) for table in tables for part in sok.export(table)] + ordinary
+
+    return model, state
 
 
-def filled(sok, tables, keys, value):
+def filled(tables, keys, value):
     for table in tables:
         sok.assign(table, list(keys), tf.fill([len(keys), 2], value))
 
 
-def state(model, tables, sok):
-    ordinary = [np.array(v) for v in model.variables if "dense" in getattr(v, "path", v.name)]
-    assert len(ordinary) == 4
-    return [np.asarray(part) for table in tables for part in sok.export(table)] + ordinary
-
-
-def save_and_load(kind, folder):
-    if kind == "weights":
-        path = folder / "all.weights.h5"
-        return (lambda model: model.save_weights(path)), (lambda model: model.load_weights(path))
-    prefix = str(folder / "all")
-    return (
-        lambda model: tf.train.Checkpoint(model=model).write(prefix),
-        lambda model: tf.train.Checkpoint(model=model).read(prefix),
-    )
+def check_same(now, then):
+    for one, other in zip(tf.nest.flatten(now), tf.nest.flatten(then), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.keras
+@pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("kind", ["weights", "checkpoint"])
-def test_a_table_without_room_leaves_all_tables_and_variables(sok, tmp_path, kind):
-    save, load = save_and_load(kind, tmp_path)
-    model, tables = layers(sok, None, 1.0)
-    filled(sok, tables, range(20), 1.0)
-    save(model)
-    small, small_tables = layers(sok, 10, 5.0)
-    filled(sok, small_tables, [1, 3], 5.0)
-    before = state(small, small_tables, sok)
-    # Keras gathers errors into one of its own.
-    with pytest.raises((tf.errors.ResourceExhaustedError, ValueError), match="'b' holds at most"):
-        load(small)
-    for now, then in zip(state(small, small_tables, sok), before, strict=True):
-        np.testing.assert_array_equal(now, then)
+def test_a_table_without_room_leaves_all_tables_and_variables(
+    on_threads, tmp_path, kind, world_size
+):
+    def check():
+        model, state = made(None, 1.0, ODD)
+        files.write(model, tmp_path, [kind])
+        small, of_small = made(9, 5.0, [0, 1, 3])
+        before = of_small()
+        # Keras gathers errors into one of its own.
+        error = (tf.errors.ResourceExhaustedError, ValueError)
+        of_rank = "rank 1: .*" if world_size > 1 else ""
+        with pytest.raises(error, match=f"(?s){of_rank}'b' holds at most 9 keys"):
+            files.load(kind, small, tmp_path)
+        check_same(of_small(), before)
+        again, of_again = made(13, 5.0, [0, 1, 3])
+        files.load(kind, again, tmp_path)
+        check_same(of_again(), state())
 
-    again, again_tables = layers(sok, 20, 5.0)
-    load(again)
-    for now, then in zip(state(again, again_tables, sok), state(model, tables, sok), strict=True):
-        np.testing.assert_array_equal(now, then)
+    on_threads(world_size, check)
 
 
-def test_another_thread_restores_at_once(sok, tmp_path):
-    from sok_like.saving import transaction
-    from sok_like.saving.parts import hash_tables
-
+@pytest.mark.usefixtures("sok")
+def test_another_thread_restores_at_once(tmp_path):
     tables = [sok.EmbeddingVariable(2, name=name) for name in NAMES]
-    filled(sok, tables, range(4), 1.0)
+    filled(tables, range(4), 1.0)
     saver = sok.Saver()
     for table in tables:
         saver.dump_to_file(table, tmp_path / table.table_name)
@@ -95,7 +94,8 @@ def test_another_thread_restores_at_once(sok, tmp_path):
     assert [int(table.size()) for table in tables] == [4, 4]
 
 
-def test_the_same_of_a_saver_in_a_session(sok, tmp_path):
+@pytest.mark.usefixtures("sok")
+def test_the_same_of_a_saver_in_a_session(tmp_path):
     path = str(tmp_path / "model")
 
     def run(capacity, value, use):
@@ -134,18 +134,14 @@ def test_the_same_of_a_saver_in_a_session(sok, tmp_path):
         return session.run(content)
 
     saved, kept, loaded = run(None, 1.0, save), run(10, 5.0, fails), run(20, 5.0, loads)
-    for keys, rows in kept[:2]:
-        assert keys.tolist() == [1, 3] and (rows == 5.0).all()
-    assert kept[2] == 5.0
-    for now, then in zip(tf.nest.flatten(loaded), tf.nest.flatten(saved), strict=True):
-        np.testing.assert_array_equal(now, then)
+    check_same(kept, [np.array([1, 3]), np.full([2, 2], 5.0)] * 2 + [5.0])
+    check_same(loaded, saved)
 
 
-@pytest.mark.skipif(asked_for(), reason="what does not depend on the memory")
+@on_host
+@pytest.mark.usefixtures("sok")
 @pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
-def test_the_same_of_sok2_load(sok, tmp_path, var_type):
-    from sok_like import sok2
-
+def test_the_same_of_sok2_load(tmp_path, var_type):
     def make(capacity, keys, value):
         tables = [
             sok2.DynamicVariable(2, name=name, var_type=var_type, max_capacity=most)
@@ -164,8 +160,7 @@ def test_the_same_of_sok2_load(sok, tmp_path, var_type):
         before = read(tables)
         with pytest.raises(tf.errors.ResourceExhaustedError, match="'b' holds at most 19 keys"):
             sok2.load(tmp_path, tables)
-        for now, then in zip(read(tables), before, strict=True):
-            np.testing.assert_array_equal(now, then)
+        check_same(read(tables), before)
     # Room for what is in the file and, without eviction, for what stays.
     again = make(20 if var_type == "hybrid" else 21, [19, 30], 5.0)
     sok2.load(tmp_path, again)

@@ -15,6 +15,7 @@ import pytest
 from sok_like.saving.format import array_files, checksums, deltas, shard_file
 from sok_like.saving.format import manifest as manifest_file
 from sok_like.table.content import TableShard
+from tests.checks.files import flipped
 from tests.saving import fuzz, wrong_content
 from tests.saving.in_memory import whole_file
 
@@ -55,17 +56,10 @@ def test_a_file_larger_than_its_parts_is_read_by_numpy_and_any_changed_byte_is_f
         np.testing.assert_array_equal(arrays["slot_rows"], rows[:, :1])
     back = whole_file(shard_file.ShardFile(path, dim, entry))
     np.testing.assert_array_equal(back.rows, rows)
+    wrong = r"a\.npz must be a whole.*checksum that differs"
     for at in (0, 50, 2**20, 2**20 - 1, 2**24 + 5, entry["bytes"] - 1):
-        with path.open("r+b") as file:
-            file.seek(at)
-            (byte,) = file.read(1)
-            file.seek(at)
-            file.write(bytes([byte ^ 4]))
-        with pytest.raises(ValueError, match=r"a\.npz must be a whole.*checksum that differs"):
+        with flipped(path, at), pytest.raises(ValueError, match=wrong):
             shard_file.ShardFile(path, dim, entry)
-        with path.open("r+b") as file:
-            file.seek(at)
-            file.write(bytes([byte]))
     # Between two parts that are read one after the other.
     step = shard_file.CHUNK_BYTES // 8
     keys = np.arange(step + 9)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.checks import files
+
 KEYS, ROWS = [3, 5, 2**40], np.arange(6, dtype=np.float32).reshape(3, 2) + 1
 EXPECTED = {
     ("pad", 3): np.pad(ROWS, [(0, 0), (0, 1)]),
@@ -33,52 +35,50 @@ def model(sok, dim, **policies):
     return tf.keras.Model(inputs, layer(inputs)), layer.table
 
 
-FILES = {
-    "dump": (
-        lambda sok, model, table, at: sok.Saver().dump_to_file(table, at),
-        lambda sok, model, table, at: sok.Saver().restore(table, at),
-    ),
-    "checkpoint": (
-        lambda sok, model, table, at: tf.train.Checkpoint(model=model).write(f"{at}/ckpt"),
-        lambda sok, model, table, at: tf.train.Checkpoint(model=model).read(f"{at}/ckpt"),
-    ),
-    "keras": (
-        lambda sok, model, table, at: model.save_weights(f"{at}/m.weights.h5"),
-        lambda sok, model, table, at: model.load_weights(f"{at}/m.weights.h5"),
-    ),
-}
+KINDS = ("dump", "weights", "checkpoint")
+
+
+def write(sok, kind, model, table, at):
+    sok.Saver().dump_to_file(table, at) if kind == "dump" else files.write(model, at, [kind])
+
+
+def read(sok, kind, model, table, at):
+    sok.Saver().restore(table, at) if kind == "dump" else files.load(kind, model, at)
+
+
+def step(sok, table):
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
+    gradient = tf.IndexedSlices(tf.ones([1, table.dim]), tf.constant([3]))
+    optimizer.apply_gradients([(gradient, table)])
 
 
 def saved(sok, kind, at):
     written, table = model(sok, 2)
-    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
-    optimizer.apply_gradients([(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([3])), table)])
+    step(sok, table)
     sok.assign(table, KEYS, ROWS)
-    FILES[kind][0](sok, written, table, str(at))
+    write(sok, kind, written, table, at)
 
 
 @pytest.mark.keras
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("choice, dim", EXPECTED)
 def test_rows_of_another_width(sok, tmp_path, kind, choice, dim):
     saved(sok, kind, tmp_path)
     loaded, table = model(sok, dim)
     sok.assign(table, [9], np.full([1, dim], 9.0))
-    read = FILES[kind][1]
     with pytest.raises(Exception, match=rf"rows of {dim} floats.*rows of 2; sok.resized_tables"):
-        read(sok, loaded, table, str(tmp_path))
+        read(sok, kind, loaded, table, tmp_path)
     assert sok.export(table)[0].numpy().tolist() == [9]  # unchanged
     with sok.resized_tables({"user": choice}):
-        read(sok, loaded, table, str(tmp_path))
+        read(sok, kind, loaded, table, tmp_path)
     keys, rows = sok.export(table)
     assert keys.numpy().tolist() == (KEYS if choice != "anew" else [])
     np.testing.assert_array_equal(rows, EXPECTED[choice, dim])
     if choice == "anew":
         return
     # The optimizer begins anew: the first step of Adam moves by its rate.
-    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
     before = table.find([3])[0].numpy()
-    optimizer.apply_gradients([(tf.IndexedSlices(tf.ones([1, dim]), tf.constant([3])), table)])
+    step(sok, table)
     np.testing.assert_allclose(table.find([3])[0], before - 0.1, rtol=1e-5)
 
 
@@ -119,25 +119,24 @@ def test_choices_that_do_not_fit(sok, tmp_path):
                 pass
 
 
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_keys_that_an_int32_table_cannot_have(sok, tmp_path, kind):
     saved(sok, kind, tmp_path)
     narrow, table = model(sok, 2)
     table._options.key_dtype = "int32"
     with pytest.raises(Exception, match=rf"keys of int32. Received: a dump with key {2**40}"):
-        FILES[kind][1](sok, narrow, table, str(tmp_path))
+        read(sok, kind, narrow, table, tmp_path)
 
 
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_policies_that_begin_to_count(sok, tmp_path, capfd, kind):
-    write, read = FILES[kind]
     written, table = model(sok, 2, record_statistics=False)
     sok.assign(table, KEYS, ROWS)
-    write(sok, written, table, str(tmp_path))
+    write(sok, kind, written, table, tmp_path)
     option = {"filter_option": sok.CounterFilter(2), "evict_option": sok.GlobalStepEvict(5)}
     loaded, filtered = model(sok, 2, **option)
     for _ in range(2):
-        read(sok, loaded, filtered, str(tmp_path))
+        read(sok, kind, loaded, filtered, tmp_path)
     text = "sok_like: table 'user' is read from a file without frequencies and steps"
     assert capfd.readouterr().err.count(text) == 1
     np.testing.assert_array_equal(sok.export(filtered)[1], ROWS)

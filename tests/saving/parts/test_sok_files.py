@@ -5,6 +5,7 @@ import resource
 import numpy as np
 import pytest
 
+from sok_like import sok2
 from sok_like.saving.format import durable
 
 KEYS = np.array([7, 2, 2**40 + 1, 12, 5])
@@ -18,45 +19,43 @@ def write(folder, name, keys=KEYS, rows=ROWS, dtype="<i8"):
     return folder
 
 
-def a_layer(sok, name="films", dim=4, **arguments):
-    return sok.All2AllDenseEmbedding(None, dim, 1, 1, dynamic_input=True, name=name, **arguments)
+def films(sok, dim=4, **options):
+    """A table of which nothing is to stay."""
+    table = sok.EmbeddingVariable(dim, name="films", **options)
+    sok.assign(table, [99], np.ones([1, dim]))
+    return table
 
 
-def restored(sok, layer, path):
-    sok.assign(layer.embedding_variable, [99], np.ones([1, layer.table.dim]))  # is to go
-    status = sok.Saver().restore_from_file(layer.embedding_variable, str(path))
-    assert status.numpy() == b"OK"
-    return [tensor.numpy() for tensor in sok.export(layer.embedding_variable)]
+def check_restored(sok, table, path, keys=KEYS, rows=ROWS):
+    assert sok.Saver().restore_from_file(table, str(path)).numpy() == b"OK"
+    found = [tensor.numpy() for tensor in sok.export(table)]
+    np.testing.assert_array_equal(found[0], np.sort(keys))
+    np.testing.assert_array_equal(found[1], rows[np.argsort(keys)])
 
 
 @pytest.mark.parametrize("name", ["films", "EmbeddingVariable", "EmbeddingVariable_3"])
 def test_a_folder_with_the_table_or_the_only_one_that_sok_named(sok, tmp_path, name):
-    keys, rows = restored(sok, a_layer(sok), write(tmp_path, name))
-    np.testing.assert_array_equal(keys, np.sort(KEYS))
-    np.testing.assert_array_equal(rows, ROWS[np.argsort(KEYS)])
+    check_restored(sok, films(sok), write(tmp_path, name))
 
 
 def test_the_path_of_the_keys(sok, tmp_path):
     for number, name in enumerate(("EmbeddingVariable", "EmbeddingVariable_1")):
         write(tmp_path, name, rows=ROWS + 100 * number)
-    layer = a_layer(sok)
+    table = films(sok)
     with pytest.raises(Exception, match="The dump of SOK 1.x.*'films'.*Variable_1_keys.file"):
-        sok.Saver().restore_from_file(layer.embedding_variable, str(tmp_path))
-    _, rows = restored(sok, layer, tmp_path / "EmbeddingVariable_1_keys.file")
-    np.testing.assert_array_equal(rows, 100 + ROWS[np.argsort(KEYS)])
+        sok.Saver().restore_from_file(table, str(tmp_path))
+    check_restored(sok, table, tmp_path / "EmbeddingVariable_1_keys.file", rows=100 + ROWS)
 
 
 def test_the_dump_of_another_table_is_not_taken(sok, tmp_path):
     with pytest.raises(Exception, match="The dump of SOK 1.x.*'films'.*people_keys.file"):
-        restored(sok, a_layer(sok), write(tmp_path, "people"))
+        sok.Saver().restore_from_file(films(sok), str(write(tmp_path, "people")))
 
 
 def test_keys_of_32_bits(sok, tmp_path):
     keys = np.array([7, 2**32 - 1, 3, 9, 4])
-    layer = a_layer(sok, key_dtype="uint32")
-    found, rows = restored(sok, layer, write(tmp_path, "films", keys, dtype="<u4"))
-    np.testing.assert_array_equal(found, np.sort(keys))
-    np.testing.assert_array_equal(rows, ROWS[np.argsort(keys)])
+    path = write(tmp_path, "films", keys, dtype="<u4")
+    check_restored(sok, films(sok, key_dtype="uint32"), path, keys)
 
 
 @pytest.mark.parametrize("name", ["a/b", "nul\0inside", "n" * 300])
@@ -68,19 +67,15 @@ def test_names_that_are_none_of_a_file(sok, tmp_path, name):
     sok.assign(table, KEYS, ROWS)
     sok.Saver().dump_to_file(table, str(tmp_path))
     (keys_file,) = tmp_path.glob("*_keys.file")
-    fresh = sok.EmbeddingVariable(4, name=name)
     for other in [*tmp_path.glob("*.json"), *tmp_path.glob("*.npz")]:
         other.unlink()
-    sok.Saver().restore_from_file(fresh, str(tmp_path))
-    keys, rows = sok.export(fresh)
-    np.testing.assert_array_equal(keys, np.sort(KEYS))
-    np.testing.assert_array_equal(rows, ROWS[np.argsort(KEYS)])
+    check_restored(sok, sok.EmbeddingVariable(4, name=name), tmp_path)
     assert keys_file.parent == tmp_path
 
 
 def test_an_empty_table(sok, tmp_path):
-    keys, rows = restored(sok, a_layer(sok), write(tmp_path, "films", KEYS[:0], ROWS[:0]))
-    assert (keys.shape, rows.shape) == ((0,), (0, 4))
+    nothing = KEYS[:0], ROWS[:0]
+    check_restored(sok, films(sok), write(tmp_path, "films", *nothing), *nothing)
 
 
 @pytest.mark.parametrize(
@@ -94,14 +89,13 @@ def test_an_empty_table(sok, tmp_path):
     ],
 )
 def test_files_that_do_not_fit_the_table(sok, tmp_path, change, match):
-    layer = a_layer(sok, **{k: v for k, v in change.items() if k in ("dim", "key_dtype")})
+    table = films(sok, **{k: v for k, v in change.items() if k in ("dim", "key_dtype")})
     write(tmp_path, "films", change.get("keys", KEYS))
     if "rows" in change:
         (tmp_path / "films_values.file").unlink()
-    sok.assign(layer.embedding_variable, [99], np.ones([1, layer.table.dim]))
     with pytest.raises(Exception, match=match):
-        sok.Saver().restore_from_file(layer.embedding_variable, str(tmp_path))
-    assert sok.export(layer.embedding_variable)[0].numpy().tolist() == [99]
+        sok.Saver().restore_from_file(table, str(tmp_path))
+    assert sok.export(table)[0].numpy().tolist() == [99]
 
 
 @pytest.mark.parametrize("scheme", ["file", "ram"])
@@ -113,12 +107,9 @@ def test_paths_with_a_scheme(sok, tmp_path, scheme):
     sok.Saver().dump_to_file(table, folder)
     files = {name: durable.read(f"{folder}/{name}") for name in durable.names(folder)}
     assert files["films_values.file"] == ROWS[np.argsort(KEYS)].tobytes()
-    for name in files:
-        if name not in ("films_keys.file", "films_values.file"):
-            durable.remove(f"{folder}/{name}")
-    keys, rows = restored(sok, a_layer(sok), folder)
-    np.testing.assert_array_equal(keys, np.sort(KEYS))
-    np.testing.assert_array_equal(rows, ROWS[np.argsort(KEYS)])
+    for name in files.keys() - {"films_keys.file", "films_values.file"}:
+        durable.remove(f"{folder}/{name}")
+    check_restored(sok, films(sok), folder)
 
 
 def test_a_dump_without_its_manifest_is_not_taken_for_one_of_sok(sok, tmp_path):
@@ -151,8 +142,6 @@ def test_what_killed_processes_left_goes_with_the_next_dump(sok, tmp_path):
 
 @pytest.mark.parametrize("door", ["sok1", "sok2"])
 def test_a_full_disk_names_table_and_file_and_leaves_no_keys(sok, tmp_path, monkeypatch, door):
-    from sok_like import sok2
-
     table = sok2.DynamicVariable(4, name="films")
     sok.assign(table, range(4000), np.ones([4000, 4], np.float32))
     own, (soft, hard) = durable.write_all, resource.getrlimit(resource.RLIMIT_FSIZE)
