@@ -42,7 +42,7 @@ def hits():
     return tf.keras.metrics.TruePositives(name="hits")
 
 
-def make_model(with_table=True, kind=tf.keras.Model):
+def make_model(with_table=False, kind=tf.keras.Model):
     """Its predictions stay as they are, because the learning rate is 0."""
     keys = tf.keras.Input([1], dtype="int64")
     if with_table:
@@ -55,32 +55,39 @@ def make_model(with_table=True, kind=tf.keras.Model):
     return kind(keys, dense(rows))
 
 
-def compiled(model, of_model, **options):
+def compiled(of_model, with_table=False, kind=tf.keras.Model, **options):
+    model = make_model(with_table, kind)
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.0))
     model.compile(optimizer, "binary_crossentropy", metrics=of_model, **options)
     return model
 
 
 def fitted(model, callbacks):
-    """The history of `fit`, which validates on the training data, and what `evaluate` returns."""
+    """The history of `fit`, which validates on the training data."""
     keys, labels = samples(sok.rank())
-    options = {"batch_size": len(keys) // 2, "verbose": 0, "callbacks": callbacks}
-    validation = {"validation_data": (keys, labels), "validation_batch_size": len(keys) // 2}
-    history = model.fit(keys, labels, epochs=EPOCHS, **validation, **options)
-    return history.history, model.evaluate(keys, labels, return_dict=True, **options)
+    size = len(keys) // 2
+    options = {"batch_size": size, "verbose": 0, "callbacks": callbacks, "epochs": EPOCHS}
+    validation = {"validation_data": (keys, labels), "validation_batch_size": size}
+    return model.fit(keys, labels, **validation, **options).history
+
+
+def evaluated(model, **options):
+    """What `evaluate` returns, with the callback."""
+    keys, labels = samples(sok.rank())
+    options = {"batch_size": len(keys) // 2, "verbose": 0, "return_dict": True, **options}
+    return model.evaluate(keys, labels, **{"callbacks": [sok.callbacks.GlobalMetrics()], **options})
 
 
 def of_all_samples():
     """Numbers of `fit` and `evaluate`, and predictions; the callback stands last."""
     # Eagerly: tracing so many metrics takes longer than to compute them.
-    model, seen = compiled(make_model(), metrics(), run_eagerly=True), []
+    model, seen = compiled(metrics(), with_table=True, run_eagerly=True), []
     see = tf.keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append({**logs}))
-    history, evaluated = fitted(model, [see, sok.callbacks.GlobalMetrics()])
     keys, labels = samples(sok.rank())
     return {
-        "history": history,
+        "history": fitted(model, [see, sok.callbacks.GlobalMetrics()]),
         "seen": seen,
-        "evaluated": {name: np.asarray(value) for name, value in evaluated.items()},
+        "evaluated": {name: np.asarray(value) for name, value in evaluated(model).items()},
         "own": {name: np.asarray(value) for name, value in model.get_metrics_result().items()},
         "predictions": model.predict(keys, batch_size=len(keys) // 2, verbose=0),
         "labels": labels,
@@ -130,12 +137,11 @@ def under_data_parallel(split):
     """Hits of all, and of this rank, under a distribution, whose batches may be split already."""
     keys, labels = samples(0 if split else sok.rank())
     with sok.distribution.DataParallel(auto_shard_dataset=split).scope():
-        model = make_model(with_table=False)
+        model = make_model()
         model.compile("sgd", "mse", metrics=[hits()])
         options = {"verbose": 0, "batch_size": len(keys) // 2}
-        callback = sok.callbacks.GlobalMetrics()
-        evaluated = model.evaluate(keys, labels, callbacks=[callback], **options)
-        return evaluated[-1], np.sum((model.predict(keys, **options) > 0.5) & (labels == 1))
+        found = model.evaluate(keys, labels, callbacks=[sok.callbacks.GlobalMetrics()], **options)
+        return found[-1], np.sum((model.predict(keys, **options) > 0.5) & (labels == 1))
 
 
 @pytest.mark.ranks
@@ -186,35 +192,32 @@ class Share(tf.keras.metrics.Mean):
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_metrics_with_results_of_their_own(on_threads, world_size):
     def evaluate():
-        of_model = [Peak(), Count("count"), Share(name="share")]
-        model = compiled(make_model(with_table=False), of_model)
+        model = compiled([Peak(), Count("count"), Share(name="share")])
         callbacks = [sok.callbacks.GlobalMetrics(sums=[Count])]
-        options = {"batch_size": 3, "verbose": 0, "return_dict": True}  # 2 and 5 batches
-        return model.evaluate(*samples(sok.rank()), callbacks=callbacks, **options)
+        return evaluated(model, callbacks=callbacks, batch_size=3)  # 2 and 5 batches
 
     ranks, said = warned(on_threads, world_size, evaluate)
     assert "metric 'peak' of class Peak" in said and "`sums=[Peak]`" in said
     labels = np.concatenate([samples(rank)[1] for rank in range(world_size)])
-    for number, evaluated in enumerate(ranks):
-        assert evaluated["peak"] == 10 + number  # its own
-        assert evaluated["count"] == len(labels)
-        assert evaluated["share"] == pytest.approx(np.mean(labels))
+    for number, found in enumerate(ranks):
+        assert found["peak"] == 10 + number  # its own
+        assert found["count"] == len(labels)
+        assert found["share"] == pytest.approx(np.mean(labels))
 
 
 def test_an_evaluation_without_it(on_threads):
     """On rank 0 alone, at the end of each epoch of `fit`."""
 
     def train():
-        model, own = compiled(make_model(with_table=False), [hits()]), []
+        model, own = compiled([hits()]), []
         keys, labels = samples(sok.rank())
 
-        class Evaluate(tf.keras.callbacks.Callback):
-            def on_epoch_end(self, epoch, logs=None):
-                if sok.rank() == 0:
-                    found = model.evaluate(keys, labels, verbose=0, return_dict=True)
-                    own.append(found["hits"])
+        def evaluate(epoch, logs):
+            if sok.rank() == 0:
+                own.append(evaluated(model, callbacks=[])["hits"])
 
-        history, _ = fitted(model, [Evaluate(), sok.callbacks.GlobalMetrics()])
+        evaluates = tf.keras.callbacks.LambdaCallback(on_epoch_end=evaluate)
+        history = fitted(model, [evaluates, sok.callbacks.GlobalMetrics()])
         found = np.sum((model.predict(keys, verbose=0) > 0.5) & (labels == 1))
         return own, history["hits"], found
 
@@ -232,9 +235,8 @@ class OwnStep(tf.keras.Model):
 
 def test_what_a_step_returns_beside_metrics(on_threads):
     def evaluate():
-        model = compiled(make_model(with_table=False, kind=OwnStep), None)
-        options = {"callbacks": [sok.callbacks.GlobalMetrics()], "return_dict": True, "verbose": 0}
-        return [model.evaluate(*samples(sok.rank()), **options)["of_rank"] for _ in range(2)]
+        model = compiled(None, kind=OwnStep)
+        return [evaluated(model)["of_rank"] for _ in range(2)]
 
     ranks, said = warned(on_threads, 2, evaluate)
     assert ranks == [[1, 1], [2, 2]] and "['loss', 'of_rank']" in said
@@ -244,9 +246,7 @@ def test_ranks_with_other_metrics(on_threads):
     def train():
         of_model = [tf.keras.metrics.AUC(num_thresholds=10 + sok.rank(), name="auc")]
         with pytest.raises(ValueError, match=r"'float32', 11\]\] on rank 1"):
-            fitted(
-                compiled(make_model(with_table=False), of_model), [sok.callbacks.GlobalMetrics()]
-            )
+            fitted(compiled(of_model), [sok.callbacks.GlobalMetrics()])
 
     on_threads(2, train)
 

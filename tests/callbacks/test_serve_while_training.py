@@ -10,9 +10,9 @@ import tensorflow as tf
 
 import sok_like as sok
 from sok_like.runtime.ranks import comm
-from tests import emulated
+from tests.emulated import on_host
 
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, on_host]
 
 BATCH, BATCHES = 200, 18
 KEYS = np.random.default_rng(0).integers(-(2**63), 2**63, [BATCH * BATCHES, 2])
@@ -110,12 +110,6 @@ def followed(folder):
     model.fit(data(), verbose=0, callbacks=[by_time])
     newest = max(int(path.name) for path in folder.glob("*[0-9]"))
     assert any(folder.glob(f"{newest}.deltas/*.index"))
-
-
-@pytest.fixture(autouse=True)
-def on_host():
-    if emulated.asked_for():
-        pytest.skip("deltas are of tables in host memory")
 
 
 @pytest.mark.ranks

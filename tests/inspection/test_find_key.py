@@ -8,20 +8,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.checks.serving import OneTable
+
 TRAINED, WAITING, ERASED, ABSENT = 77, 88, 99, 55
 ROW, WAITS = "its row", "it waits in the filter"
 
 
-class Model(tf.Module):
+class Model(OneTable):
     def __init__(self, sok, filter_option=None, name="users"):
-        super().__init__()
         option = sok.EmbeddingVariableOption(filter_option=filter_option)
-        self.table = sok.EmbeddingVariable(4, name=name, ev_option=option)
+        super().__init__(sok.EmbeddingVariable(4, name=name, ev_option=option))
         self._sok = sok
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, "keys")])
-    def __call__(self, keys):
-        return {"rows": tf.nn.embedding_lookup(self.table, keys)}
 
     def see(self, *keys):
         keys = tf.ragged.constant([[key] for key in keys], dtype=tf.int64)
@@ -196,19 +193,17 @@ def test_dumps_of_sok_2_and_large_keys(sok, tmp_path):
 
 
 def test_wrong_arguments(sok, model, tmp_path):
-    with pytest.raises(TypeError, match="`places` must be.*tables"):
-        sok.find_key(7)
-    with pytest.raises(FileNotFoundError, match="no_such"):
-        sok.find_key(1, tmp_path / "no_such")
-    with pytest.raises(TypeError, match="`key` must be an integer"):
-        sok.find_key("1", model)
-    with pytest.raises(ValueError, match="uint64"):
-        sok.find_key(2**64, model)
-    with pytest.raises(TypeError):
-        sok.find_key(1, 2)
     tf.saved_model.save(tf.Module(), str(tmp_path / "other"))
-    with pytest.raises(TypeError, match="export_saved_model"):
-        sok.find_key(1, tf.saved_model.load(str(tmp_path / "other")))
+    for error, words, given in (
+        (TypeError, "`places` must be.*tables", [7]),
+        (FileNotFoundError, "no_such", [1, tmp_path / "no_such"]),
+        (TypeError, "`key` must be an integer", ["1", model]),
+        (ValueError, "uint64", [2**64, model]),
+        (TypeError, "", [1, 2]),
+        (TypeError, "export_saved_model", [1, tf.saved_model.load(str(tmp_path / "other"))]),
+    ):
+        with pytest.raises(error, match=words):
+            sok.find_key(*given)
 
 
 def test_an_export_of_another_version_is_refused(sok, tmp_path):

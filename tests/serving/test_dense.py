@@ -1,7 +1,6 @@
 """Dense tables and variables whose slices lie on several ranks: no rank gathers one."""
 
 import os
-import pathlib
 from unittest import mock
 
 import numpy as np
@@ -10,7 +9,9 @@ import tensorflow as tf
 
 import sok_like as sok
 from sok_like.serving import contents, parts
-from tests.checks.serving import model_parallel
+from tests.checks.files import check_same
+from tests.checks.serving import OneTable, model_parallel
+from tests.saving.test_memory import beside
 
 pytestmark = pytest.mark.keras(slow=True)
 on_two = pytest.mark.ranks
@@ -50,33 +51,26 @@ class Tables(tf.Module):
         return {**rows, "hashed": tf.nn.embedding_lookup(self.hashed, ids)}
 
 
-def _values(sizes, seed):
-    """Random rows of each table, and what they are in its dtype."""
-    rng = np.random.default_rng(seed)
-    return [
-        tf.cast(rng.normal(size=[n, dim]), dtype).numpy().astype(np.float32)
-        for n, dim, dtype in sizes
-    ]
-
-
 def _set(model, seed):
-    values = _values(TABLES, seed)
+    """Random rows, and what is served of them."""
+    rng, keys = np.random.default_rng(seed), np.arange(300)
+    drawn = [(rng.normal(size=[n, dim]), dtype) for n, dim, dtype in TABLES]
+    values = [tf.cast(each, dtype).numpy().astype(np.float32) for each, dtype in drawn]
     model.layer.set_weights(values)
-    keys = np.arange(300)
-    rows = np.random.default_rng(seed + 1).normal(size=[300, 4]).astype(np.float32)
+    rows = rng.normal(size=[300, 4]).astype(np.float32)
     sok.assign(model.hashed, keys, rows)
     expected = [values[n][keys % len(values[n])] for n in [*range(len(TABLES)), 0]]
     return {f"rows_{n}": each for n, each in enumerate(expected)} | {"hashed": rows}
 
 
-def _equal(place, names, expected):
-    """What differs in a SavedModel after some deltas; `None` if nothing does."""
-    loaded = tf.saved_model.load(str(place))
-    for name in names:
-        loaded.signatures["refresh"](delta=tf.constant(name))
-    found = loaded.signatures["serving_default"](ids=tf.range(300, dtype=tf.int64))
-    same = {name: np.array_equal(found[name], value) for name, value in expected.items()}
-    return [name for name in expected if not same[name]] if found.keys() == same.keys() else found
+def _check_served(place, names, expected):
+    """Rank 0 finds this in a SavedModel after some deltas."""
+    if sok.rank() == 0:
+        loaded = tf.saved_model.load(place)
+        for name in names:
+            loaded.signatures["refresh"](delta=tf.constant(name))
+        found = loaded.signatures["serving_default"](ids=tf.range(300, dtype=tf.int64))
+        check_same({name: value.numpy() for name, value in found.items()}, expected)
 
 
 def tables(place):
@@ -90,8 +84,7 @@ def tables(place):
                 sok.export_delta(model, f"{place}.deltas/1")
             else:  # the second export replaces the first
                 sok.export_saved_model(model, place, "zeros", refreshable=True)
-            if sok.rank() == 0:
-                assert _equal(place, ["1"] * (number == 1), expected) == []
+            _check_served(place, ["1"] * (number == 1), expected)
     if sok.rank() == 0:
         assert len(tf.io.gfile.listdir(f"{place}/variables")) > 4
         assert tf.io.gfile.listdir(os.path.dirname(place)) == ["tables"]
@@ -108,11 +101,11 @@ def test_a_saved_model_and_its_deltas_have_the_rows_that_were_set(on_processes, 
 def _parallel(shape, layouts, dtype):
     """A model with a table, a convolution, a product and a bias under a mesh."""
     with model_parallel(layouts, shape).scope():
+        of = tf.keras.layers
         ids = tf.keras.Input([5], dtype="int64", name="ids")
-        rows = tf.keras.layers.Embedding(50, 7, name="dense_items", dtype=dtype)(ids)
-        hidden = tf.keras.layers.Conv1D(6, 3, name="dense_conv")(rows)
-        hidden = tf.keras.layers.Flatten()(hidden)
-        model = tf.keras.Model(ids, tf.keras.layers.Dense(4, name="dense_top")(hidden))
+        rows = of.Embedding(50, 7, name="dense_items", dtype=dtype)(ids)
+        hidden = of.Flatten()(of.Conv1D(6, 3, name="dense_conv")(rows))
+        model = tf.keras.Model(ids, of.Dense(4, name="dense_top")(hidden))
         if layouts == LAYOUTS["rows"] and dtype == "float32":
             model.compile(tf.keras.optimizers.Adam(0.1), "mse", run_eagerly=True)
             data = np.random.default_rng(0).integers(0, 50, [12, 5])
@@ -163,12 +156,9 @@ def parallel(place, shape, layout, dtype):
 
 
 def _check_holds(variables, expected):
-    """Each of `expected` is among the variables, bit for bit."""
-    values = [variable.numpy() for variable in variables]
-    assert len(values) == len(expected)
-    for e in expected:
-        assert np.abs(e.astype(np.float32)).max() > 0
-        assert any(v.dtype == e.dtype and np.array_equal(v, e) for v in values)
+    """They have these values, bit for bit."""
+    assert all(np.abs(e.astype(np.float32)).max() > 0 for e in expected)
+    assert sorted(v.numpy().tobytes() for v in variables) == sorted(e.tobytes() for e in expected)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +184,6 @@ def test_it_has_the_variables_of_a_sharded_model_to_the_bit(
 
 def peak_of(call):
     """Bytes of rows that this rank writes in parts, and by how much the call raises its peak."""
-    contents.CHUNK_BYTES //= 32
     save, written = parts._save, []
 
     def counted(prefix, slices):
@@ -202,38 +191,20 @@ def peak_of(call):
         written.extend(4 * np.prod(v.shape) for v in rows if v.dtype == np.float32)
         return save(prefix, slices)
 
-    parts._save = counted
-    try:
-        pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        before = _status("VmRSS")
-        call()
-    finally:
-        contents.CHUNK_BYTES *= 32
-        parts._save = save
-    return {"peak": _status("VmHWM") - before, "written": int(sum(written))}
+    chunk = contents.CHUNK_BYTES // 32
+    with (
+        mock.patch.multiple(parts, _save=counted),
+        mock.patch.object(contents, "CHUNK_BYTES", chunk),
+    ):
+        peak = beside(call)
+    return {"peak": peak, "written": int(sum(written))}
 
 
-def _status(name):
-    """Bytes from a line of /proc/self/status."""
-    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(name)
-
-
-class Hashed(tf.Module):
-    """A hash table of the same size."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = sok.EmbeddingVariable(DIM, name="large")
-        for at in range(0, ROWS, 20_000):
-            rows = np.full([20_000, DIM], 0.5, np.float32)
-            sok.assign(self.table, np.arange(at, at + 20_000), rows)
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, "keys")])
-    def __call__(self, keys):
-        return tf.nn.embedding_lookup(self.table, keys)
+def _one_hashed():
+    table = sok.EmbeddingVariable(DIM, name="large")
+    for at in range(0, ROWS, 20_000):
+        sok.assign(table, np.arange(at, at + 20_000), np.full([20_000, DIM], 0.5, np.float32))
+    return OneTable(table)
 
 
 def _one_table(**options):
@@ -250,7 +221,7 @@ def _one_parallel():
 
 
 PEAKS = {
-    "hash": Hashed,
+    "hash": _one_hashed,
     "rows": lambda: _one_table(row_slice_threshold=1),
     "columns": lambda: _one_table(column_slice_threshold=ROWS * DIM // 2),
     "parallel": _one_parallel,
@@ -276,7 +247,7 @@ def export(model, place, **options):
     "world_size, kind",
     [
         *((1, "columns"), (1, "hash")),
-        *(pytest.param(2, kind, marks=on_two) for kind in ("columns", "hash")),
+        *(pytest.param(2, k, marks=on_two) for k in ("columns", "hash")),
         *(pytest.param(2, k, marks=[on_two, pytest.mark.slow]) for k in ("rows", "parallel")),
     ],
 )
@@ -290,17 +261,6 @@ def test_no_rank_holds_a_table_and_each_writes_its_share(on_processes, tmp_path,
             assert sum(rank[call]["written"] for rank in ranks) == table
 
 
-def failing(own, fails):
-    """A scope in which the last rank cannot write those parts of which `fails` is true."""
-
-    def save(prefix, slices):
-        if sok.rank() == sok.size() - 1 and fails(slices):
-            raise OSError("the disk is full")
-        return own(prefix, slices)
-
-    return mock.patch.object(parts, "_save", save)
-
-
 def cannot(folder):
     """If the last rank fails, in a delta and in an export, all raise, and the next has it all."""
     model, place, last = Tables(), f"{folder}/model", sok.size() - 1
@@ -308,9 +268,16 @@ def cannot(folder):
     export(model, place, refreshable=True)
     expected, mine = _set(model, 2), np.arange(300)[last :: last + 1]
     words = (f"rank {last}: " if last else "") + ".*could not be written: the disk is full"
-    is_spread = lambda slices: not last or any(s.name.startswith("spread") for s in slices)  # noqa: E731
-    for fails in (lambda slices: True, is_spread):
-        with failing(parts._save, fails):
+    own = parts._save
+    for what in ("", "spread" if last else ""):
+
+        def save(prefix, slices, what=what):
+            mine = not what or any(each.name.startswith(what) for each in slices)
+            if mine and sok.rank() == last:
+                raise OSError("the disk is full")
+            return own(prefix, slices)
+
+        with mock.patch.object(parts, "_save", save):
             with pytest.raises(Exception, match=f"(?s){words}"):
                 sok.export_delta(model, f"{place}.deltas/1")
             if sok.rank() == 0:  # which removes the parts, maybe after others have raised
@@ -322,8 +289,7 @@ def cannot(folder):
         export(model, place, row_dtype="int8")
     sok.assign(model.hashed, mine[:1], expected["hashed"][mine[:1]])
     assert sok.export_delta(model, f"{place}.deltas/1").num_rows == 300
-    if sok.rank() == 0:
-        assert _equal(place, ["1"], expected) == []
+    _check_served(place, ["1"], expected)
     assert sorted(os.listdir(folder)) == ["model", "model.deltas"]
     if last:
         other = Tables(TABLES[: 2 + (sok.rank() == 0)], row_slice_threshold=1)

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import emulated
+from tests.emulated import on_host
+from tests.serving.test_refresh_stress import loaded_by_v1
 
+pytestmark = on_host
 DIM = 4
 KEYS = np.r_[np.arange(-40, 400), 2**63 - 1, -(2**63)]
 RULES = {
@@ -16,12 +18,6 @@ RULES = {
     "adam": lambda: tf.keras.optimizers.Adam(0.1),  # moves all rows in each step
     "decayed": lambda: tf.keras.optimizers.SGD(0.1, weight_decay=0.1),  # initial rows, too
 }
-
-
-@pytest.fixture(autouse=True)
-def on_host():
-    if emulated.asked_for():
-        pytest.skip("deltas are of tables in host memory")
 
 
 class Scores(tf.Module):
@@ -57,18 +53,13 @@ class Server:
 
     def __init__(self, path):
         self.model = tf.saved_model.load(str(path))
-        self._serve = self.model.signatures["serving_default"]
-        self._refresh = self.model.signatures["refresh"] if self._follows else None
-
-    @property
-    def _follows(self):
-        return "refresh" in self.model.signatures
+        self._call = self.model.signatures
 
     def rows(self, keys=KEYS):
-        return self._serve(keys=tf.constant(keys))["rows"].numpy()
+        return self._call["serving_default"](keys=tf.constant(keys))["rows"].numpy()
 
     def refresh(self, name):
-        return self._refresh(delta=tf.constant(name))["version"].numpy().decode()
+        return self._call["refresh"](delta=tf.constant(name))["version"].numpy().decode()
 
 
 @pytest.fixture
@@ -83,24 +74,18 @@ def exported(sok, tmp_path):
     return export
 
 
-def assert_as_exported_now(sok, server, model, folder, **options):
+@pytest.fixture
+def followed(sok, exported):
+    """A trained model, its server, and the folder of deltas."""
+    model = Scores(sok)
+    model.train(0, 100)
+    return model, *exported(model)
+
+
+def assert_as_exported_now(sok, server, model, folder, keys=KEYS, **options):
     """The server answers what a full export of this instant answers."""
     sok.export_saved_model(model, folder / "full", **options)
-    np.testing.assert_array_equal(server.rows(), Server(folder / "full").rows())
-
-
-def v1_rows(path, deltas):
-    """The rows in a session of TensorFlow 1, before the deltas and after each."""
-    found = []
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        meta = tf.compat.v1.saved_model.load(session, ["serve"], str(path)).signature_def
-        serve, refresh = meta["serving_default"], meta["refresh"]
-        for delta in [None, *deltas]:
-            if delta is not None:
-                feed = {refresh.inputs["delta"].name: delta}
-                session.run(refresh.outputs["version"].name, feed)
-            found.append(session.run(serve.outputs["rows"].name, {serve.inputs["keys"].name: KEYS}))
-    return found
+    np.testing.assert_array_equal(server.rows(keys), Server(folder / "full").rows(keys))
 
 
 EXPORTS = [
@@ -131,29 +116,31 @@ def test_deltas_lead_to_the_bits_of_a_full_export(
         assert delta.num_new > 0 and 0 < delta.num_erased <= 20
         answers.append(server.rows())
     assert all(np.any(a != b) for a, b in itertools.pairwise(answers))
-    in_v1 = v1_rows(tmp_path / "model", ["1", "2", "3"])
-    np.testing.assert_array_equal(in_v1, answers)
+    serve, refresh = loaded_by_v1(tmp_path / "model")
+    for number, rows in enumerate(answers):
+        if number:
+            refresh(f"{number}")
+        np.testing.assert_array_equal(serve(KEYS)["rows"], rows)
 
 
 TABLES = {
-    "no_index": {"use_hashtable": False, "capacity": 400},
-    "bfloat16": {"dtype": "bfloat16"},
-    "filtered": {},
-    "evicting": {},
+    "no_index": lambda sok: {"use_hashtable": False, "capacity": 400},
+    "bfloat16": lambda sok: {"dtype": "bfloat16"},
+    "filtered": lambda sok: {
+        "ev_option": sok.EmbeddingVariableOption(
+            filter_option=sok.CounterFilter(2),
+            init_option=sok.InitializerOption(default_value_no_permission=-2.5),
+        )
+    },
+    "evicting": lambda sok: {
+        "ev_option": sok.EmbeddingVariableOption(evict_option=sok.GlobalStepEvict(4))
+    },
 }
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_tables_of_other_kinds(sok, exported, tmp_path, kind):
-    options = dict(TABLES[kind])
-    if kind == "filtered":
-        counter = sok.CounterFilter(2)
-        init = sok.InitializerOption(default_value_no_permission=-2.5)
-        options["ev_option"] = sok.EmbeddingVariableOption(filter_option=counter, init_option=init)
-    if kind == "evicting":
-        evict = sok.GlobalStepEvict(4)
-        options["ev_option"] = sok.EmbeddingVariableOption(evict_option=evict)
-    model = Scores(sok, **options)
+    model = Scores(sok, **TABLES[kind](sok))
     keys = np.arange(400) if kind == "no_index" else KEYS
     model.train(0, 100)
     model.train(50, 100)  # keys of the first steps are due to leave
@@ -163,15 +150,12 @@ def test_tables_of_other_kinds(sok, exported, tmp_path, kind):
         model.train(40 * number, 40 * number + 100)
         erased += sok.export_delta(model, folder / f"{number}").num_erased
         server.refresh(f"{number}")
-        sok.export_saved_model(model, tmp_path / "full", missing="initial")
-        np.testing.assert_array_equal(server.rows(keys), Server(tmp_path / "full").rows(keys))
+        assert_as_exported_now(sok, server, model, tmp_path, keys, missing="initial")
     assert (erased > 0) == (kind == "evicting")
 
 
-def test_a_delta_out_of_order_changes_nothing(sok, exported, tmp_path):
-    model = Scores(sok)
-    model.train(0, 100)
-    server, folder = exported(model)
+def test_a_delta_out_of_order_changes_nothing(sok, followed, tmp_path):
+    model, server, folder = followed
     for number in ("1", "2", "3"):
         model.train(0, 100)
         sok.export_delta(model, folder / number)
@@ -181,16 +165,12 @@ def test_a_delta_out_of_order_changes_nothing(sok, exported, tmp_path):
     server.refresh("1")
     before = server.rows()
     (tmp_path / "model.deltas" / "folder").mkdir()
+    others = "must build on the version of the served model.*which builds on"
+    elsewhere = ["folder/1", "../model.deltas/2", str(folder / "2"), "", ".."]
     for name, words in {
-        "1": "must build on the version of the served model.*which builds on",
-        "3": "must build on the version of the served model.*which builds on",
-        "foreign": "must build on the version of the served model.*which builds on",
+        **dict.fromkeys(["1", "3", "foreign"], others),
         "4": "Failed to find any matching files",
-        "folder/1": "must be the name of a file, without a folder",
-        "../model.deltas/2": "must be the name of a file, without a folder",
-        str(folder / "2"): "must be the name of a file, without a folder",
-        "": "must be the name of a file, without a folder",
-        "..": "must be the name of a file, without a folder",
+        **dict.fromkeys(elsewhere, "must be the name of a file, without a folder"),
     }.items():
         with pytest.raises(tf.errors.OpError, match=words):
             server.refresh(name)
@@ -201,10 +181,8 @@ def test_a_delta_out_of_order_changes_nothing(sok, exported, tmp_path):
 
 
 @pytest.mark.parametrize("end", ["index", "data-00000-of-00001"])
-def test_a_damaged_delta_changes_nothing(sok, exported, tmp_path, end):
-    model = Scores(sok)
-    model.train(0, 100)
-    server, folder = exported(model)
+def test_a_damaged_delta_changes_nothing(sok, followed, tmp_path, end):
+    model, server, folder = followed
     model.train(50, 150)
     sok.export_delta(model, folder / "1")
     before, file = server.rows(), folder / f"1.{end}"
@@ -230,17 +208,14 @@ def test_a_damaged_delta_changes_nothing(sok, exported, tmp_path, end):
     assert_as_exported_now(sok, server, model, tmp_path)
 
 
-def test_a_refresh_that_is_cut_off_is_repeated(sok, exported, tmp_path):
-    model = Scores(sok)
-    model.train(0, 100)
-    server, folder = exported(model)
+def test_a_refresh_that_is_cut_off_is_repeated(sok, followed, tmp_path):
+    model, server, folder = followed
+    versions = []
     for number in ("1", "2"):
         model.train(50, 150)
-        version = sok.export_delta(model, folder / number).version
-        if number == "1":
-            first = version
+        versions.append(sok.export_delta(model, folder / number).version)
     # As a call leaves it that is cancelled while it copies.
-    server.model.served.versions[1].assign(first)
+    server.model.served.versions[1].assign(versions[0])
     server.model.served.sequence.assign(1)
     with pytest.raises(tf.errors.InvalidArgumentError, match="A refresh was cut off"):
         server.rows()
@@ -251,10 +226,8 @@ def test_a_refresh_that_is_cut_off_is_repeated(sok, exported, tmp_path):
     assert_as_exported_now(sok, server, model, tmp_path)
 
 
-def test_after_a_delta_that_could_not_be_written_the_next_has_it_all(sok, exported, tmp_path):
-    model = Scores(sok)
-    model.train(0, 100)
-    server, folder = exported(model)
+def test_after_a_delta_that_could_not_be_written_the_next_has_it_all(sok, followed, tmp_path):
+    model, server, folder = followed
     before = set(sok.export(model.table)[0].numpy())
     model.train(50, 150)
     (tmp_path / "file").touch()
@@ -300,13 +273,10 @@ def test_more_keys_than_there_is_room_for(sok, exported, tmp_path):
 
 def test_what_cannot_follow_says_so(sok, exported, tmp_path):
     model = Scores(sok)
-    with pytest.raises(ValueError, match="exported by this process with refreshable=True"):
-        sok.export_delta(model, tmp_path / "1")
-    sok.export_saved_model(model, tmp_path / "full")
-    with pytest.raises(ValueError, match="exported by this process with refreshable=True"):
-        sok.export_delta(model, tmp_path / "1")
-    with pytest.raises(ValueError, match="exported by this process with refreshable=True"):
-        sok.export_delta([model], tmp_path / "1")
+    for given in (model, model, [model]):
+        with pytest.raises(ValueError, match="exported by this process with refreshable=True"):
+            sok.export_delta(given, tmp_path / "1")
+        sok.export_saved_model(model, tmp_path / "full")
     exported(model)
     for name in ("a b", "x/", "ä", ".hidden"):
         with pytest.raises(ValueError, match="The name of a delta must"):
@@ -314,19 +284,18 @@ def test_what_cannot_follow_says_so(sok, exported, tmp_path):
     model.more = sok.EmbeddingVariable(2, name="more")
     with pytest.raises(ValueError, match="tables that it had at the export, .'followed'.*'more'"):
         sok.export_delta(model, tmp_path / "1")
-    for wrong in (-0.1, float("nan"), "much", None):
-        with pytest.raises(ValueError, match="`headroom` must be a number >= 0"):
-            sok.export_saved_model(model, tmp_path / "x", refreshable=True, headroom=wrong)
-    with pytest.raises(ValueError, match="`headroom` must be given with `refreshable` only"):
-        sok.export_saved_model(model, tmp_path / "x", headroom=1.0)
     dense = tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)])
-    with pytest.raises(ValueError, match="'float32' for a model without hash tables"):
-        sok.export_saved_model(dense, tmp_path / "x", row_dtype="int8")
-    with pytest.raises(ValueError, match="`refreshable` must be True, False or a folder"):
-        sok.export_saved_model(model, tmp_path / "x", refreshable=3)
-    with pytest.raises(ValueError, match="may be called 'refresh'"):
-        calls = {"refresh": model.__call__}
-        sok.export_saved_model(model, tmp_path / "x", signatures=calls, refreshable=True)
+    calls, on = {"refresh": model.__call__}, {"refreshable": True}
+    for given, words, options in (
+        *((model, "`headroom` must be a number >= 0", {**on, "headroom": wrong})
+          for wrong in (-0.1, float("nan"), "much", None)),
+        (model, "`headroom` must be given with `refreshable` only", {"headroom": 1.0}),
+        (dense, "'float32' for a model without hash tables", {"row_dtype": "int8"}),
+        (model, "`refreshable` must be True, False or a folder", {"refreshable": 3}),
+        (model, "may be called 'refresh'", {**on, "signatures": calls}),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            sok.export_saved_model(given, tmp_path / "x", **options)
 
 
 def test_a_folder_that_the_server_sees_elsewhere(sok, tmp_path):

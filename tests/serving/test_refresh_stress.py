@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import emulated
+from tests.emulated import on_host
 
+pytestmark = on_host
 REFRESHES = 1_000 if os.environ.get("SLOW") == "1" else 80
 READERS, DIM, NUM_KEYS, ROWS = 3, 8, 400, 2_000
 
@@ -85,8 +86,6 @@ def loaded_by_v1(path):
 
 @pytest.mark.parametrize("load", [loaded_by_v2, pytest.param(loaded_by_v1, marks=pytest.mark.slow)])
 def test_no_answer_mixes_versions(sok, tmp_path, load):
-    if emulated.asked_for():
-        pytest.skip("deltas are of tables in host memory")
     model = Numbered(sok)
     model.set(sok, 1)
     path, folder = tmp_path / "model", tmp_path / "model.deltas"
@@ -128,8 +127,6 @@ def test_no_answer_mixes_versions(sok, tmp_path, load):
 
 
 def test_two_calls_with_one_delta_apply_it_once(sok, tmp_path):
-    if emulated.asked_for():
-        pytest.skip("deltas are of tables in host memory")
     model = Numbered(sok)
     path, folder = tmp_path / "model", tmp_path / "model.deltas"
     sok.export_saved_model(model, path, refreshable=True)
