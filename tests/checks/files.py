@@ -204,3 +204,14 @@ def flipped(path, at):
     path.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
     yield
     path.write_bytes(data)
+
+
+@contextlib.contextmanager
+def on_rank(number, scope):
+    """While all ranks are in this scope, one is in the other scope, too."""
+    comm.current().barrier()
+    with scope if sok.rank() == number else contextlib.nullcontext():
+        comm.current().barrier()
+        yield
+        comm.current().barrier()
+    comm.current().barrier()

@@ -6,7 +6,6 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
-import sok_like as sok
 from tests.checks.parity import ranks_of
 
 BATCH, STEPS, HOTNESS = 9, 24, 2
@@ -22,6 +21,8 @@ def batches():
 
 
 def option():
+    import sok_like as sok
+
     return sok.EmbeddingVariableOption(
         filter_option=sok.CounterFilter(3),
         evict_option=[sok.GlobalStepEvict(4), sok.L2WeightEvict(1e-4)],
@@ -32,7 +33,10 @@ def option():
 
 def train():
     """Trains on this rank's samples; counts per step over ranks, and this rank's final keys."""
-    rank, world_size = sok.rank(), sok.size()
+    import sok_like as sok
+    from sok_like.runtime.ranks import comm
+
+    rank, world_size = comm.current().rank, comm.current().world_size
     table = sok.get_embedding_variable("policies", 3, ev_option=option())
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
     optimizer.build([table])
@@ -48,8 +52,9 @@ def train():
             table.evict()
         statistics.append(tuple(table.statistics(all_ranks=True)))
     keys, rows = (tensor.numpy() for tensor in sok.export(table))
-    folder = pathlib.Path(tempfile.gettempdir()) / f"policies_of_{world_size}"
-    sok.Saver().dump_to_file(table, folder)
+    folder = _shared_folder()
+    sok.Saver().dump_to_file(table, str(folder))
+    comm.current().barrier()
     return {
         "statistics": statistics,
         "total": table.total_count(all_ranks=True).numpy().tolist(),
@@ -57,9 +62,18 @@ def train():
         "rows": rows,
         "known": _known(table),
         "evicted": table.pop_evicted().keys.numpy(),
-        "dump": folder,
+        "dump": {file.name: file.read_bytes() for file in folder.iterdir()},
     }
 
 
 def _known(table):
     return np.stack([field.numpy().astype(np.int64) for field in table.key_statistics(KEYS)], 1)
+
+
+def _shared_folder():
+    from sok_like.runtime.ranks import comm
+
+    folder = tempfile.mkdtemp(prefix="sok_policies_")
+    name = tf.constant(list(folder.encode()), tf.uint8)  # of one length on all ranks
+    name = comm.current().broadcast(name, 0, "sok_shared_folder")
+    return pathlib.Path(bytes(name.numpy()).decode())

@@ -17,10 +17,6 @@ import os
 import numpy as np
 import tensorflow as tf
 
-import sok_like as sok
-from sok_like import dist_model_parallel as dmp
-from sok_like.lookup.hash_lookup import HashFeature, lookup
-
 DIM, RATE, ROOM, LENGTH = 2, 0.25, 24, 3
 NAMES = ("rows", "hashed", "full", "group0", "group1", "dmp0", "dmp1")
 PAIRS = {pair: (f"{pair}0", f"{pair}1") for pair in ("group", "dmp")}
@@ -38,6 +34,8 @@ def num_steps(world_size):
 
 def main(seed, steps):
     """`run` in a process of its own, with two devices."""
+    import sok_like as sok
+
     device = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(device, [tf.config.LogicalDeviceConfiguration()] * 2)
     sok.Init(global_batch_size=12, seed=7)
@@ -46,16 +44,22 @@ def main(seed, steps):
 
 def run(seed, steps):
     """Counts of the steps by mode and outcome. AssertionError where a step gave something else."""
-    return _counts(_Program(), seed, steps)
+    from sok_like.runtime.ranks import comm
+
+    return _counts(_Program(comm.current().rank, comm.current().world_size), seed, steps)
 
 
 def run_in_session(seed, steps):
     """The same in a session."""
+    import sok_like as sok
+    from sok_like.runtime.ranks import comm
+
     devices = len(tf.config.list_logical_devices("CPU"))
     config = tf.compat.v1.ConfigProto(device_count={"CPU": devices})
     with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
         session.run(sok.Init(global_batch_size=12, seed=7))
-        return _counts(_Program(session), seed, steps)
+        program = _Program(comm.current().rank, comm.current().world_size, session)
+        return _counts(program, seed, steps)
 
 
 def _counts(program, seed, steps):
@@ -70,8 +74,10 @@ def _counts(program, seed, steps):
 
 
 class _Program:
-    def __init__(self, session=None):
-        self.rank, self.world_size, self.session = sok.rank(), sok.size(), session
+    def __init__(self, rank, world_size, session=None):
+        import sok_like as sok
+
+        self.rank, self.world_size, self.session = rank, world_size, session
         self.orders = ORDERS if session else ORDERS + DMP_ORDERS
         self.modes = ("session",) if session else MODES
         self.start = {name: float(i) for i, name in enumerate(NAMES)}
@@ -115,6 +121,8 @@ class _Program:
             session.run(filled)
 
     def _add_dmp(self):
+        from sok_like import dist_model_parallel as dmp
+
         tables = [
             dmp.Embedding(DMP_ROWS, DIM, combiner=None, name=f"program_{name}")
             for name in PAIRS["dmp"]
@@ -226,6 +234,8 @@ class _Program:
         return [array.concat() for array in arrays]
 
     def _lookups(self, order, keys):
+        from sok_like.lookup.hash_lookup import HashFeature, lookup
+
         found, keys = [], iter(keys)
         for part in order:
             if part == "group":

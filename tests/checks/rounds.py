@@ -8,8 +8,6 @@ Row k of each table starts as (k + 1) / 8 in all columns. Sums of such numbers a
 import numpy as np
 import tensorflow as tf
 
-import sok_like as sok
-from sok_like import dist_model_parallel as dmp
 from tests.checks import programs
 
 DIM, RATE, ROWS = 4, 0.5, 4096
@@ -17,6 +15,8 @@ DIM, RATE, ROWS = 4, 0.5, 4096
 
 def main():
     """What this rank found, check by check."""
+    import sok_like as sok
+
     device = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(device, [tf.config.LogicalDeviceConfiguration()] * 2)
     sok.Init(global_batch_size=2, seed=7)
@@ -52,6 +52,8 @@ def oracle(steps, world_size=2):
 
 def hashed(mode, rank, wire_dtype=None):
     """Lookups that train; what each gave, and whether NumPy gives the same."""
+    import sok_like as sok
+
     layer = sok.All2AllDenseEmbedding(
         None, DIM, 1, 1, dynamic_input=True, name=f"rounds_{mode}_{wire_dtype}",
         embedding_initializer=ramp, gradient_scale="sum", wire_dtype=wire_dtype,
@@ -88,6 +90,8 @@ def hashed(mode, rank, wire_dtype=None):
 
 def dense(dp_input, rank):
     """A dense table over both ranks; each step as in `hashed`."""
+    from sok_like import dist_model_parallel as dmp
+
     tables = [dmp.Embedding(ROWS, DIM, combiner=None), dmp.Embedding(ROWS, DIM, combiner="sum")]
     layer = dmp.DistributedEmbedding(tables, "memory_balanced", dp_input=dp_input)
     layer.set_weights([ramp([ROWS, DIM])] * 2)
@@ -120,6 +124,7 @@ def dense(dp_input, rank):
 
 def failures(rank):
     """Errors of exchanges in rounds, on all ranks; each followed by a lookup that is fine."""
+    import sok_like as sok
 
     def layer(name, **kwargs):
         return sok.All2AllDenseEmbedding(
@@ -135,6 +140,8 @@ def failures(rank):
 
     def too_much(dp_input):
         """4 floats of each of 1500 or more ids, for each rank."""
+        from sok_like import dist_model_parallel as dmp
+
         tables = [dmp.Embedding(ROWS, DIM), dmp.Embedding(ROWS, DIM)]
         dense = dmp.DistributedEmbedding(tables, dp_input=dp_input)
         ids = tf.reshape(tf.range(3000, dtype=tf.int64), [6, 500])
@@ -158,6 +165,8 @@ def failures(rank):
 
 def after_an_error(rank):
     """Two lookups on two devices in a function; one fails on one rank in some of the steps."""
+    import sok_like as sok
+
     rows_only, other = (
         sok.All2AllDenseEmbedding(
             capacity, DIM, 1, 1, dynamic_input=True, use_hashtable=capacity is None,

@@ -27,7 +27,7 @@ def close(found, estimated):
     assert estimated == pytest.approx(found, rel=0.1)
 
 
-RULES = ("sgd", "adagrad", "ftrl", "adam", "lazy_adam", "momentum")
+RULES = (None, "sgd", "adagrad", "ftrl", "adam", "lazy_adam", "momentum")
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -68,17 +68,6 @@ def test_slot_variables_of_all_rules(sok):
         assert sum(core.slot_widths(rule, 8).values()) == 16
     with pytest.raises(ValueError, match="must be one of sgd"):
         core.slot_widths("x", 8)
-
-
-def test_workloads(sok):
-    one, two = workloads.w1(batches=4), workloads.w2(batches=2)
-    for keys, dim, rule in (
-        (np.unique(one.keys), one.dim, "adagrad"),
-        (np.unique(np.concatenate(two.tables[0].keys)), two.dim, "adam"),
-        (workloads.w3().keys, 16, None),
-    ):
-        stats = taken(keys, dim, rule)
-        close(stats["bytes"], sok.estimate_memory(len(keys), dim, rule).bytes)
 
 
 def test_ranks_records_and_optimizers(sok):

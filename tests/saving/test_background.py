@@ -5,6 +5,7 @@ threads whose order differs from run to run.
 """
 
 import functools
+import itertools
 import os
 import threading
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_like as sok
 from sok_like.runtime.ranks.agreement import Steps
 from sok_like.saving import background
 from sok_like.saving.format import shard_file
@@ -20,7 +22,7 @@ from sok_like.table import table_reader
 from tests.checks.files import check_same
 from tests.emulated import on_host
 from tests.saving.test_deltas import RULES, check_restored, made, restored, train
-from tests.training import content
+from tests.training import content, train_step
 
 pytestmark = on_host
 
@@ -63,8 +65,18 @@ def erase_and_come_back(table, optimizer, random):
     train(table, optimizer, np.unique(keys[:4]))
 
 
+def look_up(table, optimizer, random):
+    """A step of keys that policies count."""
+    ids = tf.constant(np.unique(random.integers(0, 300, 20)))[:, tf.newaxis]
+    lookup = sok.group_embedding_lookup_sparse
+    loss_of = lambda: tf.reduce_sum(lookup([table], [tf.RaggedTensor.from_tensor(ids)], "sum")[0])  # noqa: E731
+    train_step(optimizer, table, loss_of)
+
+
 OTHERS = {
     "trained": [],
+    "plain": [],
+    "on disk": [(2, erase_and_come_back)],
     "changed": [
         (2, erase_and_come_back),
         (3, lambda table, *_: table.find(tf.range(300, dtype=tf.int64))),
@@ -72,73 +84,52 @@ OTHERS = {
         (31, lambda table, *_: table.clear()),
     ],
 }
+OF_POLICIES = [(1, look_up), (3, erase_and_come_back)]
 
 
-@pytest.mark.parametrize("rule", [*RULES, "lazy adam"])
-@pytest.mark.parametrize("others", OTHERS)
-def test_it_has_the_bits_of_its_instant(sok, tmp_path, monkeypatch, rule, others):
-    table, optimizer = made(sok, rule)
-    train(table, optimizer, range(200), 2)
-    train(table, optimizer, range(0, 200, 3), 2)  # rows owe different numbers of steps
-    change = Changes(table, optimizer, OTHERS[others])
-    part, at = begun(table, tmp_path, monkeypatch, change)
-    complete(part, change)
-    assert change.count > 15  # in many parts
-    check_same(content(restored(sok, tmp_path, rule)[0]), at)
-    sok.Saver().dump(table, tmp_path, since="last")
-    check_restored(sok, tmp_path, table, rule)
-    again, its_optimizer = restored(sok, tmp_path, rule)
-    for each in ((table, optimizer), (again, its_optimizer)):
-        train(*each, range(0, 400, 7), 2)
-    check_same(content(again), content(table))
+def policies(**options):
+    return {"ev_option": sok.EmbeddingVariableOption(**options)}
 
 
-POLICIES = {
-    "filter": lambda sok: {"filter_option": sok.CounterFilter(2)},
-    "bloom": lambda sok: {"filter_option": sok.CBFFilter(2, 1000, 0.01)},
-    "steps": lambda sok: {"evict_option": sok.GlobalStepEvict(9)},
-    "l2": lambda sok: {"evict_option": sok.L2WeightEvict(0.02)},
+OPTIONS = {
+    "plain": lambda folder: {"use_hashtable": False, "capacity": 300},
+    "on disk": lambda folder: policies(
+        storage_option=sok.StorageOption("DRAM_SSDHASH", f"{folder}/rows", [2**20])
+    ),
+    "filter": lambda folder: policies(filter_option=sok.CounterFilter(2)),
+    "bloom": lambda folder: policies(filter_option=sok.CBFFilter(2, 1000, 0.01)),
+    "steps": lambda folder: policies(evict_option=sok.GlobalStepEvict(9)),
+    "l2": lambda folder: policies(evict_option=sok.L2WeightEvict(0.02)),
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_policies(sok, tmp_path, monkeypatch, policy):
-    option = sok.EmbeddingVariableOption(**POLICIES[policy](sok))
-    table, optimizer = made(sok, ev_option=option)
-
-    def look_up(table, optimizer, random):
-        keys = tf.constant(np.unique(random.integers(0, 300, 20)))
-        with tf.GradientTape() as tape:
-            ragged = tf.RaggedTensor.from_tensor(keys[:, tf.newaxis])
-            (vectors,) = sok.group_embedding_lookup_sparse([table], [ragged], ["sum"])
-            loss = tf.reduce_sum(vectors)
-        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
-
-    change = Changes(table, optimizer, [(1, look_up), (3, erase_and_come_back)])
+@pytest.mark.parametrize(
+    "kind, rule",
+    [
+        *itertools.product(["trained", "changed"], [*RULES, "lazy adam"]),
+        *((kind, "adam") for kind in ("filter", "bloom", "steps", "l2")),
+        *(("plain", "decayed"), ("on disk", "decayed")),
+    ],
+)
+def test_it_has_the_bits_of_its_instant(sok, tmp_path, monkeypatch, rule, kind):
+    options, folder = OPTIONS.get(kind, lambda _: {})(tmp_path), tmp_path / "dump"
+    table, optimizer = made(sok, rule, **options)
+    train(table, optimizer, range(200), 2)
+    train(table, optimizer, range(0, 200, 3), 2)  # rows owe different numbers of steps
+    change = Changes(table, optimizer, OTHERS.get(kind, OF_POLICIES))
     for _ in range(20):
         change()
-    part, at = begun(table, tmp_path, monkeypatch, change)
+    part, at = begun(table, folder, monkeypatch, change)
     complete(part, change)
-    again, _ = restored(sok, tmp_path, ev_option=option)
-    check_same(content(again), at)
-    assert len(at["keys"]) > 20
-    sok.Saver().dump(table, tmp_path, since="last")
-    check_restored(sok, tmp_path, table, ev_option=option)
-
-
-@pytest.mark.parametrize("kind", ["plain", "on disk"])
-def test_tables_of_other_kinds(sok, tmp_path, monkeypatch, kind):
-    options = {"use_hashtable": False, "capacity": 300}
-    if kind == "on disk":
-        storage = sok.StorageOption("DRAM_SSDHASH", str(tmp_path / "rows"), [2**20])
-        options = {"ev_option": sok.EmbeddingVariableOption(storage_option=storage)}
-    table, optimizer = made(sok, "decayed", **options)
-    train(table, optimizer, range(0, 300, 5), 3)
-    change = Changes(table, optimizer, [(2, erase_and_come_back)] if kind == "on disk" else [])
-    part, at = begun(table, tmp_path / "dump", monkeypatch, change)
-    complete(part, change)
-    options = options if kind == "plain" else {}  # in memory
-    check_same(content(restored(sok, tmp_path / "dump", "decayed", **options)[0]), at)
+    assert change.count > 35 and len(at["keys"]) > 20  # in many parts
+    options = {} if kind == "on disk" else options  # restored in memory
+    check_same(content(restored(sok, folder, rule, **options)[0]), at)
+    sok.Saver().dump(table, folder, since="last")
+    again, its_optimizer = restored(sok, folder, rule, **options)
+    check_same(content(again), content(table))
+    for each in ((table, optimizer), (again, its_optimizer)):
+        train(*each, range(0, 300, 7), 2)
+    check_same(content(again), content(table))
 
 
 def test_an_optimizer_that_attaches_meanwhile(sok, tmp_path, monkeypatch):

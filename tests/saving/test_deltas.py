@@ -106,8 +106,6 @@ def test_a_restored_table_goes_on_with_small_deltas(sok, tmp_path):
     saver.dump(other, tmp_path, since="last")
     assert shard_of(tmp_path, 2)["keys"].tolist() == [4, 60]
     check_restored(sok, tmp_path, other)
-    with pytest.raises(RuntimeError, match="must have different names"):
-        saver.dump(made(sok)[0], tmp_path)
 
 
 def test_a_table_that_has_policies_from_a_delta_on(sok, tmp_path):
@@ -132,17 +130,6 @@ def test_rows_without_a_hash_table(sok, tmp_path):
     saver.dump(table, tmp_path, since="last")
     assert shard_of(tmp_path, 1)["keys"].tolist() == [3, 9]
     check_restored(sok, tmp_path, table, **options)
-
-
-def test_compact_leaves_one_base_of_the_same_content(sok, tmp_path):
-    saver, table, optimizer = begun(sok, tmp_path, range(30))
-    train(table, optimizer, [100, 3], 2)
-    table.erase([4])
-    saver.dump(table, tmp_path, since="last")
-    saver.compact(table, tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2
-    saver.dump(table, tmp_path / "full")
-    check_same(shard_of(tmp_path, 0), shard_of(tmp_path / "full", 0))
 
 
 def test_compact_that_wrote_what_cannot_be_read_removes_nothing(sok, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from sok_like.runtime.ranks import comm
 from sok_like.saving.format import durable, manifest, shard_file
 from sok_like.saving.parts import table_dumps
 from sok_like.table.content import TableShard
+from tests.checks.files import flipped, on_rank
 from tests.training import rows_by_key
 
 
@@ -102,19 +103,26 @@ def test_file_uris_are_written_where_they_say(on_threads, tmp_path, monkeypatch,
         foreign = lambda path: None if "file://" in str(path) else local(path)  # noqa: E731
         monkeypatch.setattr(durable, "local", foreign)
 
+    monkeypatch.setattr(shard_file, "CHUNK_BYTES", 2**14)  # a file is read in several parts
+
     def check():
-        saver, table, path = sok.Saver(), filled("elsewhere", range(6)), f"file://{tmp_path}/a"
+        saver, table, path = sok.Saver(), filled("elsewhere", range(6000)), f"file://{tmp_path}/a"
         saver.dump(table, path)
         sok.assign(table, [0, 1], tf.fill([2, 2], 7.0))
         table.erase([4])
         saver.dump(table, path, since="last")
-        expected = content(table)
-        assert expected == [{0: 7.0, 2: 1.0} if sok.rank() == 0 else {1: 7.0, 3: 1.0, 5: 1.0}]
+        expected = [{key: 1.0 + 6 * (key < 2) for key in range(sok.rank(), 6000, 2) if key != 4}]
         for call in (saver.restore, saver.compact, saver.restore):
             if call == saver.restore:
-                sok.assign(table, range(6), tf.zeros([6, 2]))
+                table.clear()
             call(table, path)
             assert content(table) == expected
+        assert len(names_in(tmp_path / "a")) == 3  # those that were replaced are gone
+        shard = next((tmp_path / "a").glob("*.0-of-2.npz"))
+        with on_rank(0, flipped(shard, shard.stat().st_size - 9000)):
+            with pytest.raises(RuntimeError, match=rf"{shard} must be a whole.*checksum"):
+                saver.restore(table, path)
+        assert content(table) == expected
         saver.dump_to_file(table, path + "/whole")
         for file in durable.names(path + "/whole") if sok.rank() == 0 else ():
             if not file.endswith(".file"):  # those of SOK 1.x are left

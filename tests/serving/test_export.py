@@ -145,6 +145,8 @@ def refuses(models, folder):
             sok.export_saved_model(given, new, **options)
     with raises(ValueError, "`path` must be a new folder"):
         sok.export_saved_model(model, folder)
+    with raises(ValueError, "no file system is registered for 'nowhere'"):
+        sok.export_saved_model(model, "nowhere://bucket/model")
 
 
 def compute(folders):
@@ -187,20 +189,3 @@ def test_stock_tensorflow_computes_what_the_model_does(on_processes, tmp_path, w
         if FOLLOWED[door] == "float32" and door != "parallel":
             expected = np.load(tmp_path / f"{door}_full" / "expected.npz")["output"]
             np.testing.assert_array_equal(full, expected)
-
-
-def test_a_file_system_of_tensorflow(sok):
-    """`ram://` cannot rename folders; a second export replaces the first."""
-    keys = tf.keras.Input([2], dtype="int64")
-    layer = sok.DistributedEmbedding("sum", None, 4, slot_num=2, max_nnz=1, name="served_in_ram")
-    model = tf.keras.Model(keys, tf.keras.layers.Flatten()(layer(keys)))
-    path = "ram://served/model"
-    for value in (1.0, 2.0):
-        sok.assign(layer.table, [1, 2], tf.fill([2, 4], value))
-        sok.export_saved_model(model, path, missing="zeros")
-        serve = tf.saved_model.load(path).signatures["serving_default"]
-        (output,) = serve(tf.constant([[1, 9]], tf.int64)).values()
-        np.testing.assert_array_equal(output, [[value] * 4 + [0.0] * 4])
-    assert tf.io.gfile.listdir("ram://served") == ["model"]
-    with pytest.raises(ValueError, match="no file system is registered for 'nowhere'"):
-        sok.export_saved_model(model, "nowhere://bucket/model")

@@ -81,7 +81,6 @@ def in_parts(place, count, row_dtype, missing, follows):
         for case in [
             (1, "shared", 3_000, "int8", "initial", False),
             (1, "shared", 0, "float32", "initial", True),
-            (2, "shared", 50_000, "float32", "initial", False),
             (2, "shared", 50_000, "int8", "zeros", True),
             (2, "shared", 1, "float32", "zeros", False),
             # `ram://` is another file system in each process. So ranks send their parts there.

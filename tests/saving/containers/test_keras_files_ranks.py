@@ -17,7 +17,7 @@ from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
 from sok_like.saving.format import array_files, shard_file
 from tests.checks import files
-from tests.checks.files import BATCH, X, Y, called, check_same, everything, fit, flipped, made
+from tests.checks.files import BATCH, X, Y, called, check_same, everything, fit, made
 
 pytestmark = [pytest.mark.ranks, pytest.mark.keras]
 KINDS = ("weights", "checkpoint")
@@ -25,17 +25,6 @@ KINDS = ("weights", "checkpoint")
 
 def raises(words):
     return pytest.raises(Exception, match=f"(?s){words}")
-
-
-@contextlib.contextmanager
-def on_rank(number, scope):
-    """While all ranks are in this scope, one is in the other scope, too."""
-    comm.current().barrier()
-    with scope if sok.rank() == number else contextlib.nullcontext():
-        comm.current().barrier()
-        yield
-        comm.current().barrier()
-    comm.current().barrier()
 
 
 def trained(seed):
@@ -111,7 +100,7 @@ def rank_1_fails(folder):
     with raises("rank 1: FileNotFoundError"):
         files.load("weights", model, missing)
     (dense,) = folder.glob("w.weights.h5.tables/*dense*/1-of-2.npz")
-    with on_rank(1, moved(dense)):
+    with files.on_rank(1, moved(dense)):
         with raises("must lie beside the file that is read.*1-of-2.npz"):
             files.load("weights", model, folder)
     with optimizer_fails(model), raises("rank 1: .*the disk is ill"):
@@ -154,7 +143,7 @@ def damaged_bytes(folder):
 
     def check(kind, path, at, words=None):
         named = str(path) if words is None else words
-        with on_rank(0, flipped(path, at)), raises(named):
+        with files.on_rank(0, files.flipped(path, at)), raises(named):
             files.load(kind, other, folder)
         check_same(everything(other), before, path)
 
@@ -170,7 +159,7 @@ def damaged_bytes(folder):
         if group is not None:
             alone = trained(7)
             of_alone = everything(alone)
-            with flipped(data, at), raises(""):
+            with files.flipped(data, at), raises(""):
                 files.load("checkpoint", alone, folder)
             check_same(everything(alone), of_alone)
     for kind in KINDS:
