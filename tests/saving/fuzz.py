@@ -22,10 +22,9 @@ import zipfile
 
 import numpy as np
 
-from sok_like.saving.format import deltas, shard_file
-from sok_like.saving.format import manifest as manifest_file
+from sok_like.saving.format import deltas
 from sok_like.table.content import TableShard
-from tests.saving import wrong_content
+from tests.saving import in_memory, wrong_content
 from tests.saving.in_memory import ShardInMemory, whole
 
 DIM, SIZE = 4, 600
@@ -54,7 +53,7 @@ def deltas_of(folder, with_policy):
     """Deltas, one of one rank and one of two, as a manifest lists them."""
     random_state, chain = np.random.default_rng(7), []
     for number, world_size in ((1, 1), (2, 2)):
-        entries = []
+        shards = []
         for rank in range(world_size):
             delta = make_shard(rank, world_size, with_policy)
             chosen = random_state.permutation(SIZE)[:40]
@@ -64,27 +63,21 @@ def deltas_of(folder, with_policy):
             delta.erased = np.setdiff1d(np.arange(7, 60, 9) * world_size + rank, delta.keys)
             delta.steps = np.array([[3, 0.1, 8.0], [0, 0, 0], [2, 0.05, 11]])
             delta.optimizer = "adam(beta_1=0.9, beta_2=0.999, epsilon=1e-07, amsgrad=false)"
-            name = manifest_file.shard_name(TABLE, f"de{number}", rank, world_size)
-            entries.append(shard_file.write_shard(folder, name, delta))
+            shards.append(delta)
+        entries = in_memory.write_shards(folder, shards, TABLE, f"de{number}")
         since = chain[-1]["dump"] if chain else "5eed"
         chain.append({"dump": f"de{number}", "since": since, "step": 9, "shards": entries})
     return chain
 
 
 def write_dump(folder, shards, with_deltas=False):
-    names = [
-        manifest_file.shard_name(TABLE, "5eed", rank, len(shards)) for rank in range(len(shards))
-    ]
-    entries = [shard_file.write_shard(folder, *pair) for pair in zip(names, shards, strict=True)]
     chain = deltas_of(folder, shards[0].step >= 0) if with_deltas else None
-    head = manifest_file.Head(TABLE, DIM, "int64", "5eed")
-    manifest_file.write_manifest(folder, head, entries, 7, chain)
+    in_memory.write_dump(folder, shards, TABLE, DIM, "5eed", 7, chain)
 
 
 def read_dump(folder):
     """All keys with their rows and whatever else the dump holds of them."""
-    dump = manifest_file.read_manifest(folder, TABLE, DIM)
-    return whole(deltas.content_of(dump, 0, 1, DIM))
+    return whole(in_memory.read_dump(folder, TABLE, DIM))
 
 
 def owned_by(shards, rank, world_size, dim):

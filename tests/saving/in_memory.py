@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from sok_like.saving.format import deltas, manifest, shard_file
 from sok_like.saving.format.shard_file import ShardSource
 from sok_like.table.content import BY_KEY, TableShard
 
@@ -49,3 +50,18 @@ def whole_file(file):
     """All of a `ShardFile`, as a TableShard."""
     by_key, rest = file.part(0, file.num_keys), file.without_keys()
     return dataclasses.replace(rest, **{name: getattr(by_key, name) for name in BY_KEY})
+
+
+def write_shards(folder, shards, table, dump_id):
+    """Shard files of all ranks, as a manifest lists them."""
+    names = [manifest.shard_name(table, dump_id, r, len(shards)) for r in range(len(shards))]
+    return [shard_file.write_shard(folder, *pair) for pair in zip(names, shards, strict=True)]
+
+
+def write_dump(folder, shards, table, dim, dump_id, *rest):
+    entries = write_shards(folder, shards, table, dump_id)
+    manifest.write_manifest(folder, manifest.Head(table, dim, "int64", dump_id), entries, *rest)
+
+
+def read_dump(folder, table, dim, rank=0, world_size=1):
+    return deltas.content_of(manifest.read_manifest(folder, table, dim), rank, world_size, dim)

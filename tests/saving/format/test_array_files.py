@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 
 from sok_like.saving.format import array_files
+from tests.checks.files import check_same
+
+
+def unread(arrays):
+    return {
+        name: array_files.Unread(np.shape(array), np.asarray(array).dtype, array.copy)
+        for name, array in arrays.items()
+    }
 
 
 def written(folder, seed=3):
     rng = np.random.default_rng(seed)
-    arrays = [
-        {f"id,{rank},{i}": rng.normal(size=[3, 4]).astype("f") for i in range(2)}
-        for rank in range(2)
-    ]
-    entries = []
-    for rank, named in enumerate(arrays):
-        unread = {
-            name: array_files.Unread(array.shape, array.dtype, array.copy)
-            for name, array in named.items()
-        }
-        entries.append(array_files.write(folder, rank, 2, unread))
+    names = [[f"id,{rank},{i}" for i in range(2)] for rank in range(2)]
+    arrays = [{name: rng.normal(size=[3, 4]).astype("f") for name in of} for of in names]
+    entries = [array_files.write(folder, rank, 2, unread(a)) for rank, a in enumerate(arrays)]
     array_files.finish(folder, entries)
     return arrays
 
@@ -35,10 +35,7 @@ def read(folder):
 
 
 def same(one, other):
-    assert [list(each) for each in one] == [list(each) for each in other]
-    for mine, theirs in zip(one, other, strict=True):
-        for name in mine:
-            np.testing.assert_array_equal(mine[name], theirs[name])
+    check_same(dict(enumerate(map(dict, one))), dict(enumerate(other)))
 
 
 def test_numpy_and_this_module_read_what_was_written(tmp_path):
@@ -100,11 +97,7 @@ def test_the_list_or_a_file_of_another_save_is_not_taken(tmp_path):
 
 def test_any_name_and_shape_but_no_objects(tmp_path):
     arrays = {"größe": np.arange(3), "a/b": np.float64(3.5), "none": np.zeros([0, 4], "f")}
-    unread = {
-        name: array_files.Unread(np.shape(array), np.asarray(array).dtype, array.copy)
-        for name, array in arrays.items()
-    }
-    array_files.write(str(tmp_path), 0, 1, unread)
+    array_files.write(str(tmp_path), 0, 1, unread(arrays))
     with np.load(tmp_path / "0-of-1.npz") as archive:
         same([archive], [arrays])
     texts = {"texts": array_files.Unread((1,), object, lambda: np.array([b"x"], object))}

@@ -12,11 +12,11 @@ import zlib
 import numpy as np
 import pytest
 
-from sok_like.saving.format import array_files, checksums, deltas, shard_file
+from sok_like.saving.format import array_files, checksums, shard_file
 from sok_like.saving.format import manifest as manifest_file
 from sok_like.table.content import TableShard
 from tests.checks.files import flipped
-from tests.saving import fuzz, wrong_content
+from tests.saving import fuzz, in_memory, wrong_content
 from tests.saving.in_memory import whole_file
 
 
@@ -131,8 +131,6 @@ def test_the_longest_names_fit_the_limit(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["different", "alternating"])
 def test_far_more_steps_than_keys_are_refused_at_once(tmp_path, kind):
     """500,000 runs of steps for some keys took 49 s to replay."""
-    base = fuzz.make_shard(0, 1, False)
-    entries = [shard_file.write_shard(tmp_path, manifest_file.shard_name("t", "b", 0, 1), base)]
     delta = fuzz.make_shard(0, 1, False)
     for field in ("keys", "rows", "slot_rows"):
         setattr(delta, field, getattr(delta, field)[:2])
@@ -142,12 +140,10 @@ def test_far_more_steps_than_keys_are_refused_at_once(tmp_path, kind):
     delta.steps[:, 1] = 1 / delta.steps[:, 2]
     if kind == "alternating":
         delta.steps[::2] = 0
-    more = [shard_file.write_shard(tmp_path, manifest_file.shard_name("t", "d", 0, 1), delta)]
+    more = in_memory.write_shards(tmp_path, [delta], "t", "d")
     chain = [{"dump": "d", "since": "b", "step": 1, "shards": more}]
-    head = manifest_file.Head("t", fuzz.DIM, "int64", "b")
-    manifest_file.write_manifest(tmp_path, head, entries, 1, chain)
+    in_memory.write_dump(tmp_path, [fuzz.make_shard(0, 1, False)], "t", fuzz.DIM, "b", 1, chain)
     begin = time.process_time()
-    dump = manifest_file.read_manifest(tmp_path, "t", fuzz.DIM)
     with pytest.raises(ValueError, match=r"npz must log at most \d+ runs.*for 602 keys.*500000"):
-        deltas.content_of(dump, 0, 1, fuzz.DIM)
+        in_memory.read_dump(tmp_path, "t", fuzz.DIM)
     assert time.process_time() - begin < 2

@@ -8,10 +8,10 @@ import pathlib
 import numpy as np
 import pytest
 
-from sok_like.saving.format import deltas, shard_file
 from sok_like.saving.format import manifest as manifest_file
+from sok_like.saving.format import shard_file
 from sok_like.table.content import TableShard
-from tests.saving import fuzz, wrong_content
+from tests.saving import fuzz, in_memory, wrong_content
 from tests.saving.in_memory import whole, whole_file
 
 
@@ -22,16 +22,11 @@ def shard(keys, dim=3, seed=0):
 
 
 def dump(folder, shards, table="user id/x", dump_id="1", dim=3):
-    names = [
-        manifest_file.shard_name(table, dump_id, rank, len(shards)) for rank in range(len(shards))
-    ]
-    entries = [shard_file.write_shard(folder, *pair) for pair in zip(names, shards, strict=True)]
-    head = manifest_file.Head(table, dim, "int64", dump_id)
-    manifest_file.write_manifest(folder, head, entries)
+    in_memory.write_dump(folder, shards, table, dim, dump_id)
 
 
-def read(folder, table="user id/x", dim=3):
-    return whole(deltas.content_of(manifest_file.read_manifest(folder, table, dim), 0, 1, dim))
+def read(folder, table="user id/x", dim=3, rank=0, world_size=1):
+    return whole(in_memory.read_dump(folder, table, dim, rank, world_size))
 
 
 def test_shard_comes_back_as_written(tmp_path):
@@ -58,6 +53,43 @@ def test_every_key_has_one_owner(world_size):
     assert sorted(k for part in parts for k in part.keys) == sorted(keys)
     for rank, part in enumerate(parts):
         assert all(int(key) % 2**64 % world_size == rank for key in part.keys)
+
+
+def of_keys(keys, **of_delta):
+    """Of a table with policies; rows, slot rows and records are the key itself."""
+    columns = np.tile(np.asarray(keys, np.int64)[:, np.newaxis], [1, 3])
+    rows = columns.astype(np.float32)
+    of_table = {"records": columns, "step": 4}
+    return TableShard(columns[:, 0].copy(), rows, rows, ["momentum"], [3], **of_table, **of_delta)
+
+
+def test_a_merged_dump_can_be_read_though_a_rank_owns_no_key(tmp_path):
+    """All keys of a base and a delta by 2 ranks are even: rank 1 has none."""
+    of_delta = {"erased": np.zeros([0], np.int64), "steps": np.zeros([0, 3])}
+    delta = [of_keys([4, 8], **of_delta), of_keys([], **of_delta)]
+    entries = in_memory.write_shards(tmp_path, delta, "user id/x", "de1a")
+    chain = [{"dump": "de1a", "since": "ba5e", "step": 4, "shards": entries}]
+    base = [of_keys([2, 4, 6]), of_keys([])]
+    in_memory.write_dump(tmp_path, base, "user id/x", 3, "ba5e", 4, chain)
+    merged = [in_memory.read_dump(tmp_path, "user id/x", 3, rank, 2) for rank in (0, 1)]
+    assert [content.num_keys for content in merged] == [4, 0]
+    assert merged[1].rest.slot_names == ["momentum"] and merged[1].rest.records.shape == (0, 3)
+    dump(tmp_path, [content.sorted() for content in merged], dump_id="fe11")
+    for world_size in (1, 2, 3):
+        parts = [read(tmp_path, rank=rank, world_size=world_size) for rank in range(world_size)]
+        keys = np.concatenate([part.keys for part in parts])
+        assert sorted(keys) == [2, 4, 6, 8]
+        for name in ("rows", "slot_rows", "records"):
+            values = np.concatenate([getattr(part, name) for part in parts])
+            assert (values == keys[:, np.newaxis]).all() and values.shape == (4, 3)
+
+
+def test_a_shard_without_one_of_its_arrays_is_refused(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.delitem(shard_file._MEMBERS, "waiting")
+        dump(tmp_path, [of_keys([2])])
+    with pytest.raises(ValueError, match=r"no arrays \['waiting'\]"):
+        read(tmp_path)
 
 
 def test_a_table_without_keys(tmp_path):

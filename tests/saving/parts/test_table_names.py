@@ -10,6 +10,7 @@ import tensorflow as tf
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
 from tests.checks.files import KINDS, write
+from tests.training import content
 
 pytestmark = pytest.mark.keras
 KEYS = np.array([[1, 2], [3, 1], [2, 5], [7, 7]])
@@ -62,6 +63,8 @@ class Distributed(tf.keras.layers.Layer):
             made = [tf.keras.layers.Embedding(20, 2, name=f) for f in features]
         self.inner = dmp.DistributedEmbedding(made)
         self.inner.build()
+        tables = [h.table for h in self.inner.hash_layers] if hashed else [None] * len(features)
+        self.tables = _Opaque(dict(zip(features, tables, strict=True)))
 
     def call(self, inputs):
         outputs = self.inner([inputs[f] for f in self.features])
@@ -138,13 +141,7 @@ def refused(kind, expected, received):
 
 
 def _tables(made):
-    layer = next(each for each in made.layers if hasattr(each, "tables") or hasattr(each, "inner"))
-    if hasattr(layer, "inner"):
-        if layer.hashed:
-            return {
-                f: h.table for f, h in zip(layer.features, layer.inner.hash_layers, strict=True)
-            }
-        return dict.fromkeys(layer.features)
+    layer = next(each for each in made.layers if hasattr(each, "tables"))
     tables = layer.tables if isinstance(layer.tables, dict) else layer.tables.by_name
     return {name.removesuffix("_embedding"): table for name, table in tables.items()}
 
@@ -155,7 +152,7 @@ def contents(made, all_ranks=False):
     for name, table in sorted(_tables(made).items()):
         if table is None:
             continue
-        fields = {key: np.asarray(value) for key, value in table.snapshot().fields().items()}
+        fields = content(table)
         parts = [fields[k].tobytes() for k in ("keys", "rows", "slot_rows", "optimizer_step")]
         found[name] = (*parts, str(fields["slot_names"])) if len(fields["keys"]) else None
     return found or _dense(made, all_ranks)
