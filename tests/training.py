@@ -17,6 +17,13 @@ def train_step(optimizer: Any, variables: Any, loss_of: Callable[[], tf.Tensor])
     return loss
 
 
+def apply_gradient(optimizer: Any, table: Any, keys: Any, gradient: Any = 1.0) -> None:
+    """A step with this gradient, a number or numbers `[num_keys, 1 or dim]`, of the keys' rows."""
+    keys = tf.constant(keys, tf.int64)
+    values = tf.broadcast_to(tf.cast(gradient, tf.float32), [len(keys), table.dim])
+    optimizer.apply_gradients([(tf.IndexedSlices(values, keys), table)])
+
+
 def content(table: Any) -> dict[str, np.ndarray]:
     """All that a dump holds of this rank's shard, by name."""
     return {name: np.asarray(value) for name, value in table.snapshot().fields().items()}

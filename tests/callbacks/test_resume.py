@@ -212,7 +212,7 @@ def test_no_batch_is_trained_twice(kind, background, tmp_path):
 
 def test_a_child_of_fork_ends_by_sigterm(tmp_path):
     """As the workers of a pool do that loads data, when the pool is closed."""
-    callback = sok.callbacks.BackupAndRestore(tmp_path)
+    callback, before = sok.callbacks.BackupAndRestore(tmp_path), signal.getsignal(signal.SIGTERM)
     callback._listen()
     try:
         child = os.fork()
@@ -223,6 +223,7 @@ def test_a_child_of_fork_ends_by_sigterm(tmp_path):
         assert os.waitpid(child, 0)[1] == signal.SIGTERM and not callback._signalled
     finally:
         callback._stop_listening()
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize("kind", ["plain", "unknown size", "stream"])

@@ -105,13 +105,17 @@ def called():
     return model
 
 
+def mine(array):
+    """This rank's share of the batch."""
+    return np.array_split(array, comm.current().world_size)[comm.current().rank]
+
+
 def fit(model, epochs, shift=0, **options):
     """On this rank's share of the batch."""
-    count = BATCH // comm.current().world_size
-    mine = slice(comm.current().rank * count, (comm.current().rank + 1) * count)
-    x, y = X[mine] + shift, Y[mine]
+    x, y = mine(X) + shift, mine(Y)
     if options:
-        return model.fit(x, y, batch_size=count, epochs=epochs, verbose=0, shuffle=False, **options)
+        options |= {"batch_size": len(x), "epochs": epochs, "verbose": 0, "shuffle": False}
+        return model.fit(x, y, **options)
     for _ in range(epochs):  # as `fit` does, whose pipelines take longer than the steps
         model.train_on_batch(x, y)
     return None

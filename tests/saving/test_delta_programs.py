@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.emulated import on_host
+from tests.training import apply_gradient
 
 pytestmark = on_host
 DIM, KEYS, RATE = 3, 12, 0.25
@@ -114,9 +115,8 @@ class Program:
         gradients = {key: float(self.draw.randrange(-2, 3)) for key in self.some_keys()}
         self.oracle.step(self.optimizer, self.rule, gradients, self.is_untrained)
         self.is_untrained = False
-        keys = tf.constant(list(gradients), tf.int64)
-        values = tf.constant([[gradient] * DIM for gradient in gradients.values()])
-        self.optimizer.apply_gradients([(tf.IndexedSlices(values, keys), self.table)])
+        values = [[gradient] for gradient in gradients.values()]
+        apply_gradient(self.optimizer, self.table, list(gradients), values)
 
     def erase(self):
         keys = self.some_keys()

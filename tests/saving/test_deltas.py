@@ -11,7 +11,7 @@ from sok_like.saving.format import deltas
 from tests.checks.files import check_same
 from tests.emulated import on_host
 from tests.saving.wrong_content import signed
-from tests.training import content
+from tests.training import apply_gradient, content
 
 pytestmark = on_host
 DIM = 4
@@ -31,10 +31,8 @@ def made(sok, rule="adam", **options):
 
 
 def train(table, optimizer, keys, steps=1):
-    keys = tf.constant(keys, tf.int64)
     for _ in range(steps):
-        values = tf.cast(keys, tf.float32)[:, tf.newaxis] * 0.01 + tf.ones([len(keys), DIM])
-        optimizer.apply_gradients([(tf.IndexedSlices(values, keys), table)])
+        apply_gradient(optimizer, table, keys, np.array(keys)[:, np.newaxis] * 0.01 + 1)
 
 
 def restored(sok, folder, rule="adam", **options):

@@ -3,6 +3,7 @@
 A base and three deltas are written, read, gone on from with a fourth delta, and compacted.
 """
 
+import functools
 import time
 from unittest import mock
 
@@ -14,7 +15,7 @@ import sok_like as sok
 from sok_like.runtime.ranks import comm
 from sok_like.saving import background
 from tests.checks.files import by_key, check_same
-from tests.training import content
+from tests.training import content, train_step
 
 pytestmark = pytest.mark.ranks
 
@@ -45,10 +46,8 @@ def train(table, optimizer, steps, kind):
             table.erase(list(ERASED[step]))
         mine = batch(step)[sok.rank() :: sok.size(), np.newaxis]
         keys = tf.RaggedTensor.from_tensor(tf.constant(mine))
-        with tf.GradientTape() as tape:
-            (vectors,) = sok.group_embedding_lookup_sparse([table], [keys], ["sum"])
-            loss = tf.reduce_sum(vectors**2)
-        optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
+        lookup = functools.partial(sok.group_embedding_lookup_sparse, [table], [keys], "sum")
+        train_step(optimizer, table, lambda f=lookup: tf.reduce_sum(f()[0] ** 2))
 
 
 def read(kind, folder):

@@ -10,14 +10,9 @@ import tensorflow as tf
 
 from tests.checks.serving import OneTable
 from tests.emulated import on_host
-from tests.training import rows_by_key
+from tests.training import apply_gradient, rows_by_key
 
 pytestmark = on_host
-
-
-def step(table, optimizer, keys):
-    gradient = tf.IndexedSlices(tf.ones([len(keys), 2]), tf.constant(keys, tf.int64))
-    optimizer.apply_gradients([(gradient, table)])
 
 
 def rows(table):
@@ -35,7 +30,7 @@ class Days:
         self.optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
         self.names = []
         for day, keys in enumerate(self.keys):
-            step(self.table, self.optimizer, keys)
+            apply_gradient(self.optimizer, self.table, keys)
             since = "last" if day else None
             name = sok.Saver().dump(self.table, folder, since=since)
             self.names.append(name.numpy().decode())
@@ -69,7 +64,7 @@ def test_a_table_goes_back(sok, tmp_path, day):
 def test_after_it_went_back_a_chain_goes_on_from_there(sok, tmp_path):
     days, saver = Days(sok, tmp_path), sok.Saver()
     saver.restore(days.table, tmp_path, until=days.names[0])
-    step(days.table, days.optimizer, [9])
+    apply_gradient(days.optimizer, days.table, [9])
     for since in ("last", days.names[1]):  # it has left the last one
         with pytest.raises(RuntimeError, match="this table has written by `dump`, or was restored"):
             saver.dump(days.table, tmp_path, since=since)

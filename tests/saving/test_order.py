@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from sok_like.saving.format import manifest
 from sok_like.table import table_reader
-from tests.training import rows_by_key
+from tests.training import apply_gradient, rows_by_key
 
 
 def slow(monkeypatch, module, name):
@@ -53,17 +53,13 @@ def test_an_optimizer_s_step_comes_after_the_dump_before_it(sok, tmp_path, monke
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
     write(sok, table, 1.0)
 
-    def step():
-        keys = tf.constant([1, 2], tf.int64)
-        optimizer.apply_gradients([(tf.IndexedSlices(tf.ones([2, 2]), keys), table)])
-
-    step()
+    apply_gradient(optimizer, table, [1, 2])
 
     @tf.function
     def program():
-        step()
+        apply_gradient(optimizer, table, [1, 2])
         sok.Saver().dump_to_file(table, tmp_path)
-        step()
+        apply_gradient(optimizer, table, [1, 2])
 
     slow(monkeypatch, table_reader, "content")
     program()

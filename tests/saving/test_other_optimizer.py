@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.checks import files
 from tests.checks.files import check_same
 from tests.saving.test_restore import copied
-from tests.training import content
+from tests.training import apply_gradient, content
 
 pytestmark = pytest.mark.keras
 keras = tf.keras.optimizers
@@ -33,8 +33,7 @@ def gradient_of(step):
 
 def train_table(table, optimizer, steps):
     for step in range(steps):
-        gradient = tf.IndexedSlices(tf.constant(gradient_of(step)), tf.constant(KEYS))
-        optimizer.apply_gradients([(gradient, table)])
+        apply_gradient(optimizer, table, KEYS, gradient_of(step))
 
 
 def rows_after(rows, optimizer, steps):

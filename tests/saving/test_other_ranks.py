@@ -13,7 +13,7 @@ import sok_like.dist_model_parallel as dmp
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.runtime.framework.running_keras import is_keras_3
 from tests.checks import files
-from tests.checks.files import BATCH, KINDS, TABLES, WAYS, X, Y, by_key, check_same, fit, made
+from tests.checks.files import KINDS, TABLES, WAYS, X, Y, by_key, check_same, fit, made, mine
 from tests.training import train_step
 
 of_keras = pytest.mark.keras(slow=True)
@@ -22,11 +22,6 @@ RATE = 0.05
 
 def near(found, expected):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-
-
-def mine(array):
-    count = BATCH // sok.size()
-    return array[sok.rank() * count : (sok.rank() + 1) * count]
 
 
 # ---- models with every kind of state, in Keras' files and checkpoints ----
@@ -167,7 +162,7 @@ class Dump:
 
     def step(self):
         self.done += 1
-        keys = mine(np.random.default_rng(self.done).integers(-60, 60, 2 * BATCH))
+        keys = mine(np.random.default_rng(self.done).integers(-60, 60, 2 * files.BATCH))
         loss_of = lambda: tf.reduce_sum(self.layer(tf.constant(keys)) ** 2)  # noqa: E731
         train_step(self.optimizer, self.layer.trainable_variables, loss_of)
 

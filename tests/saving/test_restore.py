@@ -9,22 +9,22 @@ import tensorflow as tf
 from sok_like.saving.format import durable
 from tests.checks.files import check_same
 from tests.emulated import on_host
-from tests.training import content
+from tests.training import apply_gradient, content
 
 
 def step(table, optimizer, keys=(1, 2), value=1.0):
-    keys = tf.constant(keys, tf.int64)
-    gradient = tf.IndexedSlices(tf.fill([len(keys), table.dim], value), keys)
-    optimizer.apply_gradients([(gradient, table)])
+    apply_gradient(optimizer, table, keys, value)
 
 
 def make_optimizer(sok, rule):
-    rules = {
-        "momentum": lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9),
-        "adagrad": lambda: tf.keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.3),
-        "adam": lambda: tf.keras.optimizers.Adam(0.1),
-    }
-    return sok.OptimizerWrapper(rules[rule]())
+    keras = tf.keras.optimizers
+    return sok.OptimizerWrapper(
+        {
+            "momentum": lambda: keras.SGD(0.1, momentum=0.9),
+            "adagrad": lambda: keras.Adagrad(0.1, initial_accumulator_value=0.3),
+            "adam": lambda: keras.Adam(0.1),
+        }[rule]()
+    )
 
 
 def copied(sok, way, folder, source, target):

@@ -1,5 +1,6 @@
 """Served models that follow: the base with its deltas equals a full export of the same instant."""
 
+import functools
 import itertools
 import pathlib
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from tests.emulated import on_host
 from tests.serving.test_refresh_stress import loaded_by_v1
+from tests.training import train_step
 
 pytestmark = on_host
 DIM = 4
@@ -27,12 +29,17 @@ class Scores(tf.Module):
         super().__init__()
         self.table = sok.EmbeddingVariable(DIM, name="followed", **options)
         self.bias = tf.Variable(tf.zeros([DIM]))
-        self._sok, self._optimizer = sok, sok.OptimizerWrapper(RULES[rule]())
+        self._lookup = sok.group_embedding_lookup_sparse
+        self._optimizer = sok.OptimizerWrapper(RULES[rule]())
         self._steps = 0
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, "keys")])
     def __call__(self, keys):
         return {"rows": tf.nn.embedding_lookup(self.table, keys) + self.bias}
+
+    def _loss(self, keys):
+        (rows,) = self._lookup([self.table], [keys], "sum")
+        return tf.reduce_sum((rows - 1.0) ** 2)
 
     def train(self, low, high):
         """Some steps with keys in this range."""
@@ -40,11 +47,7 @@ class Scores(tf.Module):
             self._steps += 1
             keys = np.random.default_rng(self._steps).integers(low, high, 30)
             keys = tf.RaggedTensor.from_tensor(tf.constant(keys)[:, tf.newaxis])
-            with tf.GradientTape() as tape:
-                (rows,) = self._sok.group_embedding_lookup_sparse([self.table], [keys], ["sum"])
-                loss = tf.reduce_sum((rows - 1.0) ** 2)
-            gradient = tape.gradient(loss, [self.table])
-            self._optimizer.apply_gradients(zip(gradient, [self.table], strict=True))
+            train_step(self._optimizer, self.table, functools.partial(self._loss, keys))
             self.bias.assign_add(tf.ones([DIM]))
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import signal
 from unittest import mock
 
 import numpy as np
@@ -17,7 +16,7 @@ from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
 from sok_like.saving.format import array_files, shard_file
 from tests.checks import files
-from tests.checks.files import BATCH, X, Y, called, check_same, everything, fit, made
+from tests.checks.files import X, Y, called, check_same, everything, fit, made, mine
 
 pytestmark = [pytest.mark.ranks, pytest.mark.keras]
 KINDS = ("weights", "checkpoint")
@@ -275,41 +274,6 @@ def test_keras_backup_in_a_shared_folder(on_processes, tmp_path):
     on_processes(2, backup, tmp_path)
 
 
-class Preempt(tf.keras.callbacks.Callback):
-    """A SIGTERM to rank 1 alone, in the second epoch."""
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 1 and sok.rank() == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-def preempted(folder):
-    """`sok.callbacks.BackupAndRestore` saves at a SIGTERM."""
-    before = signal.getsignal(signal.SIGTERM)
-    callback = sok.callbacks.BackupAndRestore(str(folder), sigterm_every=1)
-    with pytest.raises(SystemExit) as end:
-        fit(called(), 4, callbacks=[Preempt(), callback])
-    assert end.value.code == 143 and signal.getsignal(signal.SIGTERM) == before
-
-
-def go_on_after(folder):
-    model, callback = called(), sok.callbacks.BackupAndRestore(str(folder))
-    assert len(fit(model, 4, callbacks=[callback]).history["loss"]) == 2
-    assert int(tf.convert_to_tensor(model.optimizer.iterations)) == 4
-    return model.predict_on_batch(X)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("readers", [1, 2])
-def test_a_sigterm_saves_and_any_number_of_ranks_goes_on(on_processes, tmp_path, readers):
-    on_processes(2, preempted, tmp_path / "b")
-    (expected,) = on_processes(1, unbroken)
-    copy = shutil.copytree(tmp_path / "b", tmp_path / "copy")  # the ranks still have the first
-    for predicted in on_processes(readers, go_on_after, copy):
-        np.testing.assert_allclose(predicted, expected, rtol=0, atol=1e-6)
-    assert not copy.exists()
-
-
 def session_variables():
     v1 = tf.compat.v1
     table = sok.EmbeddingVariable(4, name="in_session")
@@ -320,13 +284,11 @@ def session_variables():
 def train_session(folder, stop, **options):
     """The first step of a MonitoredTrainingSession, and the content of its last checkpoint."""
     v1 = tf.compat.v1
-    rank, count = sok.rank(), BATCH // sok.size()
     with tf.Graph().as_default():
         v1.set_random_seed(3)
         table, weights, step = session_variables()
-        mine = slice(rank * count, (rank + 1) * count)
-        rows = tf.gather(table, tf.constant(X[mine]))
-        error = tf.matmul(tf.reshape(rows, [count, 8]), weights) - tf.constant(Y[mine])
+        rows = tf.gather(table, tf.constant(mine(X)))
+        error = tf.matmul(tf.reshape(rows, [-1, 8]), weights) - tf.constant(mine(Y))
         optimizer = sok.OptimizerWrapper(v1.train.AdamOptimizer(0.05))
         train = optimizer.minimize(tf.reduce_mean(error**2), global_step=step)
         found = table.snapshot()
@@ -357,8 +319,8 @@ def sessions(folder):
     train_session(folder / "by_steps", 3, save_checkpoint_steps=2)
     first, resumed = train_session(folder / "by_steps", 5, save_checkpoint_steps=2)
     assert first == 3
-    for mine, expected in zip(resumed, unbroken, strict=True):
-        np.testing.assert_array_equal(mine, expected)
+    for found, expected in zip(resumed, unbroken, strict=True):
+        np.testing.assert_array_equal(found, expected)
     comm.current().barrier()  # another rank may still write
     (dump,) = (folder / "by_steps" / "model.ckpt-5.tables").iterdir()
     table = sok.EmbeddingVariable(4, name="in_session")

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.checks import files
+from tests.training import apply_gradient
 
 KEYS, ROWS = [3, 5, 2**40], np.arange(6, dtype=np.float32).reshape(3, 2) + 1
 EXPECTED = {
@@ -47,9 +48,7 @@ def read(sok, kind, model, table, at):
 
 
 def step(sok, table):
-    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
-    gradient = tf.IndexedSlices(tf.ones([1, table.dim]), tf.constant([3]))
-    optimizer.apply_gradients([(gradient, table)])
+    apply_gradient(sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1)), table, [3])
 
 
 def saved(sok, kind, at):
@@ -90,7 +89,7 @@ def test_a_chain_of_deltas(sok, tmp_path):
     sok.assign(table, KEYS, ROWS)
     for number in range(2):
         saver.dump(table, tmp_path, since="last" if number else None)
-        optimizer.apply_gradients([(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([3])), table)])
+        apply_gradient(optimizer, table, [3])
     saver.dump(table, tmp_path, since="last")
     wider = sok.EmbeddingVariable(5, name="user")
     with sok.resized_tables({"user": "pad"}):
