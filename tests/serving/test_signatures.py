@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.checks.serving import OneTable
+
 pytestmark = pytest.mark.keras
 DIM = 4
 KEYS = tf.constant([1, 2, 2, 9], tf.int64)  # 9 has no row of its own
@@ -111,6 +113,12 @@ def scores(sok, compute, specs):
     return Scores()
 
 
+def served(sok, model, path, **options):
+    """The signature of an export."""
+    sok.export_saved_model(model, path, **options)
+    return tf.saved_model.load(str(path)).signatures["serving_default"]
+
+
 def named(names, values):
     flat = tf.nest.flatten(values, expand_composites=True)
     return dict(zip(names.split(), flat, strict=True))
@@ -122,27 +130,23 @@ def test_a_signature_computes_what_the_model_does(sok, tmp_path, case, refreshab
     compute, specs, arguments, inputs, outputs = CASES[case]
     model = scores(sok, compute, specs)
     expected = named(outputs, model(*arguments))
-    sok.export_saved_model(model, tmp_path / "model", refreshable=refreshable)
-    loaded = tf.saved_model.load(str(tmp_path / "model"))
-    served = loaded.signatures["serving_default"](**named(inputs, arguments))
-    assert served.keys() == expected.keys()
+    serve = served(sok, model, tmp_path / "model", refreshable=refreshable)
+    found = serve(**named(inputs, arguments))
+    assert found.keys() == expected.keys()
     for name, value in expected.items():
-        assert served[name].dtype == value.dtype
-        np.testing.assert_array_equal(served[name].numpy(), value.numpy(), name)
+        assert found[name].dtype == value.dtype
+        np.testing.assert_array_equal(found[name].numpy(), value.numpy(), name)
 
 
 def test_a_server_checks_what_a_client_sends(sok, tmp_path):
-    answers = {}
-    for case in ("sparse", "ragged_twice"):
-        sok.export_saved_model(scores(sok, *CASES[case][:2]), tmp_path / case)
-        serve = tf.saved_model.load(str(tmp_path / case)).signatures["serving_default"]
-        answers[case] = serve, named(CASES[case][3], CASES[case][2])
-    serve, sent = answers["sparse"]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="keys_dense_shape.*must fit.*None, 3"):
-        serve(**{**sent, "keys_dense_shape": tf.constant([3, 5], tf.int64)})
-    serve, sent = answers["ragged_twice"]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="partition"):
-        serve(**{**sent, "keys_row_splits_1": tf.constant([0, 1, 3, 9], tf.int64)})
+    for case, name, wrong, words in (
+        ("sparse", "keys_dense_shape", [3, 5], "keys_dense_shape.*must fit.*None, 3"),
+        ("ragged_twice", "keys_row_splits_1", [0, 1, 3, 9], "partition"),
+    ):
+        compute, specs, arguments, inputs, _ = CASES[case]
+        serve = served(sok, scores(sok, compute, specs), tmp_path / case)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            serve(**{**named(inputs, arguments), name: tf.constant(wrong, tf.int64)})
 
 
 SAME_NAMES = {
@@ -158,18 +162,14 @@ def test_outputs_of_one_name_raise(sok, tmp_path, name):
 
 
 def test_an_argument_with_a_default_takes_no_name_away(sok, tmp_path):
-    class Scores(tf.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = sok.EmbeddingVariable(DIM, name="served")
-
+    class Scores(OneTable):
         @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
         def __call__(self, keys, training=False):
             return rows(self.table, keys)
 
-    sok.export_saved_model(Scores(), tmp_path / "model")
-    loaded = tf.saved_model.load(str(tmp_path / "model"))
-    assert list(loaded.signatures["serving_default"].structured_input_signature[1]) == ["keys"]
+    model = Scores(sok.EmbeddingVariable(DIM, name="served"))
+    serve = served(sok, model, tmp_path / "model")
+    assert list(serve.structured_input_signature[1]) == ["keys"]
 
 
 def functional(sok, kind):
@@ -190,7 +190,6 @@ def test_inputs_of_keras(sok, tmp_path, kind):
     model, batch = functional(sok, kind)
     expected = tf.nest.flatten(model({"keys": batch}, training=True))[0]
     assert np.abs(expected).max() > 0
-    sok.export_saved_model(model, tmp_path / "model")
-    serve = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
-    (served,) = serve(**named(CASES["ragged" if kind == "ragged" else "sparse"][3], batch)).values()
-    np.testing.assert_array_equal(served, expected)
+    inputs = CASES["ragged" if kind == "ragged" else "sparse"][3]
+    (found,) = served(sok, model, tmp_path / "model")(**named(inputs, batch)).values()
+    np.testing.assert_array_equal(found, expected)

@@ -8,18 +8,10 @@ from sok_like.saving.format import progress
 from tests import thread_ranks
 
 
-class Stream(io.StringIO):
-    def __init__(self, is_terminal):
-        super().__init__()
-        self.is_terminal = is_terminal
-
-    def isatty(self):
-        return self.is_terminal
-
-
 def shown(monkeypatch, is_terminal, total, seconds):
     """What 10 MB per step show, where each step takes so many seconds."""
-    stream, now = Stream(is_terminal), [100.0]
+    stream, now = io.StringIO(), [100.0]
+    stream.isatty = lambda: is_terminal
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(progress.sys, "stderr", stream)
     of_call = progress.Progress("dump of table 'users'", total)
@@ -52,7 +44,7 @@ def test_bar_on_a_terminal(sok, monkeypatch):
 
 
 def test_other_ranks_show_nothing(sok, monkeypatch):
-    stream = Stream(False)
+    stream = io.StringIO()
     monkeypatch.setattr(progress.sys, "stderr", stream)
     monkeypatch.setattr(progress, "_SECONDS", 0.0)
 
@@ -69,18 +61,12 @@ def test_calls_that_show_it(sok, monkeypatch, tmp_path, capsys):
     layer = sok.All2AllDenseEmbedding(None, 4, 1, 1, name="rows")
     model = tf.keras.Sequential([tf.keras.Input([1], dtype="int64"), layer])
 
-    def restore():
-        saver.restore(table, tmp_path / "users")
-
-    def delta():
-        sok.assign(table, [1, 2], tf.ones([2, 4]))
-        saver.dump(table, tmp_path / "users", since="last")
-
+    at = tmp_path / "users"
     for call, what in [
-        (lambda: saver.dump(table, tmp_path / "users"), "dump of table 'users'"),
-        (delta, "dump of table 'users'"),
-        (lambda: saver.compact(table, tmp_path / "users"), "compact of table 'users'"),
-        (restore, "restore of table 'users'"),
+        (lambda: saver.dump(table, at), "dump of table 'users'"),
+        (lambda: saver.dump(table, at, since="last"), "dump of table 'users'"),
+        (lambda: saver.compact(table, at), "compact of table 'users'"),
+        (lambda: saver.restore(table, at), "restore of table 'users'"),
         (lambda: sok.export_saved_model(model, tmp_path / "served"), "sok.export_saved_model"),
     ]:
         call()
