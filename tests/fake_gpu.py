@@ -33,7 +33,6 @@ ABSENT = {
     "rows on disk are of tables in host memory": ["tests/table/test_storage.py"],
     "deltas are of tables in host memory": [
         "tests/saving/test_saver.py::test_a_full_disk_names_file_and_table",
-        "tests/saving/test_file_systems.py::test_a_chain_in_memory",
         "tests/saving/test_memory.py::test_files_take_parts_of_a_table_beside_it",
         "tests/saving/test_restore.py::test_the_row_of_a_key_that_comes_later_has_decayed[SGD-delta]",
         "tests/saving/test_restore.py::test_the_row_of_a_key_that_comes_later_has_decayed[AdamW-delta]",
