@@ -235,8 +235,8 @@ class OwnStep(tf.keras.Model):
 
 def test_what_a_step_returns_beside_metrics(on_threads):
     def evaluate():
-        model = compiled(None, kind=OwnStep)
-        return [evaluated(model)["of_rank"] for _ in range(2)]
+        model, callbacks = compiled(None, kind=OwnStep), [sok.callbacks.GlobalMetrics()]
+        return [evaluated(model, callbacks=callbacks)["of_rank"] for _ in range(2)]
 
     ranks, said = warned(on_threads, 2, evaluate)
     assert ranks == [[1, 1], [2, 2]] and "['loss', 'of_rank']" in said
