@@ -212,38 +212,43 @@ def outcome(folder, expected, limit):
     return "right" if contents(result) == expected else "another content"
 
 
-def run(num_mutations, seed, with_deltas, with_policy):
+def damaged(files, kinds, num_mutations, seed, outcome):
     """Counts of outcomes, and descriptions of those that must not be."""
-    draw = random.Random(seed)
-    counts, wrong = collections.Counter(), []
+    draw, counts, wrong = random.Random(seed), collections.Counter(), []
+    originals = {file: file.read_bytes() for file in files}
+    for number in range(num_mutations):
+        changed, kind = draw.choice(kinds)(files, draw)
+        for file, data in changed.items():
+            file.write_bytes(data)
+        found = outcome()
+        allowed = ("refused",) if kind.startswith("content") else ("refused", "right")
+        counts[kind.split()[0], found if found in allowed else "wrong"] += 1
+        if found not in allowed:
+            wrong.append(f"{kind} (mutation {number} of seed {seed}): {found}")
+        for file in changed:
+            file.write_bytes(originals[file])
+    return counts, wrong
+
+
+def run(num_mutations, seed, with_deltas, with_policy):
+    """Damages a dump."""
     with tempfile.TemporaryDirectory() as folder:
         shards = [make_shard(rank, 2, with_policy) for rank in range(2)]
         write_dump(folder, shards, with_deltas)
-        files = sorted(pathlib.Path(folder).iterdir())
-        written = read_dump(folder)
-        expected = contents(written)
+        files, written = sorted(pathlib.Path(folder).iterdir()), read_dump(folder)
+        expected, total = contents(written), sum(file.stat().st_size for file in files)
         assert with_deltas or expected == contents(owned_by(shards, 0, 1, DIM))
         assert with_deltas or written.optimizer_step == 7
-        originals = {file: file.read_bytes() for file in files}
-        total = sum(map(len, originals.values()))
+
+        def outcome_now():
+            largest = max(total, sum(file.stat().st_size for file in files))
+            return outcome(folder, expected, 2 * largest + _SPARE_BYTES + with_deltas * _KEYS_BYTES)
+
         tracemalloc.start()
         try:
-            for number in range(num_mutations):
-                changed, kind = draw.choice(_KINDS)(files, draw)
-                for file, data in changed.items():
-                    file.write_bytes(data)
-                total_now = total + sum(len(d) - len(originals[f]) for f, d in changed.items())
-                spare = _SPARE_BYTES + with_deltas * _KEYS_BYTES
-                found = outcome(folder, expected, 2 * max(total, total_now) + spare)
-                allowed = ("refused",) if kind.startswith("content") else ("refused", "right")
-                counts[kind.split()[0], found if found in allowed else "wrong"] += 1
-                if found not in allowed:
-                    wrong.append(f"{kind} (mutation {number} of seed {seed}): {found}")
-                for file in changed:
-                    file.write_bytes(originals[file])
+            return damaged(files, _KINDS, num_mutations, seed, outcome_now)
         finally:
             tracemalloc.stop()
-    return counts, wrong
 
 
 def main():
@@ -262,9 +267,9 @@ def main():
         failed += told(what, *found)
     sok.Init(global_batch_size=12, seed=7)
     with tempfile.TemporaryDirectory() as folder:
-        damaged = fuzz_files.Files(folder)
+        of_model = fuzz_files.Files(folder)
         for kind in files.KINDS:  # whose files take longer
-            failed += told(kind, *fuzz_files.run(damaged, kind, each // 5, options.seed))
+            failed += told(kind, *of_model.run(kind, each // 5, options.seed))
     raise SystemExit(failed > 0)
 
 

@@ -4,11 +4,10 @@ Keras' files and tf.train.Checkpoint, with the mutations of bytes of `fuzz.py`. 
 are Keras' own: HDF5 does not check their bytes.
 """
 
-import collections
 import contextlib
+import functools
 import io
 import pathlib
-import random
 import warnings
 
 import numpy as np
@@ -66,20 +65,8 @@ class Files:
         files.load(kind, self._model, self._folder)
         return self._model
 
-
-def run(damaged, kind, num_mutations, seed):
-    """Counts of outcomes, and descriptions of those that must not be."""
-    draw, counts, wrong = random.Random(seed), collections.Counter(), []
-    originals = {file: file.read_bytes() for file in damaged.of(kind)}
-    assert damaged.outcome(kind) == "right"
-    for number in range(num_mutations):
-        changed, what = fuzz.mutate_bytes(list(originals), draw)
-        for file, data in changed.items():
-            file.write_bytes(data)
-        found = damaged.outcome(kind)
-        counts[found if found in ("refused", "right") else "wrong"] += 1
-        if found not in ("refused", "right"):
-            wrong.append(f"{what} (mutation {number} of seed {seed}): {found}")
-        for file in changed:
-            file.write_bytes(originals[file])
-    return counts, wrong
+    def run(self, kind, num_mutations, seed):
+        """Damages the files of a kind."""
+        assert self.outcome(kind) == "right"
+        outcome = functools.partial(self.outcome, kind)
+        return fuzz.damaged(self.of(kind), [fuzz.mutate_bytes], num_mutations, seed, outcome)

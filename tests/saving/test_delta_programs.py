@@ -187,5 +187,5 @@ def test_a_restore_gives_the_table_of_the_last_dump(sok, tmp_path, seed):
 def test_a_delta_of_more_than_keys_is_whole(sok, tmp_path, calls):
     program = Program(sok, tmp_path, 0)
     program.rule, program.optimizer = "adagrad", sok.OptimizerWrapper(RULES["adagrad"]())
-    for call in [*calls.split(), "restore_anew"]:
+    for call in [*calls.split(), "restore", "step", "step", "restore_anew"]:
         program.do(call)

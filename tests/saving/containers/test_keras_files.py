@@ -179,9 +179,9 @@ def test_ranks_load_a_model_together_whoever_made_its_layers(sok, tmp_path, monk
 @pytest.mark.parametrize("kind", files.KINDS)
 def test_a_damaged_file_is_refused_or_its_tables_are_right(sok, tmp_path, kind):
     """`make fuzz` runs more."""
-    counts, wrong = fuzz_files.run(fuzz_files.Files(tmp_path), kind, MUTATIONS[kind], 1)
+    counts, wrong = fuzz_files.Files(tmp_path).run(kind, MUTATIONS[kind], 1)
     assert not wrong, wrong
-    assert counts["refused"] > 0
+    assert any(found == "refused" for _, found in counts)
 
 
 def test_a_table_without_a_checksum_is_refused(sok, tmp_path, monkeypatch):
