@@ -112,7 +112,7 @@ slow() {  # 100 million keys; under the emulator, what the step runs at all
 
 # Without the benchmark, the long trainings and TensorFlow, which take long here.
 sanitize() {
-  local long="test_benchmark or test_optimizers or test_adam_replay or test_assign or test_ops"
+  local long="test_benchmark or test_optimizers or test_adam_replay or test_ops"
   if [ -n "$REHEARSE" ]; then  # the same choice of tests, each time with other chances
     SOK_EMULATOR_SEED=$((RANDOM + 1)) "$PYTHON" -m pytest -q -x -m "not gpu and not slow" \
       -k "emulated and test_group and not ($long)" tests/cuda -p no:cacheprovider

@@ -84,22 +84,6 @@ def test_momentum_gap(core, weight_decay, nesterov, tf1, gap):
     pair.compare()
 
 
-def test_a_read_does_not_count_as_a_step(core):
-    """Reading rows in the middle of a gap, by either call, changes nothing in the end."""
-    rows = []
-    for reads in (False, True):
-        pair = adam(core)
-        pair.step(1, 0.1, np.arange(5), np.ones((5, DIM), np.float32))
-        for chunk in range(6):
-            idle(pair, 2 + 20 * chunk, 20, "constant")
-            if reads:
-                pair.table.find(np.arange(5))
-                pair.table.find_or_insert(np.arange(5))
-        pair.compare()
-        rows.append(pair.table.find(np.arange(5))[0])
-    np.testing.assert_allclose(rows[0], rows[1], atol=1e-7, rtol=0)
-
-
 def test_assigned_row_stands_from_then_on(core):
     pair = adam(core, weight_decay=0.1)
     pair.step(1, 0.1, np.arange(3), np.ones((3, DIM), np.float32))

@@ -213,19 +213,6 @@ def test_errors_of_calls(core):
         table.set_step(-1)
 
 
-def test_a_full_table_without_a_score_refuses_and_forgets_the_call(core):
-    table = make(core, 3, {"filter_freq": 2})
-    table.observe([1, 2, 3, 4])
-    before, known = table.statistics(), table.key_statistics([1, 4, 7])
-    with pytest.raises(ValueError, match="max_capacity=3"):
-        table.observe([1, 2, 3, 4, 7])
-    assert table.statistics() == before
-    for got, want in zip(table.key_statistics([1, 4, 7]), known, strict=True):
-        assert got.tolist() == want.tolist()
-    table.observe([1, 2, 3])
-    assert table.size == 3
-
-
 # ---- a bound on waiting keys ----
 
 

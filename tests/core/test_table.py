@@ -1,6 +1,7 @@
-"""Tables against a Python dict, and what their memory and their hashes promise."""
+"""Tables against a Python dict, and what their memory and their hashes promise.
 
-import threading
+Threads, slots and full tables are in cpp/tests/.
+"""
 
 import hypothesis.strategies as st
 import numpy as np
@@ -29,10 +30,6 @@ def extreme_keys(key_dtype):
     low, high = RANGES[key_dtype]
     wanted = [0, 1, 2, -1, -2, low, low + 1, high, high - 1, 2**31, 2**32, -(2**31), 0x7FFF, 12345]
     return [k for k in dict.fromkeys(wanted) if low <= k <= high]
-
-
-def row_of(number):
-    return np.float32(number) + np.arange(DIM, dtype=np.float32)
 
 
 class TableAgainstDict(RuleBasedStateMachine):
@@ -87,7 +84,7 @@ class TableAgainstDict(RuleBasedStateMachine):
         rows = np.zeros((len(keys), DIM), np.float32)
         for i, k in enumerate(keys):
             self.count += 1
-            rows[i] = self.expected[k] = row_of(self.count)
+            rows[i] = self.expected[k] = self.count + np.arange(DIM, dtype=np.float32)
         self.table.assign(array, rows)
 
     @rule(data=st.data())
@@ -148,25 +145,6 @@ def unhashed(hashes):
         return keys ^ (keys >> 30) ^ (keys >> 60)
 
 
-def test_keys_that_share_shard_home_bucket_and_digest(core):
-    """The hash ends in the digest and begins with the shard; a secret decides on the bucket."""
-    hashes = np.uint64(5 << 58 | 77) + (np.arange(400, dtype=np.uint64) << np.uint64(8))
-    pieces = [(*_core._hash_pieces(key), key) for key in unhashed(hashes).view(np.int64).tolist()]
-    assert {(shard, digest) for shard, _, digest, _ in pieces} == {(5, 77)}
-    keys = np.array([key for _, bucket, _, key in pieces if bucket % 4 == pieces[0][1] % 4])
-    others = np.setdiff1d([key for *_, key in pieces], keys)
-    assert 20 < len(keys) < 380
-    table = core.Table("t", 1)
-    rows = np.arange(len(keys), dtype=np.float32)[:, None]
-    table.assign(keys, rows)
-    np.testing.assert_array_equal(table.find(keys)[0], rows)
-    assert not table.find(others)[1].any()
-    assert table.erase(keys[::2]) == len(keys[::2])
-    rows_now, found = table.find(keys)
-    np.testing.assert_array_equal(found, np.arange(len(keys)) % 2 == 1)
-    np.testing.assert_array_equal(rows_now[1::2], rows[1::2])
-
-
 def test_keys_made_up_to_share_a_bucket_do_not():
     """Equal hash bits, whichever of them the bucket might be taken from."""
     one = unhashed(np.array([5 << 58 | 77], np.uint64)).view(np.int64)
@@ -224,59 +202,6 @@ def test_memory_beside_the_rows_stays_within_32_bytes_a_key():
     assert np.mean(figures[2:]) <= 32
 
 
-@pytest.mark.parametrize("call", ["find_or_insert", "assign", "import_"])
-def test_max_capacity_is_all_or_nothing(core, call):
-    table = core.Table("user_id", 2, max_capacity=1000)
-    table.assign(np.arange(990), np.ones((990, 2)))
-    before = table.export()
-    keys = np.concatenate([np.arange(980, 1001), [1000, 999]])  # 11 new ones, two of them twice
-    args = () if call == "find_or_insert" else (np.zeros((keys.size, 2)),)
-    with pytest.raises(ValueError, match=r"max_capacity=1000.*11 new keys.*990.*user_id"):
-        getattr(table, call)(keys, *args)
-    for mine, theirs in zip(table.export()[:2], before[:2], strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-    table.find_or_insert(keys[keys != 1000])  # 10 new keys fit exactly
-    assert table.size == 1000
-    table.erase([0])
-    table.find_or_insert([5000])
-    assert table.size == 1000
-
-
-def test_thread_count_does_not_show_in_what_was_inserted():
-    results = []
-    for num_threads in (1, 2, 5):
-        _core.set_num_threads(num_threads)
-        rng, table = np.random.default_rng(1), _core.Table("t", 7, seed=3)
-        for _ in range(5):
-            results.append(table.find_or_insert(rng.integers(0, 30_000, 20_000)))
-            table.erase(rng.integers(0, 30_000, 4000))
-    for run in (results[5:10], results[10:]):
-        for (rows, inserted), (expected_rows, expected) in zip(run, results[:5], strict=True):
-            np.testing.assert_array_equal(rows, expected_rows)
-            np.testing.assert_array_equal(inserted, expected)
-
-
-def test_python_threads_share_a_table():
-    table = _core.Table("t", 4)
-    errors = []
-
-    def work(seed):
-        rng = np.random.default_rng(seed)
-        for _ in range(20):
-            keys = rng.integers(0, 20_000, 5_000)
-            if not np.array_equal(table.find_or_insert(keys)[0], table.initial_rows(keys)):
-                errors.append(seed)
-
-    threads = [threading.Thread(target=work, args=(s,)) for s in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    expected = [np.random.default_rng(s).integers(0, 20_000, (20, 5_000)) for s in range(4)]
-    np.testing.assert_array_equal(table.export()[0], np.unique(expected))
-
-
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_without_hashtable(core, rank):
     options = {"use_hashtable": False, "max_capacity": 10, "rank": rank, "world_size": 3, "seed": 5}
@@ -302,33 +227,6 @@ def test_without_hashtable(core, rank):
         table.erase(all_keys)
     table.clear()
     np.testing.assert_array_equal(table.find(all_keys)[0], hashed.initial_rows(all_keys))
-
-
-def test_slots_survive_export_and_import(core):
-    table = core.Table("t", 2)
-    table.configure_slots(
-        [
-            _core.SlotVariableSpec("a", 2, initial=0.5),
-            _core.SlotVariableSpec("step", 1, initial=-1, saved=False),
-            _core.SlotVariableSpec("b", 1, initial=0.25),
-        ]
-    )
-    keys = [5, -7, 3]
-    slots = {"b": [[1.0], [2.0], [3.0]]}
-    table.import_(keys, np.eye(3, 2), slots)
-    got_keys, rows, got_slots = table.export()
-    assert got_keys.tolist() == [3, 5, -7]
-    np.testing.assert_array_equal(rows, np.eye(3, 2)[[2, 0, 1]])
-    assert list(got_slots) == ["a", "b"]
-    np.testing.assert_array_equal(got_slots["a"], np.full((3, 2), 0.5))
-    np.testing.assert_array_equal(got_slots["b"], [[3], [1], [2]])
-    assert table.export(with_slots=False)[2] == {}
-    fresh = core.Table("t", 2)
-    fresh.import_(got_keys, rows, got_slots)
-    assert [(s.name, s.width) for s in fresh.slots] == [("a", 2), ("b", 1)]
-    np.testing.assert_array_equal(fresh.export()[2]["b"], [[3], [1], [2]])
-    with pytest.raises(ValueError, match="'b' must have width 1. Received: 2"):
-        fresh.import_(keys, rows, {"b": np.zeros((3, 2))})
 
 
 def test_wrong_arguments_are_named():
