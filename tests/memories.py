@@ -55,6 +55,11 @@ def bindings(request):
     return _core
 
 
+def up(cuda, values, dtype=np.int64):
+    """An array on the device."""
+    return cuda.CudaArray(np.asarray(values, dtype))
+
+
 class Core:
     """Names that are not defined here are those of `_core`."""
 

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 
 from sok_like import _core
+from tests.memories import up
 
 DIM = 4
-
-
-def up(cuda, values, dtype=np.int64):
-    return cuda.CudaArray(np.asarray(values, dtype))
 
 
 def sizes(cuda):

@@ -6,6 +6,8 @@ import gc
 import numpy as np
 import pytest
 
+from tests.memories import up
+
 CUDA, HOST = 2, 1
 INT, UINT, FLOAT, BOOL = 0, 1, 2, 6
 
@@ -84,10 +86,6 @@ class Producer:
 
 
 KEYS = np.array([5, 1, 5, 9, -1], np.int64)
-
-
-def up(cuda, values, dtype=np.int64):
-    return cuda.CudaArray(np.asarray(values, dtype))
 
 
 def test_arrays_of_others_come_in(cuda):

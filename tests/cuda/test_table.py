@@ -4,21 +4,16 @@ What it has in common with `_core.Table` is in tests/core, and its bits are comp
 the CPU in cpp/tests/cuda.
 """
 
-import threading
-
 import numpy as np
 import pytest
 
 from sok_like import _core
 from tests import memories
 from tests.core.test_policies import INITIAL, add_up, make
+from tests.memories import up
 
 DIM = 4
 EXTREMES = [0, 1, -1, -2, 2**63 - 1, -(2**63), 2**32, 2**31, -(2**31), 255, 256]
-
-
-def up(cuda, values, dtype=np.int64):
-    return cuda.CudaArray(np.asarray(values, dtype))
 
 
 # ---- rows by number ----
@@ -96,7 +91,7 @@ def test_combine_of_a_table_with_keys_that_wait(cuda):
     np.testing.assert_array_equal(out, [[3.0] * DIM, [-4.0] * DIM])
 
 
-# ---- large batches, and calls at once ----
+# ---- large batches ----
 
 
 def large_run(table):
@@ -124,34 +119,6 @@ def test_large_lookups_are_those_of_the_cpu(cuda, capacity, policy):
     found = [large_run(make(core, capacity, policy)) for core in (memories.Core(cuda), _core)]
     for got, want in zip(*found, strict=True):
         np.testing.assert_array_equal(got, want)
-
-
-def test_an_export_beside_assignments_is_of_one_instant(cuda):
-    """Python's threads run at once: calls release its lock, and tables lock themselves."""
-    table, keys = cuda.CudaTable("t", 2), up(cuda, np.arange(1000))
-    rows = [up(cuda, np.full((1000, 2), value), np.float32) for value in range(10)]
-    table.assign(keys, rows[0])
-    snapshots = []
-
-    def export():
-        while assigning.is_alive():
-            snapshots.append(table.export())
-
-    def assign():
-        number = 0
-        while number < 40 or len(snapshots) < 3:
-            table.assign(keys, rows[number % 10])
-            number += 1
-
-    assigning = threading.Thread(target=assign)
-    exporting = threading.Thread(target=export)
-    for thread in (assigning, exporting):
-        thread.start()
-    for thread in (assigning, exporting):
-        thread.join()
-    for exported, found, _ in snapshots:
-        np.testing.assert_array_equal(exported, np.arange(1000))
-        assert (found == found[0, 0]).all()
 
 
 @pytest.mark.parametrize(
