@@ -1,11 +1,9 @@
 """A training with policies on ranks, also of tables in device memory."""
 
-import pathlib
-import tempfile
-
 import numpy as np
 import tensorflow as tf
 
+import sok_like as sok
 from tests.checks.parity import ranks_of
 
 BATCH, STEPS, HOTNESS = 9, 24, 2
@@ -21,8 +19,6 @@ def batches():
 
 
 def option():
-    import sok_like as sok
-
     return sok.EmbeddingVariableOption(
         filter_option=sok.CounterFilter(3),
         evict_option=[sok.GlobalStepEvict(4), sok.L2WeightEvict(1e-4)],
@@ -31,12 +27,9 @@ def option():
     )
 
 
-def train():
-    """Trains on this rank's samples; counts per step over ranks, and this rank's final keys."""
-    import sok_like as sok
-    from sok_like.runtime.ranks import comm
-
-    rank, world_size = comm.current().rank, comm.current().world_size
+def train(folder):
+    """Trains on this rank's samples and dumps; counts over ranks per step, and own keys."""
+    rank, world_size = sok.rank(), sok.size()
     table = sok.get_embedding_variable("policies", 3, ev_option=option())
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
     optimizer.build([table])
@@ -52,28 +45,16 @@ def train():
             table.evict()
         statistics.append(tuple(table.statistics(all_ranks=True)))
     keys, rows = (tensor.numpy() for tensor in sok.export(table))
-    folder = _shared_folder()
-    sok.Saver().dump_to_file(table, str(folder))
-    comm.current().barrier()
+    sok.Saver().dump_to_file(table, folder)
     return {
         "statistics": statistics,
         "total": table.total_count(all_ranks=True).numpy().tolist(),
         "keys": keys,
         "rows": rows,
-        "known": _known(table),
+        "known": known(table),
         "evicted": table.pop_evicted().keys.numpy(),
-        "dump": {file.name: file.read_bytes() for file in folder.iterdir()},
     }
 
 
-def _known(table):
+def known(table):
     return np.stack([field.numpy().astype(np.int64) for field in table.key_statistics(KEYS)], 1)
-
-
-def _shared_folder():
-    from sok_like.runtime.ranks import comm
-
-    folder = tempfile.mkdtemp(prefix="sok_policies_")
-    name = tf.constant(list(folder.encode()), tf.uint8)  # of one length on all ranks
-    name = comm.current().broadcast(name, 0, "sok_shared_folder")
-    return pathlib.Path(bytes(name.numpy()).decode())

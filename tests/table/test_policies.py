@@ -15,15 +15,6 @@ NO_PERMISSION = -3.0
 KEYS = np.array([-1, 2**63 - 1, *range(8)], np.int64)
 
 
-def option(sok):
-    return sok.EmbeddingVariableOption(
-        filter_option=sok.CounterFilter(2),
-        evict_option=[sok.GlobalStepEvict(3), sok.L2WeightEvict(0.1), sok.ScoreEvict("lfu", 6)],
-        init_option=sok.InitializerOption("ones", default_value_no_permission=NO_PERMISSION),
-        evicted_buffer_size=5,
-    )
-
-
 POLICY = {
     "filter_freq": 2,
     "no_permission": NO_PERMISSION,
@@ -32,6 +23,15 @@ POLICY = {
     "score": "lfu",
     "evicted_buffer": 5,
 }
+
+
+def option(sok):
+    return sok.EmbeddingVariableOption(
+        filter_option=sok.CounterFilter(2),
+        evict_option=[sok.GlobalStepEvict(3), sok.L2WeightEvict(0.1), sok.ScoreEvict("lfu", 6)],
+        init_option=sok.InitializerOption("ones", default_value_no_permission=NO_PERMISSION),
+        evicted_buffer_size=5,
+    )
 
 
 def batches():
@@ -43,37 +43,15 @@ def batches():
     ]
 
 
-class Run:
-    """A training's rows per step, keys evicted at every fifth step, and final state."""
-
-    def __init__(self):
-        self.rows, self.evicted = [], []
-
-
-def expected():
-    run, model = Run(), Model(np.ones([1, 2], np.float32), 6, POLICY)
-    run.dropped_gradients = 0
-    for step, batch in enumerate(batches()):
-        run.rows.append(model.lookup(batch.ravel().tolist()).reshape(4, 2, 2))
-        keys, counts = np.unique(batch, return_counts=True)
-        for key, count in zip(keys.tolist(), counts, strict=True):
-            if key in model.rows:  # the loss is the sum of all rows
-                model.rows[key] = model.rows[key] - np.float32(RATE * count)
-            else:
-                run.dropped_gradients += 1
-        if step % 5 == 4:
-            run.evicted.append(model.evict())
-    run.model = model
-    return run
-
-
 def feature_rows(sok, table, keys, training=True):
     return sok.group_embedding_lookup([table, table], [keys[:, 0], keys[:, 1]], training=training)
 
 
-def run_training(sok, as_function):
-    run = Run()
-    run.table = table = sok.get_embedding_variable("users", 2, ev_option=option(sok))
+@pytest.mark.parametrize("as_function", [False, True])
+def test_training_against_the_model(sok, as_function):
+    """The rows of each step, keys evicted at every fifth one, and the final state."""
+    model, dropped, all_evicted = Model(np.ones([1, 2], np.float32), 6, POLICY), 0, 0
+    table = sok.get_embedding_variable("users", 2, ev_option=option(sok))
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
     optimizer.build([table])
 
@@ -84,33 +62,29 @@ def run_training(sok, as_function):
         optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
         return rows
 
-    run_step = tf.function(step) if as_function else step
-    evict = tf.function(table.evict) if as_function else table.evict
+    step, evict = map(tf.function, (step, table.evict)) if as_function else (step, table.evict)
     for number, batch in enumerate(batches()):
-        run.rows.append(run_step(tf.constant(batch)).numpy())
+        right = model.lookup(batch.ravel().tolist()).reshape(4, 2, 2)
+        np.testing.assert_array_equal(step(tf.constant(batch)), right)
+        for key, count in zip(*np.unique(batch, return_counts=True), strict=True):
+            if key in model.rows:  # the loss is the sum of all rows
+                model.rows[key] = model.rows[key] - np.float32(RATE * count)
+            else:
+                dropped += 1
         if number % 5 == 4:
-            run.evicted.append(int(evict()))
-    run.statistics = table.statistics()
-    run.keys = table.key_statistics(KEYS)
-    run.popped = table.pop_evicted()
-    return run
-
-
-@pytest.mark.parametrize("as_function", [False, True])
-def test_training_against_the_model(sok, as_function):
-    run = run_training(sok, as_function)
-    wanted = expected()
-    model = wanted.model
-    np.testing.assert_array_equal(run.rows, wanted.rows)
-    assert run.evicted == wanted.evicted and sum(run.evicted) > 0
+            evicted = model.evict()
+            assert int(evict()) == evicted
+            all_evicted += evicted
+    statistics = table.statistics()
     for name, count in model.counts.items():
-        assert getattr(run.statistics, name) == count, name
-    assert run.statistics.dropped_gradients == wanted.dropped_gradients > 0
-    assert run.statistics.step == STEPS and run.statistics.size == len(model.rows)
-    found = zip(*(np.asarray(field).tolist() for field in run.keys), strict=True)
+        assert getattr(statistics, name) == count, name
+    assert statistics.dropped_gradients == dropped > 0 and all_evicted > 0
+    assert statistics.step == STEPS and statistics.size == len(model.rows)
+    found = zip(*(np.asarray(field).tolist() for field in table.key_statistics(KEYS)), strict=True)
     assert list(found) == [model.seen(key) for key in KEYS.tolist()]
-    assert np.asarray(run.popped.keys).tolist() == [key for key, *_ in model.buffer]
-    np.testing.assert_array_equal(run.popped.rows, [row for _, row, *_ in model.buffer])
+    popped = table.pop_evicted()
+    assert np.asarray(popped.keys).tolist() == [key for key, *_ in model.buffer]
+    np.testing.assert_array_equal(popped.rows, [row for _, row, *_ in model.buffer])
 
 
 def test_evaluation_counts_nothing(sok):
@@ -119,20 +93,6 @@ def test_evaluation_counts_nothing(sok):
     assert (np.array(rows) == NO_PERMISSION).all()
     assert table.statistics() == (0,) * 15
     assert (table.find([1])[0].numpy() == NO_PERMISSION).all()
-
-
-def test_a_batch_that_does_not_fit_changes_nothing(sok):
-    table = sok.get_embedding_variable(
-        "users", 2, ev_option=sok.EmbeddingVariableOption(evict_option=sok.ScoreEvict("lru", 3))
-    )
-    sok.group_embedding_lookup([table], [[1, 2, 3]])
-    before, rows = table.statistics(), sok.export(table)[1].numpy()
-    with pytest.raises(tf.errors.ResourceExhaustedError, match=r"max_capacity=3[\s\S]*users"):
-        sok.group_embedding_lookup([table], [[1, 4, 5, 6]])
-    assert table.statistics() == before
-    assert (sok.export(table)[1].numpy() == rows).all()
-    sok.group_embedding_lookup([table], [[1, 4, 5]])
-    assert sok.export(table)[0].numpy().tolist() == [1, 4, 5]
 
 
 def test_custom_scores(sok):
@@ -150,22 +110,6 @@ def test_custom_scores(sok):
         with pytest.raises(TypeError, match="`scores` must be of an integer dtype.*users"):
             table.assign_scores([1], scores)
     assert int(table.assign_scores([], [])) == 0
-
-
-def test_several_lookups_of_one_step(sok):
-    table = sok.get_embedding_variable(
-        "users", 2, ev_option=sok.EmbeddingVariableOption(record_statistics=True)
-    )
-    for _ in range(2):
-        table.set_step(41)
-        sok.group_embedding_lookup([table], [[7]])
-    sok.group_embedding_lookup([table], [[7, 8]])
-    found = table.key_statistics([7, 8, 9])
-    assert found.frequencies.numpy().tolist() == [2, 1, 0]
-    assert found.last_steps.numpy().tolist() == [43, 43, -1]
-    assert table.total_count().numpy().tolist() == [2, table.dim]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="step"):
-        table.set_step(-1)
 
 
 def test_plain_tables_keep_no_records(sok):
@@ -400,36 +344,24 @@ def test_a_large_dump_is_read_in_parts(sok, tmp_path, monkeypatch):
 
 
 @pytest.mark.keras
-@pytest.mark.parametrize(
-    "option, way",
-    [("filter", "weights file"), ("eviction", "backup"), ("statistics", "weights file")],
-)
-def test_the_weights_file_holds_what_is_known_of_keys(sok, tmp_path, option, way):
+@pytest.mark.parametrize("filters", [True, False])
+def test_the_weights_file_holds_what_is_known_of_keys(sok, tmp_path, filters):
     """`zip() argument 2 is longer than argument 1` came of it."""
-    policy = {
-        "filter": {"filter_option": sok.CounterFilter(2)},
-        "eviction": {"evict_option": sok.GlobalStepEvict(50)},
-        "statistics": {"record_statistics": True},
-    }[option]
+    policy = {"filter_option": sok.CounterFilter(2)} if filters else {"record_statistics": True}
 
     def make():
         keys = tf.keras.Input([2], dtype="int64")
-        ev_option = sok.EmbeddingVariableOption(**policy)
-        group = sok.GroupEmbedding(
-            [2], table_options={"table_0": {"ev_option": ev_option}}, name="g"
-        )
-        (rows,) = group([keys])
-        model = tf.keras.Model(keys, tf.keras.layers.Dense(1)(rows))
+        options = {"table_0": {"ev_option": sok.EmbeddingVariableOption(**policy)}}
+        group = sok.GroupEmbedding([2], table_options=options, name="g")
+        model = tf.keras.Model(keys, tf.keras.layers.Dense(1)(group([keys])[0]))
         optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
         model.compile(optimizer, "mse", jit_compile=False)
         return model, group.tables["table_0"]
 
     keys = np.array([[1, 2], [3, 3], [1, 5]])
     model, table = make()
-    callbacks = (
-        [tf.keras.callbacks.BackupAndRestore(str(tmp_path / "b"))] if way == "backup" else []
-    )
-    model.fit(keys, np.ones([3]), epochs=3, verbose=0, callbacks=callbacks)
+    backup = tf.keras.callbacks.BackupAndRestore(str(tmp_path / "b"))
+    model.fit(keys, np.ones([3]), epochs=3, verbose=0, callbacks=[backup])
     again, other = make()
     again.fit(keys + 7, np.ones([3]), verbose=0)
     model.save_weights(str(tmp_path / "m.weights.h5"))

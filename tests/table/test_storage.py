@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sok_like.table.options import option_config, option_from_config
 from tests import disk
 
 DIM, NUM_KEYS, BATCH = 32, 6000, 400
@@ -119,20 +120,5 @@ def test_what_cannot_be_is_refused(sok, folder):
 
 
 def test_the_option_goes_through_json(sok, folder):
-    from sok_like.table.options import option_config, option_from_config
-
     option = option_of(sok, folder, cache_strategy="LRU")
     assert option_from_config(option_config(option)) == option
-
-
-def test_each_rank_has_a_file_of_its_own(sok, on_threads):
-    def check():
-        with disk.folder() as folder:
-            memory, on_disk = pair(sok, folder)
-            for table in (memory, on_disk):
-                train(sok, table, first=sok.rank())
-            assert_same(sok, memory, on_disk)
-            assert [*folder.iterdir()] == []  # the files have no names any more
-            assert memory.stats().size > 1000 and on_disk.stats().blocks_evicted > 100
-
-    on_threads(2, check)
