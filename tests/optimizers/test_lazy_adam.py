@@ -10,10 +10,8 @@ from tests.core import oracles
 from tests.optimizers.test_rules import (
     DIM,
     KEYS,
-    embedding_gradient,
     follow,
     gradients,
-    make_variable,
     of_oracle,
 )
 
@@ -55,17 +53,6 @@ def test_dense_gradients_of_ordinary_variables_follow_adam(sok):
         lazy.apply_gradients([(gradient, ours)])
         adam.apply_gradients([(gradient, stock)])
     np.testing.assert_allclose(ours, stock, rtol=1e-6)
-
-
-def test_absent_rows_keep_their_bits(sok):
-    for optimizer in forms(sok).values():
-        variable, _ = make_variable(sok)
-        value = np.ones([1, DIM], np.float32)
-        optimizer.apply_gradients([(embedding_gradient([0], value), variable)])
-        before = variable.find(KEYS[:1])[0].numpy()
-        for _ in range(20):
-            optimizer.apply_gradients([(embedding_gradient([1], value), variable)])
-        assert (variable.find(KEYS[:1])[0].numpy() == before).all()
 
 
 def test_lazy_momentum_follows_the_sparse_formula(sok):

@@ -113,18 +113,14 @@ def initialized():
     sok.Init(global_batch_size=4, seed=3)
 
 
-def make(inner=None):
-    layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True)
-    dense = tf.Variable([1.0, -1.0])
-    inner = inner or tf.keras.optimizers.SGD(0.5)
-    kinds = tf.keras.optimizers if is_keras_3() else tf.keras.mixed_precision
-    optimizer = kinds.LossScaleOptimizer(inner, initial_scale=SCALE)
-    return layer, dense, sok.OptimizerWrapper(optimizer)
+@pytest.fixture
+def layer():
+    return sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True)
 
 
 @keras_3_only
-def test_gradients_are_unscaled_for_both_kinds_of_variable():
-    layer, dense, _ = make()
+def test_gradients_are_unscaled_for_both_kinds_of_variable(layer):
+    dense = tf.Variable([1.0, -1.0])
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.5, loss_scale_factor=SCALE))
     keys = tf.constant([5, 6], tf.int64)
     before = layer(keys).numpy()
@@ -141,8 +137,8 @@ def test_gradients_are_unscaled_for_both_kinds_of_variable():
     "parts, skipped, in_graph",
     [((3e38, 3e38), True, True), ((3e38, -3e38), False, True), (INFINITE, True, False)],
 )
-def test_the_sum_of_several_lookups_must_be_finite(parts, skipped, in_graph):
-    layer, _, optimizer = make()
+def test_the_sum_of_several_lookups_must_be_finite(layer, parts, skipped, in_graph):
+    optimizer = _doors()["sok"]()
     table = layer.trainable_variables[0]
     keys = tf.constant([5, 6], tf.int64)
     before = layer(keys).numpy()

@@ -83,24 +83,6 @@ def test_a_new_optimizer_starts_anew(sok, table, name, compiled):
         np.testing.assert_allclose(rows_of(table), dense, atol=1e-5)
 
 
-def test_under_fit(sok):
-    """Fine-tuning: `compile` and `fit` twice."""
-    layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, name="tuned")
-    sok.assign(layer.table, np.arange(3), START)
-    keys = tf.keras.Input([1], dtype="int64")
-    model = tf.keras.Model(keys, tf.keras.layers.Flatten()(layer(keys)))
-    dense = tf.Variable(START)
-    for rate in (0.1, 0.01):
-        model.compile(sok.OptimizerWrapper(keras.Adam(rate)), "mse")
-        right = keras.Adam(rate)
-        for ids in IDS:
-            model.train_on_batch(np.array(ids)[:, None], np.zeros([3, 2], np.float32))
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((tf.one_hot(ids, 3) @ dense) ** 2)
-            right.apply_gradients([(tape.gradient(loss, dense), dense)])
-        np.testing.assert_allclose(rows_of(layer.table), dense, atol=1e-5)
-
-
 def test_a_frozen_table_keeps_its_optimizer(sok, table):
     """Steps that an optimizer makes without a variable count, as for a dense one."""
     dense, other, too = tf.Variable(START), tf.Variable([1.0]), tf.Variable([1.0])
@@ -189,18 +171,4 @@ def test_gradient_descent_keeps_nothing_and_shares(sok, table):
     for ids in IDS:
         for step in (*ours, *right):
             step(ids)
-    np.testing.assert_allclose(rows_of(table), dense, atol=1e-5)
-
-
-def test_loaded_slot_rows_are_any_optimizers(sok, table, tmp_path):
-    """A dump's moments go on under a new optimizer, also where another one trained meanwhile."""
-    dense, right = tf.Variable(START), keras.Adam(0.1)
-    step = of_dense(dense, right)
-    of_table(sok, table, keras.Adam(0.1))(IDS[0])
-    step(IDS[0])
-    sok.Saver().dump_to_file(table, str(tmp_path))
-    of_table(sok, table, keras.Adam(0.7))(IDS[2])
-    sok.Saver().restore_from_file(table, str(tmp_path))
-    of_table(sok, table, keras.Adam(0.1))(IDS[1])
-    step(IDS[1])
     np.testing.assert_allclose(rows_of(table), dense, atol=1e-5)

@@ -50,18 +50,13 @@ def test_ordinary_variables(sok, shape, sparse):
     np.testing.assert_allclose(variable, formula.w.reshape(shape), rtol=1e-5, atol=1e-6)
 
 
-def model_of(sok, optimizer):
-    keys = tf.keras.Input([], dtype="int64", name="k")
-    rows = sok.GroupEmbedding({"k": 3}, name="rows")({"k": keys})["k"]
-    model = tf.keras.Model({"k": keys}, tf.keras.layers.Dense(1, name="top")(rows))
-    model.compile(optimizer, "mse")
-    return model
-
-
 def test_in_compile_saved_and_loaded(sok, tmp_path):
     data = {"k": KEYS[:4]}, np.arange(4, dtype=np.float32)[:, np.newaxis]
     tf.keras.utils.set_random_seed(3)
-    model = model_of(sok, make(sok))
+    keys = tf.keras.Input([], dtype="int64", name="k")
+    rows = sok.GroupEmbedding({"k": 3}, name="rows")({"k": keys})["k"]
+    model = tf.keras.Model({"k": keys}, tf.keras.layers.Dense(1, name="top")(rows))
+    model.compile(make(sok), "mse")
     model.fit(*data, batch_size=4, epochs=2, verbose=0)
     model.save(tmp_path / "m.keras")
     loaded = tf.keras.models.load_model(tmp_path / "m.keras")
