@@ -14,30 +14,19 @@ INITIAL = np.random.default_rng(1).normal(size=(7, DIM)).astype(np.float32)
 EXTREMES = [-1, -(2**63), 2**63 - 1, 0]
 KEYS = np.array([*EXTREMES, *range(100, 136)], np.int64)
 
+OCCURRENCES = {"filter_freq": 5, "no_permission": 0.25, "count_occurrences": True}
+STEPS_TO_LIVE = {"steps_to_live": 20, "evicted_buffer": 5}
 POLICIES = {
     "filter": (0, {"filter_freq": 3, "no_permission": -2.5}),
     "bounded": (0, {"filter_freq": 4, "max_waiting": 8}),
-    "steps": (0, {"steps_to_live": 20, "evicted_buffer": 5}),
+    "steps": (0, STEPS_TO_LIVE),
     "weight": (0, {"l2_threshold": 0.7, "evicted_buffer": 1000}),
     "lru": (12, {"score": "lru", "evicted_buffer": 3}),
     "lfu": (12, {"score": "lfu"}),
     "custom": (12, {"score": "custom", "evicted_buffer": 30}),
-    "occurrences": (0, {"filter_freq": 5, "no_permission": 0.25, "count_occurrences": True}),
-    "occurrences_lfu": (
-        12,
-        {"filter_freq": 3, "no_permission": 2.0, "score": "lfu", "count_occurrences": True},
-    ),
-    "all": (
-        12,
-        {
-            "filter_freq": 2,
-            "no_permission": 1.0,
-            "steps_to_live": 30,
-            "l2_threshold": 0.3,
-            "score": "lfu",
-            "evicted_buffer": 4,
-        },
-    ),
+    "occurrences": (0, OCCURRENCES),
+    "occurrences_lfu": (12, {**OCCURRENCES, "filter_freq": 3, "score": "lfu"}),
+    "all": (12, {**STEPS_TO_LIVE, "filter_freq": 2, "l2_threshold": 0.3, "score": "lfu"}),
 }
 
 
