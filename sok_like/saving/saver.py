@@ -181,7 +181,7 @@ class Saver(History):
         required = "at least one table, each with a name of its own"
         require(0 < len(names) == len(set(names)), "embedding_variables", required, names)
         dumps = [background.BackgroundTableDump(variable, filepath) for variable in variables]
-        Saving(Steps("begin_dump"), dumps).agree()
+        Saving(Steps("begin_dump", own_error=True), dumps).agree()
         saving = Saving(Steps(background.CALL), dumps)
 
         def publish():

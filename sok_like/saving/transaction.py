@@ -107,7 +107,7 @@ class SavingBeside(Saving):
         parts: Sequence[CheckpointPart],
         common: Callable[[Sequence[str]], None] | None = None,
     ):
-        super().__init__(Steps(call), parts)
+        super().__init__(Steps(call, own_error=True), parts)
         self._path, self.common, self._may_be_named = path, common, False
         self._references: list[str] = []
 

@@ -47,7 +47,7 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
         RuntimeError: in a graph; a rank could not write; the folder is not shared.
     """
     dumped = _dumped("dump", dump_vars, optimizer)
-    steps = Steps(f"sok2.dump of {[table.stem for table in dumped]}")
+    steps = Steps(f"sok2.dump of {[table.stem for table in dumped]}", own_error=True)
 
     def find():
         return os.fspath(path), [file for table in dumped for file in table.joined_files()]

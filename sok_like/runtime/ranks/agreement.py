@@ -146,10 +146,13 @@ def one_rank_at_a_time(
 
 
 class Steps:
-    """Steps of one call of the user, one after the other, taken at once; outside of graphs."""
+    """Steps of one call of the user, one after the other, taken at once; outside of graphs.
 
-    def __init__(self, call: str):
-        self.call, self._communicator = call, comm.current()
+    A single rank raises what several would, RuntimeError, "rank 0: ...", or the `own_error`.
+    """
+
+    def __init__(self, call: str, own_error: bool = False):
+        self.call, self._own_error, self._communicator = call, own_error, comm.current()
         self._messages: list[Any] = []  # of all ranks, of the last step, once there is one
 
     def take(
@@ -167,8 +170,7 @@ class Steps:
         outputs, of these dtypes, if there are any. They are returned as tensors.
 
         `verify` is called with all ranks' messages. What it raises, it must raise on all ranks.
-        `undo` is called if a rank has failed, before the error is raised. A single rank raises what
-        several would: RuntimeError, "rank 0: ...".
+        `undo` is called if a rank has failed, before the error is raised.
         """
         results: list[Any] = []
         dtypes = list(outputs)
@@ -177,7 +179,8 @@ class Steps:
             try:
                 message = function(*self._messages, *inputs)
             except Exception as error:
-                if self._communicator.world_size == 1 and not isinstance(error, RuntimeError):
+                alone = self._communicator.world_size == 1 and not self._own_error
+                if alone and not isinstance(error, RuntimeError):
                     _said([_problem_of(error)], cause=error)
                 raise
             if dtypes:
