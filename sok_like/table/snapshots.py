@@ -1,10 +1,11 @@
 """A shard at one instant, as tensors: for dumps, checkpoints and copies.
 
-In a checkpoint, the tensor `place` says which rank's part of a table it holds, or which dump beside
-the checkpoint has the table.
+A checkpoint says which rank's part of a table it holds. The slot names end with the line `sok_like:
+rank 0 of 1, step 17, decay 0.9`, or with the name of the dump beside the checkpoint.
 """
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ import tensorflow as tf
 from sok_like.runtime.checks import unmet
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import text_of
 from sok_like.table.content import BY_KEY, FIELDS, REQUIRED, TableContent, nothing
 from sok_like.table.keys import owner
 
@@ -77,50 +77,72 @@ def _inputs(content):
     return {**{name: getattr(content, name) for name in FIELDS}, "records": records}
 
 
-BESIDE = "beside the checkpoint: "  # then the name of the folder
+_PLACE = re.compile(r"sok_like: rank (\d+) of (\d+), step (-?\d+), decay (\S+)")
+BESIDE = "sok_like: beside the checkpoint, "  # then the name of the folder
 
 
 def checkpointed(snapshot: TableContent) -> dict[str, Any]:
-    """The tensors of a table inside a checkpoint."""
-    here = comm.current()
-    return {**snapshot.fields(), "place": tf.constant(f"rank {here.rank} of {here.world_size}")}
+    """The tensors of a table inside a checkpoint, which say which rank's they are."""
+    communicator = comm.current()
+    tensors = snapshot.fields()
+    place = f"sok_like: rank {communicator.rank} of {communicator.world_size}, step "
+    step, scale = tensors.pop("optimizer_step"), tensors.pop("initial_row_scale")
+    decay = tf.strings.as_string(scale, scientific=True, precision=17)
+    line = tf.strings.join([place, tf.strings.as_string(step), ", decay ", decay])
+    tensors["slot_names"] = tf.concat([tensors["slot_names"], [line]], axis=0)
+    return tensors
 
 
 def referring(variable: Any, reference: str) -> dict[str, Any]:
     """The same tensors without content, for a checkpoint whose tables lie beside it."""
     tensors = nothing(variable.dim, variable.keeps_records).fields()
+    del tensors["optimizer_step"], tensors["initial_row_scale"]  # as in `checkpointed`
+    tensors["slot_names"] = np.array([(BESIDE + reference).encode()], dtype=object)
     with tf.device("/CPU:0"):
-        tensors = {name: tf.constant(value) for name, value in tensors.items()}
-        return {**tensors, "place": tf.constant(BESIDE + reference)}
+        return {name: tf.constant(value) for name, value in tensors.items()}
 
 
 def reference_in(tensors: dict[str, Any]) -> str | None:
     """The reference of a table beside its checkpoint; None: its content is inside. Eager only."""
-    place = text_of(tensors["place"]).decode()
-    return place.removeprefix(BESIDE) if place.startswith(BESIDE) else None
+    names = np.asarray(tensors["slot_names"], dtype=object)
+    line = bytes(names[-1]).decode() if len(names) else ""
+    return line.removeprefix(BESIDE) if line.startswith(BESIDE) else None
 
 
 def from_checkpoint(tensors: dict[str, Any], table: str) -> TableContent:
     """The inverse of `checkpointed`."""
     # Any number of ranks can read what one wrote. The part of several must be this rank's.
-    own = f"rank {comm.current().rank} of {comm.current().world_size}"
+    communicator = comm.current()
+    own = communicator.rank, communicator.world_size
 
-    def is_part(place):
-        place = text_of(place).decode()
-        if place.startswith(BESIDE):
+    def split(names):
+        line = names[-1].decode() if len(names) else ""
+        if line.startswith(BESIDE):
             raise ValueError(
                 "A checkpoint that several ranks wrote must be restored eagerly. "
                 f"Received: a restore in a graph (table '{table}')"
             )
-        is_whole = place.endswith(" of 1")
-        if not is_whole and place != own:
-            what = f"What {place} has copied of table '{table}'"
-            raise unmet(what, "be restored by the same rank", f"a restore on {own}")
-        return np.bool_(not is_whole)
+        place = _PLACE.fullmatch(line)
+        if place is None:
+            required = "say which rank's part it is: save again with this version of sok_like"
+            raise unmet(f"A checkpoint of table '{table}'", required, f"an end {line!r:.80}")
+        *numbers, scale = place.groups()
+        rank, world_size, step = map(int, numbers)
+        if (rank, world_size) != own and world_size > 1:
+            raise ValueError(
+                f"What rank {rank} of {world_size} has copied of table '{table}' must be restored "
+                f"by the same rank. Received: a restore on rank {own[0]} of {own[1]}"
+            )
+        return names[:-1], np.int64(step), np.float64(scale), np.int64(world_size)
 
-    content = dict(tensors)
-    part = tf.numpy_function(is_part, [content.pop("place")], tf.bool)
-    return owned(TableContent(**content), part)
+    names, step, scale, written_by = tf.numpy_function(
+        split, [tensors["slot_names"]], [tf.string, tf.int64, tf.float64, tf.int64]
+    )
+    names.set_shape([None])
+    step.set_shape([])
+    scale.set_shape([])
+    fields = {**tensors, "slot_names": names, "optimizer_step": step, "initial_row_scale": scale}
+    return owned(TableContent(**fields), written_by > 1)
 
 
 def owned(content: TableContent, is_part: Any = False) -> TableContent:

@@ -203,7 +203,12 @@ def test_a_dump_into_a_file_says_so_although_nothing_can_be_undone(sok, tmp_path
 def test_what_another_rank_has_copied(sok):
     table = sok.EmbeddingVariable(2, name="copied")
     sok.assign(table, [1], np.ones([1, 2]))
-    tensors = {**table._serialize_to_tensors(), "place": tf.constant("rank 1 of 2")}
-    with pytest.raises(ValueError, match="What rank 1 of 2 has copied of table 'copied' must be"):
-        table._restore_from_tensors(tensors)
+    tensors = table._serialize_to_tensors()
+    for line, message in (
+        ("sok_like: rank 1 of 2, step 3, decay 1.0", "What rank 1 of 2 has copied of table 'copied'"),
+        ("accumulator", "table 'copied' must say.*save again"),
+    ):
+        tensors["slot_names"] = tf.constant([line])
+        with pytest.raises(ValueError, match=message):
+            table._restore_from_tensors(tensors)
     np.testing.assert_array_equal(table.find([1])[0], [[1, 1]])

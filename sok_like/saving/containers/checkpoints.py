@@ -278,8 +278,8 @@ def _refer(saver, kinds, part, reference):
     if isinstance(part, HashTablePart):
         for tensor in _tensors_of(saver):
             name = trackable_utils.extract_local_name(tensor.checkpoint_key)
-            if unwrap(_object_of(tensor)) is part.table and name == "place":
-                _put(saver, tensor.checkpoint_key, snapshots.BESIDE + reference)
+            if unwrap(_object_of(tensor)) is part.table and name == "slot_names":
+                _put(saver, tensor.checkpoint_key, [snapshots.BESIDE + reference])
         return
     note = {"folder": reference, "world_size": comm.current().world_size}
     if part.name == "dense":

@@ -9,7 +9,7 @@
 Keras stores a layer's variables by number, as arrays. A table is no array. So the methods that
 `install.py` wraps leave tables out of the numbered list, and store each under its key, by which it
 is found again (`table_names.py`). On one rank that is its content, with a checksum. On several it
-is the name of a folder beside the file.
+is the name of a folder beside the file. Number 0 is not written: `keys`, `1.keys`.
 
 Keras visits layers and optimizers in any order. So slot variables of dense tables are stored with
 their tables (`dense_tables.py`), and both are read once Keras has visited all of a model.
@@ -44,7 +44,7 @@ HOLDER = "tables"  # the id of the only holder in a folder
 _BESIDE = "beside"  # the name of a folder
 _RANKS = "ranks"  # how many have written a folder of dense tables
 _ARRAYS = "|".join((*FIELDS, checksums.OF_ARRAYS, _BESIDE))
-_KEY = re.compile(rf"(\d+|=[^.]+)\.({_ARRAYS})")
+_KEY = re.compile(rf"(?:([1-9]\d*|=[^.]+)\.)?({_ARRAYS})")
 _DENSE = "dense."
 # While Keras writes a file: .references: of folders beside it, by the `id` of what they hold. While
 # it reads one: .partial: whether tables that the file lacks may start empty; .loaded: holders of
@@ -131,7 +131,8 @@ def save(own: Callable, self: Any, store: Any) -> None:
         _save_dense(holder, store)
     names = table_names.within(self.name, [table.table_name for table in tables])
     for number, (table, name) in enumerate(zip(tables, names, strict=True)):
-        prefix = f"{table_names.key_of(name, number)}."
+        key = table_names.key_of(name, number)
+        prefix = "" if key == "0" else f"{key}."
         if _save_reference(store, prefix, table, f"Table '{table.table_name}' is"):
             continue
         content = table.snapshot().fields()
@@ -252,11 +253,11 @@ def _sorted(store):
         if of_table is None:
             ordinary.add(key)
         else:
-            tables.setdefault(of_table[1], set()).add(of_table[2])
-    stored = [
-        (table_names.name_of(key), _Arrays(store, f"{key}.", tables[key]))
-        for key in sorted(tables, key=table_names.order)
-    ]
+            tables.setdefault(key.removesuffix(of_table[2]), set()).add(of_table[2])
+    stored = []
+    for prefix in sorted(tables, key=table_names.order):
+        name = table_names.name_of(prefix.removesuffix("."))
+        stored.append((name, _Arrays(store, prefix, tables[prefix])))
     return _Arrays(store, "", ordinary), stored
 
 

@@ -10,7 +10,7 @@ one of 4 billion others. A damaged block changes the SHA-256 of the list.
 HDF5 checks nothing: a flipped bit of a file of Keras would load as another row. So arrays of ours
 in such a file have one checksum, of their names, dtypes, shapes and bytes:
 
-    =user.keys  =user.rows  ...  =user.sha256
+    vars/keys  vars/rows  ...  vars/sha256
 """
 
 import concurrent.futures

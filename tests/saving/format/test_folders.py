@@ -41,7 +41,7 @@ def by_keras(model, layer, path, reference, monkeypatch):
         group = file[os.path.dirname(found[0])]
         for name in list(group):
             del group[name]
-        group["0.beside"] = np.frombuffer(reference.encode(), np.uint8)
+        group["beside"] = np.frombuffer(reference.encode(), np.uint8)
     return lambda: model.load_weights(f"{path}.weights.h5")
 
 
