@@ -205,7 +205,7 @@ def test_what_another_rank_has_copied(sok):
     sok.assign(table, [1], np.ones([1, 2]))
     tensors = table._serialize_to_tensors()
     for line, message in (
-        ("sok_like: rank 1 of 2, step 3, decay 1.0", "What rank 1 of 2 has copied of table 'copied'"),
+        ("sok_like: rank 1 of 2, step 3, decay 1.0", "What rank 1 of 2 has copied of table"),
         ("accumulator", "table 'copied' must say.*save again"),
     ):
         tensors["slot_names"] = tf.constant([line])
