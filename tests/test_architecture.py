@@ -63,26 +63,6 @@ STANDARD_LIBRARY_ONLY = (
     "sok_like/run.py",
     "sok_like/install_horovod.py",
 )
-# Public functions with more arguments than `MAX_ARGUMENTS`, by module.
-MAX_ARGUMENTS = 5
-MANY_ARGUMENTS = {
-    **dict.fromkeys(("dist_model_parallel/embedding", "dist_model_parallel/layer"), "__init__"),
-    **dict.fromkeys(("embeddings/all2all_dense_embedding", "planner/strategy"), "__init__"),
-    **dict.fromkeys(("embeddings/distributed_embedding", "group_embedding/layer"), "__init__"),
-    **dict.fromkeys(("optimizers/deeprec", "optimizers/own"), "__init__"),
-    "sok2/dynamic_variable": "__init__",
-    **dict.fromkeys(("table/variable", "callbacks/serve_while_training"), "__init__"),
-    "callbacks/backup_and_restore": "__init__",
-    "saving/parts/hash_tables": "stage_dump",
-    "lookup/stock_table": "__init__",  # what a table of a SavedModel is made of
-    "feature_column/categorical": "sparse_column_with_embedding",
-    "feature_column/columns": "embedding_column shared_embedding_columns",
-    "feature_column/graph_layers": "input_layer sequence_input_layer linear_model",
-    "group_embedding/variables": "get_embedding_variable get_multihash_variable",
-    "group_embedding/lookup_sparse": "group_embedding_lookup_sparse group_embedding_lookup",
-    "inspection/sizes": "estimate_memory",
-    "serving/export": "export_saved_model",
-}
 ABOVE_THE_PACKAGE = {"examples", "benchmarks", "tests"}
 
 # Folder of a C++ file -> folders it may include. cpu and cuda are two backends that do not know
@@ -250,18 +230,14 @@ def cpp_faults(name, source):
     return faults
 
 
-def test_python_imports_point_down():
-    files = [name for name in tracked_files() if re.fullmatch(r"sok_like/.*\.py", name)]
+@pytest.mark.parametrize(
+    "pattern, faults_of",
+    [(r"sok_like/.*\.py", python_faults), (r"cpp/.*\.(h|cc|cu|cuh)", cpp_faults)],
+)
+def test_imports_and_includes_point_down(pattern, faults_of):
+    files = [name for name in tracked_files() if re.fullmatch(pattern, name)]
     assert files
-    assert [
-        fault for name in files for fault in python_faults(name, (ROOT / name).read_text())
-    ] == []
-
-
-def test_cpp_includes_point_down():
-    files = [name for name in tracked_files() if re.fullmatch(r"cpp/.*\.(h|cc|cu|cuh)", name)]
-    assert files
-    assert [fault for name in files for fault in cpp_faults(name, (ROOT / name).read_text())] == []
+    assert [fault for name in files for fault in faults_of(name, (ROOT / name).read_text())] == []
 
 
 def test_the_document_names_the_packages_that_exist():
@@ -316,19 +292,6 @@ def test_files_are_short():
     code = [name for name in tracked_files() if pathlib.PurePath(name).suffix in CODE]
     lengths = {name: len((ROOT / name).read_text().splitlines()) for name in code}
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
-
-
-def test_functions_take_few_arguments():
-    """More only where SOK, DeepRec, Keras or our published API asks for them; inside, an object."""
-    found = set()
-    for name in (n for n in tracked_files() if n.startswith("sok_like/") and n.endswith(".py")):
-        for node in ast.walk(ast.parse((ROOT / name).read_text())):
-            if isinstance(node, ast.FunctionDef):
-                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                own = [a.arg for a in arguments if a.arg not in ("self", "cls")]
-                found |= {f"{name[9:-3]}:{node.name}"} if len(own) > MAX_ARGUMENTS else set()
-    published = {f"{of}:{name}" for of, names in MANY_ARGUMENTS.items() for name in names.split()}
-    assert found - published == set()
 
 
 def test_no_file_names_a_path_of_one_machine():

@@ -102,21 +102,21 @@ def test_metric_average(on_threads, world_size):
         assert ranks[0][0] != ranks[1][0] and epochs < 4 and rate < RATE
 
 
-def test_metric_average_stands_before_those_that_act(on_threads):
+def test_callbacks_that_raise(on_threads):
+    """`MetricAverage` behind one that acts, or of other metrics; a broadcast of another model."""
+
     def check():
-        stopping = tf.keras.callbacks.EarlyStopping("loss")
-        with pytest.raises(ValueError, match="EarlyStopping before it"):
-            fit(make_model(), [stopping, sok.callbacks.MetricAverage()])
-
-    on_threads(2, check)
-
-
-def test_metrics_of_other_names(on_threads):
-    def check():
-        more = {"another": 1.0} if sok.rank() else {}
-        words = r"(?s)same on all ranks.*Received: \['another', .*on rank 1"
-        with pytest.raises(ValueError, match=words):
-            fit(make_model(), [Scores(**more), sok.callbacks.MetricAverage()])
+        average, stops = sok.callbacks.MetricAverage, tf.keras.callbacks.EarlyStopping
+        keys = tf.keras.Input([2])
+        other = tf.keras.Model(keys, tf.keras.layers.Dense(1 + sok.rank(), name="head")(keys))
+        scores = Scores(**({"another": 1.0} if sok.rank() else {}))
+        for model, callbacks, words in (
+            (make_model(), [stops("loss"), average()], "EarlyStopping before it"),
+            (make_model(), [scores, average()], r"all ranks.*Received: \['another', .*on rank 1"),
+            (other, [sok.callbacks.BroadcastVariables()], "differs is number 0.*head.*kernel"),
+        ):
+            with pytest.raises(ValueError, match=f"(?s){words}"):
+                fit(model, callbacks)
 
     on_threads(2, check)
 
@@ -155,20 +155,10 @@ def test_broadcast_variables(on_threads, make):
     assert ranks[0][1][-1] != ranks[0][1][0]
 
 
-@pytest.mark.parametrize("root", [-1, 99, None])
-def test_broadcast_from_no_such_rank(sok, root):
-    with pytest.raises(ValueError, match=r"\[0, 1\)"):
-        sok.callbacks.BroadcastVariables(root)
-
-
-def test_broadcast_of_other_models(on_threads):
-    def check():
-        keys = tf.keras.Input([2])
-        model = tf.keras.Model(keys, tf.keras.layers.Dense(1 + sok.rank(), name="head")(keys))
-        with pytest.raises(ValueError, match="(?s)first that differs is number 0.*head.*kernel"):
-            fit(model, [sok.callbacks.BroadcastVariables()])
-
-    on_threads(2, check)
+def test_broadcast_from_no_such_rank(sok):
+    for root in (-1, 99, None):
+        with pytest.raises(ValueError, match=r"\[0, 1\)"):
+            sok.callbacks.BroadcastVariables(root)
 
 
 def test_weights_that_start_different_are_named(on_threads):

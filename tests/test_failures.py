@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
-from tests.ranks import HANG_LIMIT, RanksFailed, run_ranks
+from tests.ranks import HANG_LIMIT
 from tests.training import rows_by_key
 
 LIMIT = HANG_LIMIT / 2  # seconds, also on a slow machine; what hangs is ended after them all
@@ -101,23 +101,3 @@ def test_assign_overfills_one_rank_only(sok, on_threads):
         assert int(variable.size()) == 0
 
     on_threads(2, check)
-
-
-# ---- a rank that raises elsewhere ----
-
-
-def exception_outside_sok():
-    sok.Init(global_batch_size=2)
-    layer = sok.DistributedEmbedding("sum", None, 2, 1, 1)
-    for step in range(1000):
-        if sok.rank() == 1 and step == 3:
-            raise ValueError("no such file on rank 1")
-        layer(tf.constant([[step]], tf.int64))
-
-
-@pytest.mark.ranks
-def test_a_job_ends_with_the_message():
-    start = time.monotonic()
-    with pytest.raises(RanksFailed, match="ValueError: no such file on rank 1"):
-        run_ranks("tests.test_failures:exception_outside_sok", 2)
-    assert time.monotonic() - start < LIMIT

@@ -10,6 +10,7 @@ import sok_like as sok
 from sok_like import feature_column as fc
 from sok_like.runtime.ranks import comm, lookup_options
 from sok_like.table.variable import unwrap
+from tests.training import rows_by_key, train_step
 
 pytestmark = pytest.mark.keras
 BATCH, STEPS, RATE = 12, 3, 0.5  # samples of all ranks in a step
@@ -30,23 +31,26 @@ def mine(array):
     return steps[:, rank].reshape(-1, *array.shape[1:])
 
 
-class _Sok(tf.keras.layers.Layer):
+class Distributed(tf.keras.layers.Layer):
+    """A layer that looks up rows of one number, zero at first."""
+
     def __init__(self, name):
         super().__init__(name=name)
         self.lookup = self.make(name)
 
+    def make(self, name):
+        options = {"embedding_initializer": "zeros", "name": name}
+        return sok.DistributedEmbedding("sum", None, 1, slot_num=2, max_nnz=1, **options)
+
     def call(self, keys):
         return self.lookup(keys)
 
-
-class Distributed(_Sok):
-    def make(self, name):
-        return sok.DistributedEmbedding(
-            "sum", None, 1, slot_num=2, max_nnz=1, embedding_initializer="zeros", name=name
-        )
-
     def table(self):
         return self.lookup.table
+
+    def rows(self):
+        """This rank's rows, by key."""
+        return {key: row for key, (row,) in rows_by_key(self.table()).items()}
 
 
 class AllToAll(Distributed):
@@ -54,20 +58,18 @@ class AllToAll(Distributed):
         return sok.All2AllDenseEmbedding(None, 1, 2, 1, embedding_initializer="zeros", name=name)
 
 
-class Group(tf.keras.layers.Layer):
-    def __init__(self, name):
-        super().__init__(name=name)
+class Group(Distributed):
+    def make(self, name):
         self.weight = sok.EmbeddingVariable(1, name=name, initializer="zeros").as_weight()
 
     def call(self, keys):
-        (rows,) = sok.group_embedding_lookup([self.table()], [keys], name=self.name)
-        return rows
+        return sok.group_embedding_lookup([self.table()], [keys], name=self.name)[0]
 
     def table(self):
         return unwrap(self.weight)
 
 
-class GroupLayer(_Sok):
+class GroupLayer(Distributed):
     def make(self, name):
         options = {"keys": {"initializer": "zeros"}}
         return sok.GroupEmbedding({"keys": 1}, combiners="sum", table_options=options, name=name)
@@ -79,32 +81,20 @@ class GroupLayer(_Sok):
         return self.lookup.tables["keys"]
 
 
-class Columns(_Sok):
+class Columns(Distributed):
     def make(self, name):
-        columns = [
-            fc.embedding_column(
-                fc.categorical_column_with_embedding(f"{name}_keys", dtype=tf.int64),
-                1,
-                "sum",
-                initializer=tf.zeros_initializer(),
-            )
-        ]
-        return fc.DenseFeatures(columns, name=name)
+        keys = fc.categorical_column_with_embedding("keys", dtype=tf.int64)
+        column = fc.embedding_column(keys, 1, "sum", initializer=tf.zeros_initializer())
+        return fc.DenseFeatures([column], name=name)
 
     def call(self, keys):
-        return self.lookup({f"{self.name}_keys": tf.sparse.from_dense(keys + 10)})
+        return self.lookup({"keys": tf.sparse.from_dense(keys + 10)})
 
     def table(self):
         return unwrap(self.lookup.trainable_variables[0])
 
-
-DOORS = {
-    "distributed": Distributed,
-    "all_to_all": AllToAll,
-    "group": Group,
-    "group_layer": GroupLayer,
-    "columns": Columns,
-}
+    def rows(self):
+        return {key - 10: row for key, row in super().rows().items()}
 
 
 class Model(tf.keras.Model):
@@ -117,12 +107,6 @@ class Model(tf.keras.Model):
     def call(self, keys):
         rows = self.layer(keys)
         return tf.reduce_sum(rows, axis=list(range(1, rows.shape.rank)))
-
-
-def rows_of(table, shift=0):
-    """This rank's rows, by key."""
-    keys, rows = sok.export(table)
-    return dict(zip((keys.numpy() - shift).tolist(), rows.numpy()[:, 0].tolist(), strict=True))
 
 
 def trained():
@@ -142,32 +126,29 @@ def trained():
 def check(parts):
     """The ranks' rows together are the rows trained in NumPy."""
     found = {key: row for part in parts for key, row in part.items()}
-    expected = trained()
-    assert set(found) == set(expected)
-    for key, row in expected.items():
-        assert found[key] == pytest.approx(row, abs=1e-5), key
+    assert found == pytest.approx(trained(), abs=1e-5)
 
 
 def fit(door):
     """The rank's rows after steps of `fit`, without a word on `gradient_scale`."""
-    layer = DOORS[door](f"fit_{door}")
+    layer = door(f"fit_{door.__name__.lower()}")
     model = Model(layer)
     model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE)), "mse")
     keys, targets = map(mine, samples())
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*gradient_scale")
         model.fit(keys, targets, batch_size=len(keys) // STEPS, shuffle=False, verbose=0)
-    return rows_of(layer.table(), 10 if door == "columns" else 0)
+    return layer.rows()
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", [Distributed, AllToAll, Group, GroupLayer, Columns])
 def test_the_default_gradient_scale_is_right_under_fit(on_threads, door):
     check(on_threads(2, fit, door))
 
 
 @pytest.mark.ranks
 def test_fit_on_processes(on_processes):
-    check(on_processes(2, fit, "distributed"))
+    check(on_processes(2, fit, Distributed))
 
 
 def test_histograms_of_tensorboard(sok, tmp_path):
@@ -179,7 +160,7 @@ def test_histograms_of_tensorboard(sok, tmp_path):
     # It makes a dense tensor of every weight.
     with pytest.raises(TypeError, match="'histograms' has no dense value"):
         model.fit(keys, targets, batch_size=BATCH, shuffle=False, callbacks=[board], verbose=0)
-    check([rows_of(layer.table())])
+    check([layer.rows()])
 
 
 def warnings_of_loops():
@@ -206,9 +187,9 @@ def test_a_loop_that_says_no_gradient_scale_warns_once_on_ranks(on_processes):
     "combiner, outputs, rows",
     [
         # Key 1 is used three times, key 5 once; in a mean of two keys each counts half.
-        ("sum", [[[1], [0]], [[2], [1]]], {1: -2.0, 5: 0.0}),
-        ("mean", [[[1], [0]], [[1], [1]]], {1: -1.5, 5: 0.5}),
-        (None, [[[[1], [0]], [[0], [0]]], [[[1], [1]], [[0], [1]]]], {1: -2.0, 5: 0.0}),
+        ("sum", [[[1], [0]], [[2], [1]]], {1: [-2.0], 5: [0.0]}),
+        ("mean", [[[1], [0]], [[1], [1]]], {1: [-1.5], 5: [0.5]}),
+        (None, [[[[1], [0]], [[0], [0]]], [[[1], [1]], [[0], [1]]]], {1: [-2.0], 5: [0.0]}),
     ],
 )
 def test_padding(on_threads, combiner, outputs, rows):
@@ -223,17 +204,11 @@ def test_padding(on_threads, combiner, outputs, rows):
             layer = sok.All2AllDenseEmbedding(None, 1, 2, 2, **options)
         else:
             layer = sok.DistributedEmbedding(combiner, None, 1, 2, 2, **options)
-        with tf.GradientTape() as tape:
-            output = layer(keys)
-            loss = tf.reduce_sum(output)
-        gradients = tape.gradient(loss, layer.trainable_variables)
+        found = layer(keys).numpy()
         optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
-        optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
-        if sok.rank():
-            assert not output.numpy().any()
-        else:
-            assert output.numpy().tolist() == outputs
-        return rows_of(layer.table)
+        train_step(optimizer, layer.trainable_variables, lambda: tf.reduce_sum(layer(keys)))
+        assert found.tolist() == outputs if sok.rank() == 0 else not found.any()
+        return rows_by_key(layer.table)
 
     found = {key: row for of_rank in on_threads(2, train) for key, row in of_rank.items()}
     assert found == rows

@@ -66,7 +66,7 @@ class Pip:
     def __init__(self, fails=False):
         self.commands, self.env, self.fails = [], None, fails
 
-    def __call__(self, command, *, words, log, env):
+    def __call__(self, *words, log, env=None):
         self.commands.append(words)
         if words[0] == "download":
             folder = pathlib.Path(words[words.index("--dest") + 1])
@@ -78,7 +78,7 @@ class Pip:
             self.env = env
             if self.fails:
                 pathlib.Path(log).write_text("error: no XLA\n")
-                raise subprocess.CalledProcessError(1, command)
+                raise subprocess.CalledProcessError(1, words)
             folder = pathlib.Path(words[words.index("--wheel-dir") + 1])
             folder.mkdir()
             (folder / "horovod.whl").touch()
@@ -88,9 +88,7 @@ class Pip:
 
 def stand_in(monkeypatch, **kwargs):
     pip = Pip(**kwargs)
-    monkeypatch.setattr(
-        module, "_pip", lambda *words, log, env=None: pip("pip", words=words, log=log, env=env)
-    )
+    monkeypatch.setattr(module, "_pip", pip)
     return pip
 
 

@@ -13,7 +13,6 @@ from tests.thread_ranks import raised
 
 pytestmark = [pytest.mark.keras, pytest.mark.ranks]
 
-FITS_OF_TABLES = ("fit_sok", "fit_sok_in_horovod")
 STEPS, RATE = 5, 0.5
 
 
@@ -33,12 +32,9 @@ def make_model(door, start=1.0, scale="auto"):
             rows = tf.keras.layers.Concatenate()(layer([keys, keys]))
         else:  # inputs of the global batch, of the tables that this rank has
             (rows, _) = layer([keys] * len(layer.strategy.input_ids_list[sok.rank()]))
-    head = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer=constant(start), name="head")
+    start = tf.keras.initializers.Constant(start)
+    head = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer=start, name="head")
     return tf.keras.Model(keys, head(tf.keras.layers.Flatten()(rows)))
-
-
-def constant(value):
-    return tf.keras.initializers.Constant(value)
 
 
 def data(door="dmp"):
@@ -88,18 +84,16 @@ def loop(door, way, compiled):
         if error is not None:
             break
         ended += 1
-    return {"steps": ended, "error": error, "head": head_of(model), "foreign": foreign(model)}
+    return what_is_left(model, ended, error)
 
 
-def foreign(model):
-    """How many keys of other ranks this rank's tables hold."""
+def what_is_left(model, ended, error):
+    """Also how many keys of other ranks this rank's tables hold."""
     tables = [variable for variable in model.variables if is_embedding_variable(variable)]
     keys = np.concatenate([[], *(sok.export(table)[0] for table in tables)])
-    return int((keys % sok.size() != sok.rank()).sum())
-
-
-def head_of(model):
-    return model.get_layer("head").get_weights()[0].tolist()
+    foreign = int((keys % sok.size() != sok.rank()).sum())
+    head = model.get_layer("head").get_weights()[0].tolist()
+    return {"steps": ended, "error": error, "head": head, "foreign": foreign}
 
 
 def fit(way):
@@ -107,31 +101,24 @@ def fit(way):
     import horovod.tensorflow as hvd
 
     hvd.init()
-    model = make_model("sok" if way in FITS_OF_TABLES else "dmp")
+    of_sok = way in ("fit_sok", "fit_sok_in_horovod")
+    model = make_model("sok" if of_sok else "dmp")
     optimizer = tf.keras.optimizers.SGD(RATE)
-    if way in FITS_OF_TABLES:
+    if of_sok:
         optimizer = sok.OptimizerWrapper(optimizer)
-        if way == "fit_sok_in_horovod":
-            optimizer = hvd.DistributedOptimizer(optimizer)
+    if way in ("fit_horovod", "fit_sok_in_horovod"):
+        optimizer = hvd.DistributedOptimizer(optimizer)
     elif way == "fit_dmp":
         optimizer = dmp.DistributedOptimizer(optimizer)
-    elif way == "fit_horovod":
-        optimizer = hvd.DistributedOptimizer(optimizer)
     elif way == "fit_own_step":
         model = OwnStep(model.input, model.output)
     model.compile(optimizer, "mse")
-    keys, targets = data()
+    keys, targets = map(np.concatenate, data())
     ended = []
     seen = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: ended.append(1))
-    arrays = np.concatenate(keys), np.concatenate(targets)
     how = {"batch_size": 4, "shuffle": False, "callbacks": [seen], "verbose": 0}
-    error = raised(lambda: model.fit(*arrays, **how))
-    return {
-        "steps": len(ended),
-        "error": error,
-        "head": head_of(model),
-        "foreign": foreign(model),
-    }
+    error = raised(lambda: model.fit(keys, targets, **how))
+    return what_is_left(model, len(ended), error)
 
 
 class OwnStep(tf.keras.Model):

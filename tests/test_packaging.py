@@ -22,9 +22,10 @@ for name in ("horovod", "mpi4py", "tf_keras"):
 """
 
 
-def run(program, **env):
+def run(*words, **env):
+    """`python WORDS...`, in the root."""
     return subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, *words],
         cwd=ROOT,
         env={**os.environ, **env},
         capture_output=True,
@@ -42,12 +43,9 @@ def test_each_tensorflow_has_its_pins():
     versions = {p.name.removesuffix(".no_deps.txt") for p in folder.glob("*.no_deps.txt")}
     assert default_tensorflow() in versions and len(versions) > 1
     for version in versions:
-        pins = dict(
-            re.findall(r"^([\w-]+)==([\d.]+)", (folder / f"{version}.txt").read_text(), re.M)
-        )
-        (legacy,) = re.findall(
-            r"^tf_keras==(.*)$", (folder / f"{version}.no_deps.txt").read_text(), re.M
-        )
+        pinned, others = (folder / f"{version}{end}.txt" for end in ("", ".no_deps"))
+        pins = dict(re.findall(r"^([\w-]+)==([\d.]+)", pinned.read_text(), re.M))
+        (legacy,) = re.findall(r"^tf_keras==(.*)$", others.read_text(), re.M)
         assert pins["tensorflow-cpu"] == version
         assert legacy.split(".")[:2] == version.split(".")[:2]
         assert {"numpy", "keras", "protobuf"} <= set(pins)
@@ -55,6 +53,7 @@ def test_each_tensorflow_has_its_pins():
 
 def test_without_tensorflow_the_line_to_type_is_said():
     done = run(
+        "-c",
         "import sys, warnings\n"
         "sys.modules['tensorflow'] = None  # as if it were not installed\n"
         "with warnings.catch_warnings(record=True) as caught:\n"
@@ -63,7 +62,7 @@ def test_without_tensorflow_the_line_to_type_is_said():
         "print(*(w.message for w in caught))\n"
         "try: sok_like.Init\n"
         "except ImportError as error: print(error)\n"
-        "from sok_like.planner import strategy  # works without\n"
+        "from sok_like.planner import strategy  # works without\n",
     )
     assert done.returncode == 0, done.stderr
     at_import, at_use = done.stdout.splitlines()
@@ -74,10 +73,11 @@ def test_without_tensorflow_the_line_to_type_is_said():
 
 def test_an_old_setuptools_is_named():
     done = run(
+        "-c",
         "import setuptools, runpy\n"
         "setuptools.__version__ = '65.5.0'\n"
         "setuptools.setup = lambda **_: print('built')\n"
-        "runpy.run_path('setup.py')"
+        "runpy.run_path('setup.py')",
     )
     assert done.returncode == 1 and done.stdout == ""
     assert "Received: setuptools 65.5.0" in done.stderr
@@ -85,6 +85,7 @@ def test_an_old_setuptools_is_named():
 
 
 def test_all_files_say_the_same_version():
+    assert (ROOT / "sok_like" / "py.typed").is_file()  # the marker of types
     said = {
         file: re.search(pattern, (ROOT / file).read_text(), flags=re.M)[1]
         for file, pattern in {
@@ -97,12 +98,9 @@ def test_all_files_say_the_same_version():
     assert len(set(said.values())) == 1, said
 
 
-def test_the_marker_of_types_exists():
-    assert (ROOT / "sok_like" / "py.typed").is_file()
-
-
 def test_one_process_needs_no_horovod_and_no_tf_keras():
     done = run(
+        "-c",
         ALONE + "import os\n"
         "from sok_like import __main__ as about, Init\n"
         "from sok_like.runtime.ranks import initialize\n"
@@ -135,14 +133,9 @@ sys.path = [p for p in sys.path if p not in sysconfig.get_paths().values() or "s
 def test_an_isolated_build_finds_the_tensorflow_of_the_environment(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(HIDDEN)
     look = "import importlib.util as u; print(u.find_spec('tensorflow') is None)"
-    assert run(look, PYTHONPATH=str(tmp_path)).stdout == "True\n"
-    command = [sys.executable, str(ROOT / "cmake" / "tensorflow_config.py")]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONNOUSERSITE": "1"},
-        capture_output=True,
-        text=True,
-    )
+    hidden = {"PYTHONPATH": str(tmp_path), "PYTHONNOUSERSITE": "1"}
+    assert run("-c", look, **hidden).stdout == "True\n"
+    done = run("cmake/tensorflow_config.py", **hidden)
     import tensorflow as tf
 
     version, include, library = done.stdout.strip().split(";")
@@ -207,11 +200,7 @@ def test_pip_installs_what_runs(tmp_path):
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="needs CMake")
 @pytest.mark.parametrize(
     "folders, cudacxx, chosen",
-    [
-        (["12.2", "12.10", "13.0"], "", "12.10"),
-        (["13.0"], "", None),
-        (["12.2"], "/opt/nvcc", None),
-    ],
+    [(["12.2", "12.10", "13.0"], "", "12.10"), (["13.0"], "", None), (["12.2"], "/nvcc", None)],
 )
 def test_every_build_prefers_the_newest_nvcc_12(tmp_path, folders, cudacxx, chosen):
     for folder in folders:

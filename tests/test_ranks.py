@@ -11,6 +11,7 @@ import pytest
 from sok_like.runtime.ranks import launchers
 from tests import rank_main, ranks, ready_ranks
 from tests.ranks import RanksFailed, run_ranks
+from tests.test_run import check_ended, wait_for
 
 pytestmark = pytest.mark.ranks
 
@@ -67,9 +68,7 @@ def test_time_limit_ends_every_process(tmp_path):
         if "rank 1 sleeps" in str(raised.value) and len(list(tmp_path.glob("pid*"))) == 2:
             break
     raised.match(rf"longer than {timeout} s(.|\n)*load average(.|\n)*rank 1 sleeps")
-    for rank in range(2):
-        pid = int((tmp_path / f"pid{rank}").read_text())
-        _until(lambda pid=pid: not _runs(pid))
+    check_ended([int((tmp_path / f"pid{rank}").read_text()) for rank in range(2)])
 
 
 def test_a_killed_test_leaves_no_launcher_and_no_ranks(tmp_path):
@@ -79,12 +78,13 @@ def test_a_killed_test_leaves_no_launcher_and_no_ranks(tmp_path):
     call = f"run_ranks('tests.test_ranks:sleep_and_tell', 2, launcher={launcher}, args={args!r})"
     command = [sys.executable, "-c", f"from tests.ranks import run_ranks; {call}"]
     process = subprocess.Popen(command, cwd=ranks.ROOT, start_new_session=True)
-    _until(lambda: all(_told(tmp_path / f"pid{rank}") for rank in range(2)))
+    wait_for(lambda: all(_told(tmp_path / f"pid{rank}") for rank in range(2)))
     pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in range(2)]
-    pids.append(_parent(pids[0]))  # the launcher
+    parent = pathlib.Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1]
+    pids.append(int(parent))  # the launcher
     process.kill()
     process.wait()
-    _until(lambda: not any(map(_runs, pids)))
+    check_ended(pids)
 
 
 def part(how):
@@ -116,24 +116,5 @@ def test_ready_ranks_go_on_after_a_failure_and_after_an_end(monkeypatch):
         ready_ranks.close()
 
 
-def _until(true):
-    deadline = time.monotonic() + 100
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def _told(file):
     return file.exists() and file.read_text()
-
-
-def _parent(pid):
-    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-
-
-def _runs(pid):
-    try:
-        # A zombie has ended; only its parent has not asked for the status yet.
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

@@ -198,7 +198,7 @@ def test_ranks_save_and_end_after_a_signal(saving, launcher, words, number, stat
     number = signal.SIGTERM if number == signal.SIGHUP else number
     for rank in range(int(words[1])):
         assert saving.with_name(f"saving.py{rank}").read_text() == str(int(number))
-    _check_ended(pids)
+    check_ended(pids)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -219,7 +219,7 @@ def test_ranks_that_stay_are_killed(program, launcher, words, signals, message):
     output = run.communicate(timeout=HANG_LIMIT / 2)[0]
     assert run.returncode == 143 and "start" not in output
     assert f"sok_like.run: ranks were killed: {message}" in output.replace("they ", "")
-    _check_ended(pids)
+    check_ended(pids)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -228,7 +228,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(program, launcher):
     pids = [pid for _, pid, *_ in _first_lines(run, 2)]
     os.kill(run.pid, signal.SIGKILL)
     run.communicate(timeout=HANG_LIMIT)  # until all who hold the pipe have ended
-    _check_ended(pids)
+    check_ended(pids)
 
 
 @pytest.mark.ranks
@@ -237,10 +237,10 @@ def test_ctrl_z_stops_the_ranks_until_the_launcher_goes_on(program):
     pids = [pid for _, pid, *_ in _first_lines(run, 2)]
     for number, states in ((signal.SIGTSTP, "T"), (signal.SIGCONT, "SR")):
         os.kill(run.pid, number)
-        _wait_for(lambda states=states: all(_state(pid) in states for pid in pids))
+        wait_for(lambda states=states: all(state_of(pid) in states for pid in pids))
     os.kill(run.pid, signal.SIGTERM)
     run.communicate(timeout=HANG_LIMIT)
-    _check_ended(pids)
+    check_ended(pids)
 
 
 def _first_lines(run, count):
@@ -254,18 +254,18 @@ def _first_lines(run, count):
     return found
 
 
-def _check_ended(pids):
-    _wait_for(lambda: all(_state(pid) == "Z" for pid in pids))
+def check_ended(pids):
+    wait_for(lambda: all(state_of(pid) == "Z" for pid in pids))
 
 
-def _wait_for(holds):
+def wait_for(holds):
     limit = time.monotonic() + HANG_LIMIT / 2
     while time.monotonic() < limit and not holds():
         time.sleep(0.1)
     assert holds()
 
 
-def _state(pid):
+def state_of(pid):
     """Z: it has ended, whether somebody has asked how or not."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

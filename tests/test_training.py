@@ -1,37 +1,32 @@
-"""Models with embedding layers under Keras: compile and fit, saving, cloning, mixed precision."""
+"""Layers in Keras models: compile and fit, saving, cloning, mixed precision, transfer learning."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from sok_like import feature_column
 from sok_like.runtime.framework.running_keras import is_keras_3
+from tests.training import rows_by_key
 
 pytestmark = pytest.mark.keras
 keras = tf.keras
 BATCH, SLOTS, DIM = 16, 2, 4
 
 
-def make_model(sok, kind="dense", optimizer="adam", combiner="mean", compiled=True, **options):
+def make_model(sok, kind="dense", optimizer=None, compiled=True):
     if kind == "dense":
         inputs = keras.Input((SLOTS,), dtype="int64")
     elif kind == "sparse":
         inputs = keras.Input((3,), dtype="int64", sparse=True)
     else:
         inputs = keras.Input((None,), dtype="int64", ragged=True)
-    layer = sok.DistributedEmbedding(
-        combiner, None, DIM, slot_num=SLOTS, max_nnz=3, name="fields", **options
-    )
-    outputs = keras.layers.Dense(1, activation="sigmoid", dtype="float32")(
-        keras.layers.Flatten()(layer(inputs))
-    )
+    layer = sok.DistributedEmbedding("mean", None, DIM, slot_num=SLOTS, max_nnz=3, name="fields")
+    rows = keras.layers.Flatten()(layer(inputs))
+    outputs = keras.layers.Dense(1, activation="sigmoid", dtype="float32")(rows)
     model = keras.Model(inputs, outputs)
     if compiled:
-        stock = {
-            "adam": lambda: keras.optimizers.Adam(0.05),
-            "adagrad": lambda: keras.optimizers.Adagrad(0.3),
-            "sgd": lambda: keras.optimizers.SGD(0.5, momentum=0.9),
-        }
-        model.compile(sok.OptimizerWrapper(stock[optimizer]()), "binary_crossentropy")
+        stock = optimizer or keras.optimizers.Adam(0.05)
+        model.compile(sok.OptimizerWrapper(stock), "binary_crossentropy")
     return model, layer
 
 
@@ -41,52 +36,26 @@ def data(samples=4 * BATCH + 5, keys=50):
     return inputs, (inputs.sum(axis=1) // 2**50 % 2).astype(np.float32)[:, None]
 
 
-def exported(sok, layer):
-    keys, rows = sok.export(layer.embedding_variable)
-    return dict(zip(keys.numpy().tolist(), rows.numpy().tolist(), strict=True))
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd"])
-def test_fit_evaluate_predict(sok, optimizer):
-    model, layer = make_model(sok, optimizer=optimizer)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.Adam(0.05),
+        lambda: keras.optimizers.Adagrad(0.3),
+        lambda: keras.optimizers.SGD(0.5, momentum=0.9),
+    ],
+)
+def test_fit_evaluate_predict(sok, make):
+    model, layer = make_model(sok, optimizer=make())
+    assert any(v is layer.embedding_variable for v in model.trainable_variables)
     inputs, targets = data()
     history = model.fit(inputs, targets, batch_size=BATCH, epochs=10, verbose=0)
     assert history.history["loss"][-1] < 0.7 * history.history["loss"][0]
-    trained = exported(sok, layer)
+    trained = rows_by_key(layer.table)
     assert set(trained) == set(np.unique(inputs).tolist())
     new = inputs + 2**49
     assert np.isfinite(model.evaluate(new, targets, batch_size=BATCH, verbose=0))
     assert model.predict(new, batch_size=BATCH, verbose=0).shape == (len(new), 1)
-    assert exported(sok, layer).keys() == trained.keys()
-
-
-@pytest.mark.parametrize("eagerly", [True, False])
-def test_fit_is_the_loop_with_a_tape(sok, eagerly):
-    inputs, targets = data(3 * BATCH)
-    model, layer = make_model(sok)
-    by_hand, other_layer = make_model(sok)
-    by_hand.set_weights = None  # weights are copied below, tables start alike
-    dense, other_dense = model.layers[-1], by_hand.layers[-1]
-    other_dense.set_weights(dense.get_weights())
-    model.compile(
-        sok.OptimizerWrapper(keras.optimizers.Adam(0.05)),
-        "binary_crossentropy",
-        run_eagerly=eagerly,
-    )
-    model.fit(inputs, targets, batch_size=BATCH, shuffle=False, verbose=0)
-    optimizer = sok.tf.keras.optimizers.Adam(0.05)
-    loss_of = keras.losses.BinaryCrossentropy()
-    for start in range(0, len(inputs), BATCH):
-        with tf.GradientTape() as tape:
-            predicted = by_hand(tf.constant(inputs[start : start + BATCH]), training=True)
-            loss = loss_of(targets[start : start + BATCH], predicted)
-        variables = by_hand.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-    rows, other_rows = exported(sok, layer), exported(sok, other_layer)
-    assert rows.keys() == other_rows.keys()
-    for key, row in rows.items():
-        np.testing.assert_allclose(row, other_rows[key], rtol=0, atol=1e-5)
-    np.testing.assert_allclose(dense.get_weights()[0], other_dense.get_weights()[0], atol=1e-5)
+    assert rows_by_key(layer.table) == trained
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse", "ragged"])
@@ -105,15 +74,8 @@ def test_functional_inputs(sok, kind):
     found = model(batch, training=True)
     assert found.shape == (2, 1)
     expected = {1, 2, 3, 0} if kind == "dense" else {1, 2, 2**60, 3, 5, 6}
-    assert set(exported(sok, layer)) == expected
+    assert set(rows_by_key(layer.table)) == expected
     np.testing.assert_allclose(model(batch, training=False), found)
-
-
-def test_embedding_variables_are_among_the_models(sok):
-    model, layer = make_model(sok)
-    assert any(v is layer.embedding_variable for v in model.trainable_variables)
-    embedding, other = sok.split_embedding_variable_from_others(model.trainable_variables)
-    assert (len(embedding), len(other)) == (1, 2)
 
 
 def test_a_stock_optimizer_in_compile_names_the_wrapper(sok):
@@ -153,22 +115,6 @@ def test_wrapped_optimizers_go_through_config(sok):
     assert again.get_config() == wrapped.get_config()
     assert again.embedding_rule == wrapped.embedding_rule
     assert again.embedding_rule.rule == "lazy_adam"
-
-
-@pytest.mark.skipif(not is_keras_3(), reason="Keras 3's file format")
-def test_whole_model_file(sok, tmp_path):
-    from sok_like import dist_model_parallel  # the other layer of this name, loaded after ours
-
-    assert sok.DistributedEmbedding is not dist_model_parallel.DistributedEmbedding
-    model, layer = make_model(sok)
-    model.fit(*data(BATCH), verbose=0)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(
-        tmp_path / "model.keras",
-        custom_objects={"DistributedEmbedding": sok.DistributedEmbedding},
-    )
-    other = next(x for x in loaded.layers if isinstance(x, sok.DistributedEmbedding))
-    assert exported(sok, other) == exported(sok, layer)
 
 
 def test_checkpoint_of_a_variable_alone(sok, tmp_path):
@@ -217,12 +163,67 @@ def test_fit_with_loss_scale(sok, float16):
     model, layer = make_model(sok, compiled=False)
     optimizer = keras.optimizers.Adam(0.05)
     if is_keras_3():
-        optimizer = sok.OptimizerWrapper(keras.optimizers.LossScaleOptimizer(optimizer))
-    else:
-        optimizer = sok.OptimizerWrapper(optimizer)
-    model.compile(optimizer, "binary_crossentropy")
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    model.compile(sok.OptimizerWrapper(optimizer), "binary_crossentropy")
     inputs, targets = data()
     history = model.fit(inputs, targets, batch_size=BATCH, epochs=10, verbose=0)
     assert any("LossScale" in cls.__name__ for cls in type(model.optimizer).__mro__)
     assert history.history["loss"][-1] < 0.8 * history.history["loss"][0]
     assert int(layer.table.size()) == len(np.unique(inputs))
+
+
+keras = tf.keras
+
+
+COLUMN = feature_column.embedding_column(
+    feature_column.categorical_column_with_embedding("ids", dtype=tf.int64), 2
+)
+DOORS = {
+    "distributed": lambda sok, **options: sok.DistributedEmbedding("sum", None, 2, 1, 1, **options),
+    "all_to_all": lambda sok, **options: sok.All2AllDenseEmbedding(None, 2, 1, 1, **options),
+    "group": lambda sok, **options: sok.GroupEmbedding([2], **options),
+    "hashed": lambda sok, **options: sok.HashEmbedding(2, "sum", **options),
+    "columns": lambda sok, **options: feature_column.DenseFeatures([COLUMN], **options),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_layer_made_frozen_trains_once_it_is_not(sok, door):
+    layer = DOORS[door](sok, trainable=False, name=door)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def call(self, ids):
+            if door == "group":
+                ids = [ids]
+            rows = layer({"ids": tf.sparse.from_dense(ids)} if door == "columns" else ids)
+            return tf.reshape(rows, [-1, 2])
+
+    model, ids = Model(), np.array([[1], [2]])
+    before = model(ids).numpy()
+    assert not layer.trainable_variables and not model.trainable_variables
+    for trainable in (False, True):
+        layer.trainable = trainable
+        assert len(layer.trainable_variables) == len(model.trainable_variables) == trainable
+    model.compile(sok.OptimizerWrapper(keras.optimizers.SGD(1.0)), "mse")
+    model.fit(ids, before - 1, batch_size=2, verbose=0)  # the slope is 2 / 4
+    np.testing.assert_allclose(model(ids, training=False), before - 0.5, atol=1e-6)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_weights_as_keras_layers_take_them_are_refused(sok, door):
+    """tf_keras would take the argument and never look at it."""
+    with pytest.raises(TypeError, match="`weights` is not.*sok.assign"):
+        DOORS[door](sok, weights=[np.ones([4, 2])])
+
+
+def test_a_matrix_is_not_an_initial_row(sok):
+    matrix = np.arange(8, dtype=np.float32).reshape(4, 2)
+    with pytest.raises(ValueError, match=r"row of 2 .*sok.assign.*shape \(4, 2\)"):
+        sok.EmbeddingVariable(2, initializer=keras.initializers.Constant(matrix))
+    for row in (matrix[1], matrix[1:2]):
+        table = sok.EmbeddingVariable(2, initializer=keras.initializers.Constant(row))
+        assert table.find([7])[0].numpy().tolist() == [[2, 3]]

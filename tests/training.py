@@ -7,14 +7,18 @@ import numpy as np
 import tensorflow as tf
 
 
-def train_step(optimizer: Any, variables: Any, loss_of: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """Applies the gradients of `loss_of()`, by one variable or a list of them; its value."""
+def train_step(optimizer: Any, variables: Any, loss_of: Callable[[], Any]) -> Any:
+    """Applies the gradients by one variable or a list of them; what `loss_of()` returned.
+
+    That is a loss, or a tuple that begins with one.
+    """
     variables = variables if isinstance(variables, (list, tuple)) else [variables]
     with tf.GradientTape() as tape:
-        loss = loss_of()
+        found = loss_of()
+        loss = found[0] if isinstance(found, tuple) else found
     gradients = tape.gradient(loss, variables)
     optimizer.apply_gradients(zip(gradients, variables, strict=True))
-    return loss
+    return found
 
 
 def apply_gradient(optimizer: Any, table: Any, keys: Any, gradient: Any = 1.0) -> None:

@@ -13,7 +13,7 @@ import synthetic_models
 
 from benchmarks import dmp, dmp_memory
 from sok_like.runtime.framework.running_keras import is_keras_3
-from tests.examples.synthetic_checks import SMALL, initial_values
+from tests.examples.test_synthetic_models import SHAPES, SMALL, initial_values
 
 
 @pytest.mark.keras
@@ -22,7 +22,7 @@ def test_replicas_compute_what_spread_tables_compute(sok):
     peer = dmp._replicated_model(SMALL, 1.0)
     inputs = synthetic_models.as_tensors(synthetic_data.make_batch(SMALL, 1.0, 12, 1.05, 0))[:2]
     ours(inputs), peer(inputs)
-    tables = initial_values([(t.num_rows, t.width) for t in SMALL.tables()])
+    tables = initial_values(SHAPES)
     ours.embeddings.set_weights(tables)
     for layer, value in zip(peer.tables, tables, strict=True):
         layer.set_weights([value])

@@ -110,7 +110,7 @@ def test_w1_as_described():
     assert 0.2 * data.positions[0].size < unique < 0.6 * data.positions[0].size
 
 
-def test_w2_as_described():
+def test_the_other_workloads_as_described():
     data = workloads.w2(batches=2)
     assert (len(data.tables), data.batch, data.num_rows, data.dim) == (4, 4096, 1_000_000, 64)
     for table in data.tables:
@@ -120,9 +120,6 @@ def test_w2_as_described():
             assert (hotness.min(), hotness.max()) == (1, 20)
             assert positions.min() >= 0 and positions.max() < 1_000_000
             np.testing.assert_array_equal(keys, workloads.mixed(positions))
-
-
-def test_w3_and_w4_as_described():
     data = workloads.w3()
     assert len(np.unique(data.keys)) == 2_000_000 and (data.batch, data.dim) == (65_536, 16)
     (picks,) = workloads.w4(batches=1)

@@ -1,8 +1,9 @@
-"""The benchmarks of ranks run, and leave no process behind."""
+"""The benchmarks of ranks leave no process behind; the short form of `make soak`."""
 
+import numpy as np
 import pytest
 
-from benchmarks import engines, ranks
+from benchmarks import engines, ranks, soak
 
 
 @pytest.fixture
@@ -40,3 +41,21 @@ def test_engines_take_turns(started, capsys):
     assert idle.ours_ms < idle.peer_ms / 5
     assert all(line.count("|") == 10 for line in capsys.readouterr().out.splitlines())
     assert [job._process.returncode for job in started] == [0, 0]
+
+
+def test_slopes_are_of_the_second_half():
+    seconds = np.arange(100.0)
+    sizes = np.where(seconds < 50, 7 * seconds, 500 + seconds / 20)
+    assert soak.slope(list(seconds), list(sizes)) == pytest.approx(3.0)  # MiB per minute
+
+
+def test_counts_add_up(sok, tmp_path, monkeypatch):
+    monkeypatch.setattr(soak, "DUMP_EVERY", 5)
+    monkeypatch.setattr(soak.gc, "collect", lambda: None)  # which looks at all tests' traces
+    run = soak.Soak(str(tmp_path))
+    for number in range(1, 46):  # with two restores
+        run.run(number)
+    counts = run.table.statistics()
+    soak.check_counts(counts)
+    assert counts.evicted > 0 and counts.size <= soak.CAPACITY
+    assert list(tmp_path.glob("soak.json"))

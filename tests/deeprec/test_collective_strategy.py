@@ -77,37 +77,25 @@ def both():
     return train(False), train(True)
 
 
-@pytest.fixture
-def ranks(on_processes):
-    return on_processes(2, both)
-
-
 @pytest.mark.ranks
-def test_one_optimizer_for_all(ranks):
-    for rank, (found, _) in enumerate(ranks):
-        for (weights, rows), (right, right_rows) in zip(found, whole_batch(2), strict=True):
-            np.testing.assert_allclose(weights, right, rtol=1e-5)
+def test_one_optimizer_for_all_and_one_for_each_part(on_processes):
+    """The optimizer of the table alone sees the moved weights, on all ranks the same ones."""
+    ranks, right = on_processes(2, both), whole_batch(2)
+    for rank, (found, apart) in enumerate(ranks):
+        for (weights, rows), (right_weights, right_rows) in zip(found, right, strict=True):
+            np.testing.assert_allclose(weights, right_weights, rtol=1e-5)
             np.testing.assert_allclose(rows, right_rows[rank], rtol=1e-5)
+        np.testing.assert_allclose(apart[1][0], right[1][0], rtol=1e-5)
+        for (weights, _), (others, _) in zip(apart, ranks[0][1], strict=True):
+            np.testing.assert_array_equal(weights, others)
 
 
-@pytest.mark.ranks
-def test_an_optimizer_for_each_part_averages_too(ranks):
-    """The table's optimizer sees the moved weights, on all ranks the same ones."""
-    (_, first), (_, second) = ranks
-    right = whole_batch(2)
-    np.testing.assert_allclose(first[1][0], right[1][0], rtol=1e-5)
-    for (weights, _), (others, _) in zip(first, second, strict=True):
-        np.testing.assert_array_equal(weights, others)
-
-
-def test_the_environment_chooses_an_engine(sok, monkeypatch):
+def test_what_is_not_here_names_what_is(sok, monkeypatch):
     monkeypatch.setenv("COLLECTIVE_STRATEGY", "ps")
     with pytest.raises(ValueError, match="must be one of.*'sok', 'hb'.*Received.*'ps'"):
         sok.deeprec.CollectiveStrategy()
     assert not hasattr(tf, "get_embedding_variable")
-
-
-def test_what_is_not_here_names_what_is(sok):
+    monkeypatch.delenv("COLLECTIVE_STRATEGY")
     strategy = sok.deeprec.CollectiveStrategy()
     try:
         assert (strategy.rank(), strategy.world_size()) == (0, 1)

@@ -6,7 +6,6 @@ one row there for each of its keys.
 """
 
 import dataclasses
-import functools
 
 import numpy as np
 import tensorflow as tf
@@ -46,34 +45,27 @@ class Case:
     inputs: list = dataclasses.field(default_factory=lambda: INPUTS)
 
 
-ONE_TABLE = {"tables": [(3, 1, "sum")], "inputs": [(0, "ragged", "int64", 3)]}
+OF_TWO_ROWS = [(2, 3, "mean")], [(0, "dense", "int64", 2)]
+# A table that is cut, a replicated one, and a hash table with two inputs.
+WITH_HASH_TABLE = (
+    [(10, 4, None), (3, 2, "sum"), HASH_TABLE],
+    [
+        (0, "dense", "int32", 2),
+        (2, "ragged", "int64", 3),
+        (1, "dense", "int64", 2),
+        (2, "dense", "int64", 1),
+    ],
+)
+MIXED = {"data_parallel_threshold": 20, "row_slice_threshold": 80, "strategy": "memory_optimized"}
 CASES = {
     "basic": Case({}),
     "rows": Case({"row_slice_threshold": 1}),
     "columns": Case({"column_slice_threshold": 30, "strategy": "memory_balanced"}),
-    "mixed": Case(
-        {
-            "data_parallel_threshold": 20,
-            "row_slice_threshold": 80,
-            "strategy": "memory_optimized",
-        }
-    ),
+    "mixed": Case(MIXED),
     "replicated": Case({"data_parallel_threshold": 10**6}),
-    "idle_ranks": Case({}, **ONE_TABLE),
-    "fewer_rows_than_ranks": Case(
-        {"row_slice_threshold": 1}, [(2, 3, "mean")], [(0, "dense", "int64", 2)]
-    ),
-    # A table that is cut, a replicated one, and a hash table with two inputs.
-    "hashed": Case(
-        {"data_parallel_threshold": 6},
-        [(10, 4, None), (3, 2, "sum"), HASH_TABLE],
-        [
-            (0, "dense", "int32", 2),
-            (2, "ragged", "int64", 3),
-            (1, "dense", "int64", 2),
-            (2, "dense", "int64", 1),
-        ],
-    ),
+    "idle_ranks": Case({}, [(3, 1, "sum")], [(0, "ragged", "int64", 3)]),
+    "fewer_rows_than_ranks": Case({"row_slice_threshold": 1}, *OF_TWO_ROWS),
+    "hashed": Case({"data_parallel_threshold": 6}, *WITH_HASH_TABLE),
 }
 
 
@@ -117,7 +109,8 @@ def make_layer(case):
 def batch(case, step, rank, world_size):
     """Row numbers of a rank's samples: lists of lists, one per input. Some ranks get none."""
     rng = np.random.default_rng([step, rank])
-    size = [3, 0, 2][(step + rank) % 3] if world_size > 1 else 4
+    is_even = world_size == 1 or not case.arguments.get("dp_input", True)
+    size = 4 if is_even else [3, 0, 2][(step + rank) % 3]
     ids = []
     for table, kind, _, hotness in case.inputs:
         fixed = kind in ("dense", "flat")
@@ -231,10 +224,9 @@ class Trainer:
         return [self.step(*tensors(self.case, step)) for step in steps]
 
 
-@functools.cache
-def oracle(name, optimizer, world_size):
+def oracle(case, optimizer, world_size, steps=STEPS):
     """Per step each rank's outputs, flat; then the tables and heads after the last step."""
-    case, tables = CASES[name], []
+    tables = []
     for value in map(as_dense, table_values(case)):
         layer = tf.keras.layers.Dense(value.shape[1], use_bias=False)
         layer.build([None, value.shape[0]])
@@ -242,7 +234,7 @@ def oracle(name, optimizer, world_size):
         tables.append(layer)
     heads, opt, outputs = make_heads(case), OPTIMIZERS[optimizer](), []
     variables = [layer.trainable_variables[0] for layer in (*tables, *heads)]
-    for step in range(STEPS):
+    for step in range(steps):
         with tf.GradientTape() as tape:
             losses, of_step = [], []
             for rank in range(world_size):

@@ -9,18 +9,19 @@ SIZES = [(9, 4), (7, 3)]
 KEYS = np.array([[1, 2], [4, 6]])
 
 
-def make_layer(sok, **options):
+def make_layer(sok, hashed=True):
     tables = [tf.keras.layers.Embedding(*size) for size in SIZES]
-    tables.append(sok.HashEmbedding(4, combiner="sum"))
-    return sok.dist_model_parallel.DistributedEmbedding(tables, **options)
+    tables += [sok.HashEmbedding(4, combiner="sum")] * hashed
+    return sok.dist_model_parallel.DistributedEmbedding(tables)
 
 
-def make_model(sok, optimizer):
-    keys = [tf.keras.Input([2], dtype="int64") for _ in range(3)]
-    rows = [tf.keras.layers.Flatten()(each) for each in make_layer(sok)(keys)]
+def make_model(sok, optimizer, hashed=True):
+    keys = [tf.keras.Input([2], dtype="int64") for _ in range(2 + hashed)]
+    rows = [tf.keras.layers.Flatten()(each) for each in make_layer(sok, hashed)(keys)]
     output = tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(rows))
     model = tf.keras.Model(keys, output)
-    model.compile(sok.OptimizerWrapper(optimizer), "mse", run_eagerly=True)
+    wrap = sok.OptimizerWrapper if hashed else sok.dist_model_parallel.DistributedOptimizer
+    model.compile(wrap(optimizer), "mse", run_eagerly=True)
     return model
 
 
@@ -28,8 +29,12 @@ def layer_of(model):
     return next(layer for layer in model.layers if hasattr(layer, "get_optimizer_state"))
 
 
-def fit(model):
-    model.fit([KEYS] * 3, np.ones([2, 1]), epochs=2, verbose=0)
+def fit(model, epochs=2):
+    model.fit([KEYS] * len(model.inputs), np.ones([2, 1]), epochs=epochs, verbose=0)
+
+
+def predictions(model):
+    return model.predict([KEYS] * len(model.inputs), verbose=0)
 
 
 def check_same(found, expected, atol=0.0):
@@ -55,7 +60,7 @@ def test_an_optimizer_that_is_not_built_gets_its_slot_variables(sok, tmp_path):
     tf.train.Checkpoint(model=fresh).restore(path)
     fit(trained)
     fit(fresh)
-    check_same(*(m.predict([KEYS] * 3, verbose=0) for m in (trained, fresh)), atol=1e-6)
+    check_same(*map(predictions, (trained, fresh)), atol=1e-6)
     first, second = (layer_of(m).get_optimizer_state(m.optimizer) for m in (trained, fresh))
     assert first["iterations"] == second["iterations"] == 4
     assert [len(slots) for slots in first["tables"]] == [2, 2, 2]
@@ -82,23 +87,12 @@ def test_other_tables_and_slot_variables_raise_before_anything_changes(sok, tmp_
     check_same(layer_of(other).get_weights()[:2], before)
 
 
-def make_dense_model(sok, optimizer):
-    keys = [tf.keras.Input([2], dtype="int64") for _ in SIZES]
-    tables = [tf.keras.layers.Embedding(*size) for size in SIZES]
-    rows = sok.dist_model_parallel.DistributedEmbedding(tables)(keys)
-    flat = tf.keras.layers.Concatenate()([tf.keras.layers.Flatten()(each) for each in rows])
-    model = tf.keras.Model(keys, tf.keras.layers.Dense(1)(flat))
-    optimizer = sok.dist_model_parallel.DistributedOptimizer(optimizer)
-    model.compile(optimizer, "mse", run_eagerly=True)
-    return model
-
-
 @pytest.mark.parametrize("way", ["checkpoint", "weights"])
 def test_slot_variables_of_other_shapes_are_kept_on_one_rank(sok, tmp_path, way):
     """Adafactor has one number per row, and one per column."""
-    models = [make_dense_model(sok, tf.keras.optimizers.Adafactor(0.1)) for _ in range(2)]
+    models = [make_model(sok, tf.keras.optimizers.Adafactor(0.1), hashed=False) for _ in range(2)]
     for model, epochs in zip(models, (3, 1), strict=True):
-        model.fit([KEYS] * 2, np.ones([2, 1]), epochs=epochs, verbose=0)
+        fit(model, epochs)
     if way == "checkpoint":
         path = tf.train.Checkpoint(model=models[0]).write(str(tmp_path / "c"))
         tf.train.Checkpoint(model=models[1]).read(path).assert_existing_objects_matched()
@@ -106,20 +100,23 @@ def test_slot_variables_of_other_shapes_are_kept_on_one_rank(sok, tmp_path, way)
         models[0].save_weights(tmp_path / "w.weights.h5")
         models[1].load_weights(tmp_path / "w.weights.h5")
     for model in models:
-        model.fit([KEYS] * 2, np.ones([2, 1]), epochs=2, verbose=0)
+        fit(model)
     # TensorFlow adds up what Adafactor divides by in an order that two threads do not repeat.
-    check_same(*(model.predict([KEYS] * 2, verbose=0) for model in models), atol=1e-6)
+    check_same(*map(predictions, models), atol=1e-6)
 
 
 def test_files_of_keras_with_other_tables_raise_and_with_another_optimizer_warn(sok, tmp_path):
-    model, path = make_dense_model(sok, tf.keras.optimizers.Adam(0.1)), tmp_path / "w.weights.h5"
-    model.fit([KEYS] * 2, np.ones([2, 1]), verbose=0)
+    path, kinds = tmp_path / "w.weights.h5", tf.keras.optimizers
+    model, other = (
+        make_model(sok, optimizer, hashed=False)
+        for optimizer in (kinds.Adam(0.1), kinds.SGD(0.1, momentum=0.9))
+    )
+    fit(model)
+    fit(other)
     model.save_weights(path)
-    other = make_dense_model(sok, tf.keras.optimizers.SGD(0.1, momentum=0.9))
-    other.fit([KEYS] * 2, np.ones([2, 1]), verbose=0)
     with pytest.warns(UserWarning, match="of layer .* the slot variables"):
         other.load_weights(path)
-    check_same(*(each.predict([KEYS] * 2, verbose=0) for each in (model, other)))
+    check_same(*map(predictions, (model, other)))
     wide = [tf.keras.layers.Embedding(rows + 1, dim) for rows, dim in SIZES]
     layers = [
         sok.dist_model_parallel.DistributedEmbedding(tables)

@@ -25,63 +25,27 @@ def raises(error, words):
     return pytest.raises(error, match="(?s)" + ".*".join(map(re.escape, words.split("..."))))
 
 
-OF_ELEMENTS = "must be None or a number of elements, an integer >= "
-WRONG_MAP = "Wrong input initializing input/map groups: `input_table_map` must hold integers in "
 POSITIVE = "must be a positive integer"
-STRATEGIES = "Unsupported shard strategy...('basic', 'memory_balanced', 'memory_optimized')..."
+MAX = {"input_dim": 3, "output_dim": 2, "combiner": "max"}
 
 
 @pytest.mark.parametrize(
     "arguments, error, words",
-    [
-        ({"strategy": "fast"}, ValueError, STRATEGIES + "Received: strategy='fast'"),
-        ({"strategy": None}, ValueError, STRATEGIES + "Received: strategy=None"),
-        *(
-            (
-                {name: value},
-                ValueError,
-                f"`{name}` {OF_ELEMENTS}{least}...Received: {name}={value!r}",
-            )
-            for name, least, values in [
-                ("column_slice_threshold", 1, (-1, 0, 1.5, True, "all")),
-                ("row_slice_threshold", 0, (-1, 2.5, False)),
-                ("data_parallel_threshold", 0, (-1, "none")),
-            ]
-            for value in values
-        ),
+    [  # more values in tests/planner/test_strategy.py
+        ({"strategy": "fast"}, ValueError, "Unsupported shard strategy...strategy='fast'"),
+        ({"column_slice_threshold": 0}, ValueError, "an integer >= 1...column_slice_threshold=0"),
+        ({"row_slice_threshold": -1}, ValueError, "an integer >= 0...row_slice_threshold=-1"),
+        ({"data_parallel_threshold": -1}, ValueError, "data_parallel_threshold=-1"),
         # Without effect they are wrong as well.
         ({"row_slice_threshold": -3, "dp_input": False}, ValueError, "row_slice_threshold=-3"),
         ({"data_parallel_threshold": 0.5, "dp_input": False}, ValueError, "parallel_threshold=0.5"),
-        (
-            {"input_table_map": [0, 2]},
-            ValueError,
-            WRONG_MAP + "[0, 2), the number of tables...Received: input_table_map[1]=2",
-        ),
-        ({"input_table_map": [-1, 0]}, ValueError, WRONG_MAP + "...input_table_map[0]=-1"),
-        ({"input_table_map": [0, 1.0]}, ValueError, WRONG_MAP + "...input_table_map[1]=1.0"),
+        ({"input_table_map": [0, 2]}, ValueError, "[0, 2), the number of tables...table_map[1]=2"),
         ({"input_table_map": 1}, TypeError, "must be None or a list of integers...Received: "),
         ({"embeddings": []}, ValueError, "must hold at least one embedding...an empty list"),
         ({"embeddings": None}, TypeError, "must be a list of embeddings...embeddings=None"),
-        (
-            {"embeddings": [*two_tables(), 7]},
-            TypeError,
-            "must hold layers with get_config()...Received: embeddings[2]=7",
-        ),
-        (
-            {"embeddings": [tf.keras.layers.Dense(3)]},
-            ValueError,
-            f"`input_dim` of embeddings[0] {POSITIVE}...Received: input_dim=None",
-        ),
-        (
-            {"embeddings": [{"input_dim": 3, "output_dim": 2}, {"input_dim": 0, "output_dim": 2}]},
-            ValueError,
-            f"`input_dim` of embeddings[1] {POSITIVE}...Received: input_dim=0",
-        ),
-        (
-            {"embeddings": [{"input_dim": 3, "output_dim": 2, "combiner": "max"}]},
-            ValueError,
-            "`combiner` must be one of (None, 'sum', 'mean')...Received: combiner='max'",
-        ),
+        ({"embeddings": [7]}, TypeError, "hold layers with get_config()...embeddings[0]=7"),
+        ({"embeddings": [tf.keras.layers.Dense(3)]}, ValueError, "`input_dim` of embeddings[0]"),
+        ({"embeddings": [MAX]}, ValueError, "one of (None, 'sum', 'mean')...combiner='max'"),
     ],
 )
 def test_construction(sok, arguments, error, words):
@@ -89,32 +53,9 @@ def test_construction(sok, arguments, error, words):
         dmp.DistributedEmbedding(**{"embeddings": two_tables(), **arguments})
 
 
-def test_embeddings_may_come_from_a_generator(sok):
-    layer = dmp.DistributedEmbedding(each for each in two_tables())
-    assert [w.shape for w in layer.get_weights()] == [(6, 3), (5, 3)]
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ({"world_size": 0}, f"`world_size` {POSITIVE}...world_size=0"),
-        ({"world_size": "2"}, "`world_size` must be...world_size='2'"),
-        (
-            {"world_size": 4, "column_slice_threshold": 300},
-            "Not enough table after slicing to run on all worker. Try decrease "
-            "column_slice_threshold or decrease worker count...Received: "
-            "column_slice_threshold=300, world_size=4...leaves ranks [3] without a table",
-        ),
-    ],
-)
-def test_planning_for_more_ranks(arguments, words):
-    tables = [{"input_dim": 100, "output_dim": 4}, {"input_dim": 10, "output_dim": 4}]
-    with raises(ValueError, words):
-        dmp.DistEmbeddingStrategy(tables, **arguments)
-
-
 ONE, SOME = tf.constant([[1]]), tf.constant([[1, 2]])
 SPARSE_3D = tf.SparseTensor([[0, 0, 0]], [1], [1, 1, 1])
+RAGGED_3D = tf.ragged.constant([[[1]]], dtype=tf.int64)
 INTEGERS = "Ids of table 'users' must be integers...Received: "
 TENSORS = "`inputs` must be a list of integer tensors...Received: inputs[0]="
 OUTSIDE = tf.errors.InvalidArgumentError
@@ -133,18 +74,8 @@ OUTSIDE = tf.errors.InvalidArgumentError
         ([tf.constant([["a"]]), SOME], {}, TypeError, INTEGERS + "string"),
         ([None, SOME], {}, TypeError, TENSORS + "None"),
         ({"a": ONE, "b": SOME}, {}, TypeError, TENSORS + "{'a': "),
-        (
-            [ONE, tf.constant([1])],
-            {},
-            ValueError,
-            "1-D ids with a combiner are ambiguous...Received: shape (1,) (table 'items')",
-        ),
-        (
-            [ONE, tf.ragged.constant([[[1]]], dtype=tf.int64)],
-            {},
-            ValueError,
-            "A RaggedTensor of ids must be 2-D, [batch, None]...(table 'items')",
-        ),
+        ([ONE, tf.constant([1])], {}, ValueError, "ambiguous...shape (1,) (table 'items')"),
+        ([ONE, RAGGED_3D], {}, ValueError, "must be 2-D, [batch, None]...(table 'items')"),
         ([ONE, SPARSE_3D], {}, ValueError, "2-D...Received: shape (1, 1, 1) (table 'items')"),
         ([tf.constant([[6]]), SOME], {}, OUTSIDE, "'users' must be in [0, input_dim)...id 6 with"),
         ([ONE, tf.constant([[-1, 2]])], {}, OUTSIDE, "'items' must be in...id -1 with input_dim 5"),
@@ -158,7 +89,7 @@ def test_call(sok, inputs, arguments, error, words):
 
 
 def test_batches_of_inputs_may_differ(sok):
-    layer = dmp.DistributedEmbedding(two_tables())
+    layer = dmp.DistributedEmbedding(each for each in two_tables())
     layer.build(None)
     tables = [np.arange(18.0).reshape(6, 3), np.arange(15.0).reshape(5, 3)]
     layer.set_weights(tables)
@@ -185,6 +116,7 @@ OF_ITEMS = "`weights[1]` must have the shape (5, 3)...Received: shape "
         ([USERS, np.full([5, 3], "a")], {}, "`weights[1]` must hold real numbers...<U1"),
         ([USERS, ITEMS * 1j], {}, "`weights[1]` must hold real numbers...Received: complex128"),
         ([USERS, "missing.npy"], {}, "`weights[1]` must be an array or the path of an .npy file"),
+        ([USERS, __file__], {}, "`weights[1]` must be an array or...test_errors.py"),
         ([USERS, ITEMS], {"chunk": 0}, f"`chunk` {POSITIVE}...Received: chunk=0"),
         ([USERS, ITEMS], {"chunk": 0.5}, f"`chunk` {POSITIVE}...Received: chunk=0.5"),
     ],
@@ -199,15 +131,6 @@ def test_weights_are_refused_before_any_is_set(sok, weights, arguments, words):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_file_of_another_kind_is_named(sok, tmp_path):
-    path = tmp_path / "rows.npy"
-    path.write_text("no array")
-    layer = dmp.DistributedEmbedding(two_tables())
-    layer.build(None)
-    with pytest.raises(ValueError, match=r"`weights\[1\]` must be an array or .*rows.npy"):
-        layer.set_weights([USERS, path])
-
-
 @pytest.mark.parametrize("dtype", [np.float16, np.int64, bool, tf.bfloat16.as_numpy_dtype])
 def test_weights_of_any_real_dtype(sok, dtype):
     layer = dmp.DistributedEmbedding(two_tables())
@@ -217,30 +140,20 @@ def test_weights_of_any_real_dtype(sok, dtype):
         np.testing.assert_array_equal(weight, np.ones_like(weight))
 
 
-def built():
-    layer = tf.keras.layers.Embedding(6, 3, name="users")
-    layer(tf.constant([[1]]))
-    return layer
-
-
-def stock_with_weights():
-    return tf.keras.layers.Embedding(6, 3, weights=[np.ones((6, 3))], name="users")
-
-
-def own_with_weights():
-    return sok_like.Embedding(6, 3, weights=[np.ones((6, 3))], name="users")
-
-
-@pytest.mark.parametrize("make", [built, stock_with_weights, own_with_weights])
-def test_weights_of_embeddings_that_would_be_lost(make):
-    with pytest.raises(ValueError, match="not built.*set_weights.*embeddings.1.: Embedding 'users"):
-        dmp.DistributedEmbedding([sok_like.Embedding(5, 3), make()])
-
-
-def test_regularizer_of_outputs_that_would_not_be_made():
-    layer = tf.keras.layers.Embedding(6, 3, activity_regularizer="l2", name="users")
-    with pytest.raises(ValueError, match="`activity_regularizer`.*embeddings.0.: Embedding 'users"):
-        dmp.DistributedEmbedding([layer])
+def test_what_given_embeddings_have_and_would_be_lost():
+    built, stock = two_tables()[0], tf.keras.layers.Embedding
+    built(tf.constant([[1]]))
+    given = {"weights": [np.ones((6, 3))], "name": "users"}
+    lost = "not built.*set_weights.*embeddings.1.: Embedding 'users"
+    for layer, words in (
+        *(
+            (each, lost)
+            for each in (built, stock(6, 3, **given), sok_like.Embedding(6, 3, **given))
+        ),
+        (stock(6, 3, activity_regularizer="l2", name="users"), "`activity_regularizer`.*'users"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            dmp.DistributedEmbedding([sok_like.Embedding(5, 3), layer])
 
 
 class Pooled(tf.keras.layers.Layer):

@@ -1,4 +1,4 @@
-"""`dmp.DistributedEmbedding` on one process: construction, configuration, Keras models."""
+"""`dmp.DistributedEmbedding` on one process: configuration, Keras models, initial rows."""
 
 import numpy as np
 import pytest
@@ -25,34 +25,6 @@ def test_without_init():
     initialize.reset()
 
 
-def test_layer_with_more_than_a_table(sok):
-    @tf.keras.utils.register_keras_serializable("tests")
-    class Biased(tf.keras.layers.Layer):
-        def __init__(self, input_dim, output_dim, **kwargs):
-            super().__init__(**kwargs)
-            self.input_dim, self.output_dim = input_dim, output_dim
-
-        def build(self, input_shape=None):
-            self.add_weight(name="table", shape=(self.input_dim, self.output_dim))
-            self.add_weight(name="bias", shape=(self.output_dim,))
-
-        def get_config(self):
-            sizes = {"input_dim": self.input_dim, "output_dim": self.output_dim}
-            return {**super().get_config(), **sizes}
-
-    layer = dmp.DistributedEmbedding([Biased(4, 2)])
-    with pytest.raises(ValueError, match="must have one weight, its table. Received: 2 weights"):
-        layer.set_weights([np.zeros([4, 2])])
-
-
-def test_the_layers_given_are_not_used(sok):
-    given = two_tables()
-    layer = dmp.DistributedEmbedding(given)
-    layer([tf.constant([[1]]), tf.constant([[1, 2]])])
-    assert not any(each.built for each in given)
-    assert len(layer.weights) == 2
-
-
 def test_configuration(sok):
     layer = dmp.DistributedEmbedding(two_tables(), "memory_balanced", input_table_map=[0, 1, 0])
     again = dmp.DistributedEmbedding.from_config(layer.get_config())
@@ -72,11 +44,14 @@ def test_compute_dtype(sok):
 
 
 def test_in_a_functional_model(sok):
+    """It makes layers like those given, which stay as they are."""
     inputs = [tf.keras.Input([1], dtype="int64"), tf.keras.Input([2], dtype="int32")]
-    a, b = dmp.DistributedEmbedding(two_tables())(inputs)
+    given = two_tables()
+    layer = dmp.DistributedEmbedding(given)
+    a, b = layer(inputs)
     assert tuple(a.shape) == (None, 1, 3) and tuple(b.shape) == (None, 3)
-    model = tf.keras.Model(inputs, [a, b])
-    a, b = model([tf.constant([[1], [2]]), tf.constant([[1, 2], [0, 0]])])
+    assert not any(each.built for each in given) and len(layer.weights) == 2
+    a, b = tf.keras.Model(inputs, [a, b])([tf.constant([[1], [2]]), tf.constant([[1, 2], [0, 0]])])
     assert a.shape == (2, 1, 3) and b.shape == (2, 3)
 
 
@@ -89,3 +64,37 @@ def test_initial_rows_come_from_each_tables_own_initializer(sok):
     one, two = layer.get_weights()
     assert len(layer.weights) == 1  # joined
     assert (one == 1).all() and (two == 2).all()
+
+
+class Shape(tf.keras.initializers.Initializer):
+    """Rows whose values show the requested shape."""
+
+    def __call__(self, shape, dtype=None, **kwargs):
+        return tf.fill(shape, tf.cast(100 * shape[0] + shape[1], dtype))
+
+
+def test_each_table_has_its_own_rows():
+    rows = dmp.ConcatInitializer(Shape(), [2, 3])((5, 4), dtype="float64")
+    assert rows.dtype == tf.float64
+    np.testing.assert_array_equal(rows[:, 0], [204, 204, 304, 304, 304])
+    initializer = dmp.ConcatInitializer(["ones", Shape()], [1, 2])
+    np.testing.assert_array_equal(initializer((3, 2), dtype="float32")[:, 1], [1, 202, 202])
+
+
+def test_round_trip():
+    initializer = dmp.ConcatInitializer(["ones", "zeros"], [1, 2])
+    again = tf.keras.initializers.deserialize(tf.keras.initializers.serialize(initializer))
+    assert isinstance(again, dmp.ConcatInitializer)
+    np.testing.assert_array_equal(again((3, 1), dtype="float32"), [[1], [0], [0]])
+
+
+def test_refused():
+    for arguments, message in (
+        ((["ones"], [1, 2]), "1 initializers for 2 sizes"),
+        (("ones", []), r"`sizes` must be positive integers. Received: sizes=\[\]"),
+        (("ones", [2, 0]), r"Received: sizes=\[2, 0\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dmp.ConcatInitializer(*arguments)
+    with pytest.raises(ValueError, match=r"sum\(sizes\)=3. Received: shape=\(4, 1\)"):
+        dmp.ConcatInitializer("ones", [1, 2])((4, 1))

@@ -115,30 +115,6 @@ def test_programs_train_as_one_process_does(on_threads, name, world_size):
     on_threads(world_size, check)
 
 
-def test_slices_and_shared_tables_of_the_guide(on_threads):
-    def check():
-        embedding_layers = [tf.keras.layers.Embedding(*size) for size in TABLE_SIZES]
-        # Split embedding tables that are larger than 20000000 elements (not Bytes)
-        embedding_layers = dmp.DistributedEmbedding(
-            embedding_layers, column_slice_threshold=20000000
-        )
-        whole = embedding_layers.get_weights(all_ranks=True)
-        assert [weight.shape for weight in whole] == TABLE_SIZES
-
-        embedding_layers = [tf.keras.layers.Embedding(*size) for size in [*TABLE_SIZES, (6, 2)]]
-        # The first and the last input both map to embedding 0
-        embedding_layers = dmp.DistributedEmbedding(
-            embedding_layers,
-            input_table_map=[0, 1, 2, 3, 0])  # fmt: skip
-        embedding_layers.build(None)
-        embedding_layers.set_weights([*tables(), np.zeros([6, 2])])
-        outputs = embedding_layers([tf.constant([2])] * 5)
-        for output in (outputs[0], outputs[4]):
-            np.testing.assert_array_equal(output, tables()[0][[2]])
-
-    on_threads(2, check)
-
-
 TABLE = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
 CASES = [
     (None, [0, 1, 0], [[1, 2], [3, 4], [1, 2]]),
@@ -202,6 +178,12 @@ class OwnLayer(tf.keras.layers.Layer):
         return {"input_dim": self.input_dim, "output_dim": self.output_dim}
 
 
+class Biased(OwnLayer):
+    def build(self, _):
+        super().build(_)
+        self.bias = self.add_weight(name="bias", shape=(self.output_dim,))
+
+
 def test_layers_of_the_users_own_share_a_weight():
     layer = dmp.DistributedEmbedding([OwnLayer(3, 2), OwnLayer(4, 2)])
     tables = [np.arange(6, dtype=np.float32).reshape(3, 2), -np.ones([4, 2], np.float32)]
@@ -210,3 +192,5 @@ def test_layers_of_the_users_own_share_a_weight():
     np.testing.assert_array_equal(outputs[0], [[4, 5]])
     np.testing.assert_array_equal(outputs[1], [[-1, -1]])
     assert len(layer.weights) == 1
+    with pytest.raises(ValueError, match="must have one weight, its table. Received: 2 weights"):
+        dmp.DistributedEmbedding([Biased(4, 2)]).set_weights([np.zeros([4, 2])])

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_like
+import sok_like.dist_model_parallel as dmp
 from sok_like.runtime.framework.running_keras import is_keras_3
 from tests import forks
 
 pytestmark = pytest.mark.keras
+distributed, wrap = dmp.DistributedOptimizer, sok_like.OptimizerWrapper
 KEYS = np.arange(24).reshape(12, 2) % 20
 
 
@@ -16,13 +19,7 @@ def scaled(optimizer):
     return cls.LossScaleOptimizer(optimizer, initial_scale=8.0)
 
 
-def distributed(optimizer, **options):
-    import sok_like.dist_model_parallel as dmp
-
-    return dmp.DistributedOptimizer(optimizer, **options)
-
-
-def adam_with_schedule():
+def with_schedule():
     rate = tf.keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
     return distributed(tf.keras.optimizers.Adam(rate, beta_1=0.8), sparse_as_dense=True)
 
@@ -32,26 +29,24 @@ def scaled_adam():
     return distributed(scaled(stock)) if is_keras_3() else scaled(distributed(stock))
 
 
-def wrapped(sok, optimizer):
-    return distributed(sok.OptimizerWrapper(optimizer, lazy=True))
-
-
 OPTIMIZERS = {
-    "schedule": lambda sok: adam_with_schedule(),
-    "momentum": lambda sok: distributed(tf.keras.optimizers.SGD(0.1, momentum=0.9)),
-    "wrapped": lambda sok: wrapped(sok, tf.keras.optimizers.Adam(0.1)),
-    "scaled": lambda sok: scaled_adam(),
-    "wrapped around scaled": lambda sok: sok.OptimizerWrapper(scaled(tf.keras.optimizers.Adam())),
+    "schedule": with_schedule,
+    "momentum": lambda: distributed(tf.keras.optimizers.SGD(0.1, momentum=0.9)),
+    "wrapped": lambda: distributed(
+        sok_like.OptimizerWrapper(tf.keras.optimizers.Adam(), lazy=True)
+    ),
+    "scaled": scaled_adam,
+    "wrapped around scaled": lambda: wrap(scaled(tf.keras.optimizers.Adam())),
 }
 
 
-def make_model(sok, kind):
+def make_model(kind):
     keys = tf.keras.Input([2], dtype="int64")
     tables = [tf.keras.layers.Embedding(20, 4)]
-    (rows,) = sok.dist_model_parallel.DistributedEmbedding(tables)([keys])
+    (rows,) = dmp.DistributedEmbedding(tables)([keys])
     model = tf.keras.Model(keys, tf.keras.layers.Dense(1)(tf.keras.layers.Flatten()(rows)))
     # One is traced: that takes longer than the steps.
-    model.compile(OPTIMIZERS[kind](sok), "mse", jit_compile=False, run_eagerly=kind != "wrapped")
+    model.compile(OPTIMIZERS[kind](), "mse", jit_compile=False, run_eagerly=kind != "wrapped")
     return model
 
 
@@ -62,7 +57,7 @@ def fit(model):
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_loaded_model_trains_on_and_a_clone_starts_anew(sok, tmp_path, kind):
-    model = make_model(sok, kind)
+    model = make_model(kind)
     fit(model)
     cloned = tf.keras.models.clone_model(model)
     assert np.isfinite(cloned.predict(KEYS, verbose=0)).all()
@@ -77,7 +72,7 @@ def test_a_loaded_model_trains_on_and_a_clone_starts_anew(sok, tmp_path, kind):
 
 
 def test_a_new_process_makes_the_optimizer_again(sok, tmp_path):
-    model = make_model(sok, "wrapped")
+    model = make_model("wrapped")
     expected = fit(model)
     path = str(tmp_path / "m.keras")
     model.save(path)

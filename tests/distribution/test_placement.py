@@ -1,4 +1,7 @@
-"""Meshes, layouts and what they come to, without ranks."""
+"""Meshes, layouts and what they come to, and the random state that ranks share, without ranks."""
+
+import json
+import random
 
 import keras
 import numpy as np
@@ -6,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from sok_like import distribution as dist
+from sok_like.distribution.distributions import random_state, set_random_state
 from sok_like.distribution.mesh import Placement, shard_bounds
 
 pytestmark = pytest.mark.keras
@@ -103,6 +107,8 @@ def test_arguments_of_model_parallel(sok):
         dist.ModelParallel(mesh, layout_map, "rows")
     with pytest.raises(ValueError, match="does not match the number of devices"):
         dist.DeviceMesh((2, 4), ("batch", "model"))
+    with pytest.raises(ValueError, match="`num_processes`.*num_processes=3"):
+        dist.initialize(None, 3)
 
 
 def test_scope_restores_what_was(sok):
@@ -170,3 +176,46 @@ def test_a_first_mesh_of_four_ranks_allows_a_grid_later(monkeypatch):
         with pytest.raises(KeyError):
             module.RankMesh(mesh)
         assert asked == [world_size == 4]
+
+
+@pytest.mark.parametrize(
+    "shape, devices, layouts, words",
+    [
+        ((1, 1), [0], {".*kernel": ("y",)}, "item for each dimension.*('y',) for.*(64, 8)"),
+        ((1, 1), [0], {".*kernel": ("y", "y")}, "name an axis once.*'y'.*dense/kernel"),
+        ((1, 1), [0], {".*kernel": (None, "z")}, "name axes of the mesh.*'z'.*kernel"),
+        ((1, 1), [0], {".*kernel": (), ".*k.*": ()}, "'.*kernel'.*'.*k.*'.*dense/kernel.*(64, 8)"),
+        ((2, 4), [*range(8)], {}, "(2, 4).*('x', 'y').*1 rank(s)"),
+        ((1, 2), [1, 0], {}, "in the order of list_devices().*[1, 0]"),
+    ],
+)
+def test_meshes_and_layouts_that_do_not_fit(sok, shape, devices, layouts, words):
+    with pytest.raises(ValueError) as raised:
+        layout_map = dist.LayoutMap(dist.DeviceMesh(shape, ("x", "y"), devices))
+        for path, axes in layouts.items():
+            layout_map[path] = axes
+        with dist.ModelParallel(layout_map=layout_map).scope():
+            layers = tf.keras.layers
+            tf.keras.Sequential([layers.Input([64]), layers.Dense(8, name="dense")])
+    assert [word for word in words.split(".*") if word not in str(raised.value)] == []
+
+
+def draws():
+    return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn()]
+
+
+def test_the_state_comes_back_to_the_bit():
+    random.gauss(0, 1), np.random.randn()  # half of a pair is kept for the next call
+    tf.random.set_seed(41)
+    data = json.dumps(random_state())  # nothing else travels
+    expected = [*draws(), float(tf.random.uniform([]))]
+    random.seed(1), np.random.seed(1), tf.random.set_seed(1)
+    set_random_state(json.loads(data))
+    assert [*draws(), float(tf.random.uniform([]))] == expected
+
+
+def test_an_equal_seed_does_not_restart_the_generators_of_tensorflow():
+    tf.random.set_seed(41)
+    first = float(tf.random.uniform([]))
+    set_random_state(random_state())
+    assert float(tf.random.uniform([])) != first

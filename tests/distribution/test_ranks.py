@@ -12,7 +12,7 @@ import sok_like as sok
 from sok_like import distribution as dist
 from sok_like.distribution.sharded_variable import path_of, shard_of
 from sok_like.table.variable import is_embedding_variable
-from tests.distribution.meshes import assert_close
+from tests.distribution.meshes import assert_close, layouts
 
 pytestmark = [pytest.mark.keras(slow=True), pytest.mark.ranks]
 
@@ -103,28 +103,20 @@ def make_model(sok=None):
     return tf.keras.Model([numbers, words, image, ids, keys], heads)
 
 
-class Losses(tf.keras.callbacks.Callback):
-    """The loss after each step."""
-
-    def __init__(self):
-        super().__init__()
-        self.losses = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.losses.append(logs["loss"])
-
-
 def fit(model, optimizer, eager):
     """Compiles, trains and evaluates: losses by step, evaluation, predictions."""
     options = {"jit_compile": False, "run_eagerly": eager}
     model.compile(optimizer=make_optimizer(optimizer), loss="mse", **options)
     features, target = data()
     inputs, targets = [features[t.name] for t in model.inputs], [target] * len(model.outputs)
-    losses = Losses()
-    model.fit(inputs, targets, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[losses])
+    losses = []
+    see = tf.keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: losses.append(logs["loss"])
+    )
+    model.fit(inputs, targets, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[see])
     model.run_eagerly = True  # evaluation and prediction take longer to trace than to do
     return {
-        "losses": np.array(losses.losses),
+        "losses": np.array(losses),
         "evaluated": np.array(model.evaluate(inputs, targets, batch_size=2 * BATCH, verbose=0)),
         "predicted": np.concatenate(model.predict(inputs, batch_size=2 * BATCH, verbose=0), axis=1),
     }
@@ -147,11 +139,6 @@ def weights_of(model):
     return found
 
 
-def is_eager(shape):
-    """Tracing so many layers takes longer than these steps: one mesh shows that it can be done."""
-    return shape != (1, 2)
-
-
 def oracle(optimizer, start, eager):
     """The training by Keras alone from the same initial weights."""
     model = make_model()
@@ -160,92 +147,77 @@ def oracle(optimizer, start, eager):
     return {**fit(model, optimizer, eager), "weights": weights_of(model)}
 
 
-def train_on_mesh(shape, optimizer):
+def train_on_mesh(shape, optimizer, eager):
     """From this rank: initial weights, the sharded model's training, and this rank's shards."""
-    mesh = dist.DeviceMesh(shape, ("batch", "model"))
-    layout_map = dist.LayoutMap(mesh)
-    for path, axes in LAYOUTS.items():
-        layout_map[path] = axes
+    mesh, layout_map = layouts(shape, LAYOUTS)
     with dist.ModelParallel(mesh, layout_map).scope(), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         model = make_model(sok)
         start = weights_of(model)
-        sharded = fit(model, optimizer, is_eager(shape))
+        sharded = fit(model, optimizer, eager)
         sharded["weights"] = weights_of(model)
         table = dist.summary(model)
+    assert not [w for w in said if "LayoutMap" in str(w.message)]
     slots = model.optimizer.variables
     slots = slots() if callable(slots) else slots
+    parts = [parts_of(model.variables), parts_of(slots)]
+    return {"sharded": sharded, "start": start, "parts": parts, "table": table}
+
+
+def parts_of(variables):
+    """By path: layout, whole shape, and the elements stored on this rank."""
     return {
-        "sharded": sharded,
-        "start": start,
-        "shards": {path_of(v): _facts(v) for v in model.variables if shard_of(v)},
-        "slots": {path_of(v): _facts(v) for v in slots if shard_of(v)},
-        "table": table,
-        "warned": [str(w.message) for w in said if "LayoutMap" in str(w.message)],
+        path_of(v): (tuple(v.layout), tuple(v.global_shape), math.prod(v.local.shape))
+        for v in variables
+        if shard_of(v)
     }
 
 
-def _facts(variable):
-    """Layout, whole shape, and the elements stored on this rank."""
-    return tuple(variable.layout), tuple(variable.global_shape), math.prod(variable.local.shape)
-
-
-CASES = [((1, 2), "adagrad"), ((2, 1), "adam"), ((2, 2), "sgd")]
-CASES += [pytest.param((1, 4), "sgd", marks=pytest.mark.slow)]
-each_case = pytest.mark.parametrize("shape, optimizer", CASES)
-
-
-_expected = {}
-
-
-def expected(optimizer, start, eager):
-    """The oracle's training, once: ranks and meshes start with equal weights."""
-    if (optimizer, eager) not in _expected:
-        _expected[optimizer, eager] = start, oracle(optimizer, start, eager)
-    first, training = _expected[optimizer, eager]
-    assert_close(start, first, "initial weights")
-    return training
-
-
-@each_case
+@pytest.mark.parametrize(
+    "shape, optimizer",
+    [
+        *(((1, 2), "adagrad"), ((2, 1), "adam"), ((2, 2), "sgd")),
+        pytest.param((1, 4), "sgd", marks=pytest.mark.slow),
+    ],
+)
 def test_mixed_model_is_the_unsharded_one(on_processes, shape, optimizer):
-    ranks = on_processes(math.prod(shape), train_on_mesh, shape, optimizer)
+    # Tracing so many layers takes longer than these steps: one mesh shows that it can be done.
+    eager = shape != (1, 2)
+    ranks = on_processes(math.prod(shape), train_on_mesh, shape, optimizer, eager)
+    right = oracle(optimizer, ranks[0]["start"], eager)
+    assert len(right["losses"]) == 4 * EPOCHS and right["losses"][-1] < right["losses"][0]
     for rank, result in enumerate(ranks):
-        assert len(result["sharded"]["losses"]) == 4 * EPOCHS
-        assert result["sharded"]["losses"][-1] < result["sharded"]["losses"][0]
-        right = expected(optimizer, result["start"], is_eager(shape))
+        assert_close(result["start"], ranks[0]["start"], f"rank {rank}:")
         assert_close(result["sharded"], right, f"rank {rank}:")
+    check_parts([result["parts"] for result in ranks], shape, optimizer)
+    if shape == (1, 2):
+        check_summary(ranks[0]["table"])
 
 
-@each_case
-def test_shards_and_slots_are_parts(on_processes, shape, optimizer):
+def check_parts(ranks, shape, optimizer):
+    """What ranks hold of weights and of slot variables."""
     sizes = dict(zip(("batch", "model"), shape, strict=True))
-    ranks = on_processes(math.prod(shape), train_on_mesh, shape, optimizer)
     of_layouts = [a for axes in LAYOUTS.values() for a in axes if a and sizes[a] > 1]
-    slots_each = {"sgd": 1, "adam": 2, "adagrad": 1}[optimizer]
-    for kind, number in (("shards", len(of_layouts)), ("slots", slots_each * len(of_layouts))):
-        assert len(ranks[0][kind]) == number
+    for kind, each in enumerate((1, {"sgd": 1, "adam": 2, "adagrad": 1}[optimizer])):
+        assert len(ranks[0][kind]) == each * len(of_layouts)
         for path, (layout, whole, _) in ranks[0][kind].items():
-            parts = max(sizes[axis] for axis in layout if axis is not None)
-            (dim,) = [i for i, axis in enumerate(layout) if axis is not None]
+            ((dim, axis),) = [(i, axis) for i, axis in enumerate(layout) if axis is not None]
             here = [rank[kind][path][2] for rank in ranks]
-            rest = np.prod(whole) // whole[dim]
+            rest, parts = np.prod(whole) // whole[dim], sizes[axis]
             assert set(here) <= {whole[dim] // parts * rest, -(-whole[dim] // parts) * rest}, path
             # Each part is on as many ranks as the other axis is long.
             assert sum(here) == np.prod(whole) * math.prod(shape) // parts, path
-    assert ranks[0]["warned"] == []
 
 
-def test_summary_says_what_lies_where(on_processes):
-    table = {
-        line.split()[0]: line
-        for line in on_processes(2, train_on_mesh, (1, 2), "adagrad")[0]["table"].splitlines()
-    }
-    kernel = table["dense_column/kernel"]
-    assert "(6, 5)" in kernel and "(None, 'model')" in kernel and "(6, 3)" in kernel
-    assert " 72 " in kernel  # bytes of 6 * 3 floats
-    assert "all_gather of outputs, all_reduce of input gradients" in kernel
-    assert "all_reduce of outputs, all_gather of input gradients" in table["dense_row/kernel"]
-    assert "all_gather of the batch's rows" in table["rows/embeddings"]
-    assert "all_gather when read" in table["layer_norm/gamma"]
-    assert table["dense_column/bias"].endswith("none")
+def check_summary(table):
+    """It says what lies where."""
+    lines = {line.split()[0]: line for line in table.splitlines()}
+    for path, words in {
+        "dense_column/kernel": ["(6, 5)", "(None, 'model')", "(6, 3)", " 72 "],  # of 6 * 3 floats
+        "dense_row/kernel": ["all_reduce of outputs, all_gather of input gradients"],
+        "rows/embeddings": ["all_gather of the batch's rows"],
+        "layer_norm/gamma": ["all_gather when read"],
+        "dense_column/bias": ["none"],
+    }.items():
+        assert all(word in lines[path] for word in words), lines[path]
+    assert "all_gather of outputs, all_reduce of input gradients" in lines["dense_column/kernel"]

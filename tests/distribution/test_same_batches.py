@@ -114,9 +114,7 @@ def differing(shape, what, how, name):
 @pytest.mark.parametrize(
     "shape, what, how, name",
     [
-        pytest.param(*((2, 1), "x", "fit", "inputs"), marks=pytest.mark.keras(slow=True)),
         ((1, 2), "x", "fit", "inputs"),
-        pytest.param(*((2, 1), "y", "own_step", "y"), marks=pytest.mark.keras(slow=True)),
         ((2, 1), "targets", "eager", "y"),
         ((1, 2), "weights", "eager", "sample_weight"),
         ((1, 2), "one", "eager", "inputs"),

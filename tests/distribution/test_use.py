@@ -1,9 +1,7 @@
 """How programs use a distribution, on 2 ranks, beside the same by Keras alone."""
 
-import pathlib
 import tempfile
 import time
-import warnings
 
 import numpy as np
 import pytest
@@ -73,30 +71,18 @@ def trained(model):
     }
 
 
-def is_cut(model):
+def check_cut(model):
     """Ordinary models are not."""
-    return dist.distribution() is None or local_shapes(model)["dense/kernel"] == (64, 4)
-
-
-def published(eager):
-    """The published example."""
-    model = make_model()
-    found = trained(compiled(model, eager))
-    if dist.distribution() is not None and dist.distribution().device_mesh.shape == (1, 2):
-        second, number = (8, 3 - comm.current().rank), (3, 3, 2, 2)
-        shapes = local_shapes(model)
+    if dist.distribution() is not None:
+        shapes, second = local_shapes(model), (8, 3 - comm.current().rank)
         assert (shapes["dense/kernel"], shapes["dense_1/kernel"]) == ((64, 4), second)
-        assert shapes["conv2d/kernel"] == number
-    else:
-        assert local_shapes(model) == {}
-    return found
 
 
 def deferred():
     """A Sequential without an Input is built while its first step is traced."""
     model = make_model(deferred=True)
     found = trained(compiled(model, eager=False))
-    assert is_cut(model)
+    check_cut(model)
     return found
 
 
@@ -122,7 +108,7 @@ def loaded():
     steps = int(model.optimizer.iterations.numpy())
     x, y = samples()
     history = model.fit(x, y, batch_size=10, epochs=2, verbose=0, shuffle=False).history
-    assert is_cut(model)
+    check_cut(model)
     return {"steps": steps, "loss": np.array(history["loss"]), "weights": numbers(model)}
 
 
@@ -158,17 +144,15 @@ def backed_up():
 
 
 @pytest.mark.parametrize(
-    "shape, body, arguments",
+    "body",
     [
-        ((1, 2), published, [False]),
-        pytest.param((1, 2), deferred, [], marks=pytest.mark.keras(slow=True)),
-        pytest.param((2, 1), on_batches, [], marks=pytest.mark.keras(slow=True)),
-        pytest.param((1, 2), loaded, [], marks=of_keras_3),
-        pytest.param((1, 2), backed_up, [], marks=pytest.mark.keras(slow=True)),
+        deferred,
+        pytest.param(loaded, marks=of_keras_3),
+        pytest.param(backed_up, marks=pytest.mark.keras(slow=True)),
     ],
 )
-def test_use_is_the_unsharded_one(on_processes, shape, body, arguments):
-    check_as_alone(on_processes, shape, PUBLISHED, body, *arguments)
+def test_use_is_the_unsharded_one(on_processes, body):
+    check_as_alone(on_processes, (1, 2), PUBLISHED, body)
 
 
 def data_parallel():
@@ -195,7 +179,7 @@ def by_keras_classes():
     dist.set_distribution(parallel)
     model = make_model()
     found = trained(compiled(model))
-    assert is_cut(model)
+    check_cut(model)
     return found
 
 
@@ -205,7 +189,8 @@ def made_before(ready):
 
     def train():
         found = trained(model if ready else compiled(model))
-        assert is_cut(model)
+        check_cut(model)
+        assert local_shapes(model)["conv2d/kernel"] == (3, 3, 2, 2)
         return found
 
     return under((1, 2), PUBLISHED, train)
@@ -216,7 +201,7 @@ def made_before(ready):
     "body, arguments", [(by_keras_classes, []), (made_before, [True]), (made_before, [False])]
 )
 def test_other_ways_to_begin(on_processes, body, arguments):
-    expected = published(True)
+    expected = trained(compiled(make_model()))
     for found in on_processes(2, body, *arguments):
         assert_close(found, expected, body.__name__)
 
@@ -224,41 +209,32 @@ def test_other_ways_to_begin(on_processes, body, arguments):
 # ---- files ----
 
 
+def shifted():
+    """A model that has no initial weight any more."""
+    model = compiled(make_model())
+    for variable in model.weights:
+        variable.assign(np.asarray(variable) + 1)
+    return model
+
+
+def save(model, folder, name):
+    (model.save if name.endswith(".keras") else model.save_weights)(str(folder / name))
+
+
 def written_under_a_mesh():
     folder = shared_folder()
 
     def write():
-        model = make_model()
-        trained(compiled(model))
+        model = shifted()
         for name in NAMES:
-            (model.save if name.endswith(".keras") else model.save_weights)(folder / name)
+            save(model, folder, name)
         return numbers(model)
 
     written = under((1, 2), PUBLISHED, write)
     for name in NAMES:
-        if name.endswith(".keras"):
-            model = tf.keras.models.load_model(folder / name)
-        else:
-            model = make_model()
-            model.load_weights(folder / name)
-        for found, expected in zip(numbers(model), written, strict=True):
-            np.testing.assert_array_equal(found, expected, err_msg=name)
-
-
-def read_under_a_mesh():
-    """Weights of an unsharded model; and whole weights set."""
-    file, source = pathlib.Path(tempfile.mkdtemp()) / WEIGHTS_FILE, make_model()
-    trained(compiled(source))
-    source.save_weights(file)
-
-    def read():
-        for set_weights in (False, True):
-            model = make_model()
-            model.set_weights(source.get_weights()) if set_weights else model.load_weights(file)
-            for found, expected in zip(numbers(model), numbers(source), strict=True):
-                np.testing.assert_array_equal(found, expected)
-
-    under((1, 2), PUBLISHED, read)
+        model = make_model()
+        model.load_weights(str(folder / name))
+        assert all(map(np.array_equal, numbers(model), written)), name
 
 
 def unsharded():
@@ -270,7 +246,7 @@ def unsharded():
         model.set_weights([np.full(v.shape, rank, np.float32) for v in model.weights])
         for name in NAMES:
             time.sleep(0.2 * rank)
-            (model.save if name.endswith(".keras") else model.save_weights)(str(folder / name))
+            save(model, folder, name)
         time.sleep(0.2 * rank)
         tf.train.Checkpoint(model=model).write(str(folder / "checkpoint"))
         return model
@@ -278,9 +254,9 @@ def unsharded():
     model = under((2, 1), PUBLISHED, write)
     for name in NAMES:
         model.load_weights(str(folder / name))
-        assert all((v.numpy() == 0).all() for v in model.weights), name
+        assert not any(map(np.any, numbers(model))), name
     tf.train.Checkpoint(model=model).read(str(folder / "checkpoint"))
-    assert all((v.numpy() == 0).all() for v in model.weights)
+    assert not any(map(np.any, numbers(model)))
 
 
 def not_loaded():
@@ -293,30 +269,17 @@ def not_loaded():
         if comm.current().rank == 1 and self.name == "dense_1":
             raise OSError(5, "the disk is ill")
 
-    def read():
-        model = make_model()
-        model.save_weights(file)
-        for variable in model.weights:
-            variable.assign(np.asarray(variable) + 1)
-        before = numbers(model)
-        cls.load_own_variables = fail
-        try:
-            with pytest.raises(RuntimeError, match="(?s)rank 1: .*the disk is ill"):
-                model.load_weights(file)
-        finally:
-            cls.load_own_variables = own
-        assert all(map(np.array_equal, before, numbers(model))) and local_shapes(model)
-
-    under((1, 2), PUBLISHED, read)
+    make_model().save_weights(file)
+    model = shifted()
+    before = numbers(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cls, "load_own_variables", fail)
+        with pytest.raises(RuntimeError, match="(?s)rank 1: .*the disk is ill"):
+            model.load_weights(file)
+    assert all(map(np.array_equal, before, numbers(model))) and local_shapes(model)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        *(written_under_a_mesh, unsharded, not_loaded),
-        pytest.param(read_under_a_mesh, marks=pytest.mark.keras(slow=True)),
-    ],
-)
+@pytest.mark.parametrize("body", [written_under_a_mesh, unsharded])
 def test_files(on_processes, body):
     on_processes(2, body)
 
@@ -324,7 +287,6 @@ def test_files(on_processes, body):
 def exported():
     """A SavedModel would hold one rank's shards."""
     folder, model, module = tempfile.mkdtemp(), compiled(make_model()), tf.Module()
-    trained(model)
     module.kernel = model.get_layer("dense").kernel
     for write in (
         model.export,
@@ -335,49 +297,17 @@ def exported():
             write(f"{folder}/saved")
 
 
-@pytest.mark.keras(slow=True)
-def test_saved_model_of_shards_is_refused(on_processes):
-    on_processes(2, under, (1, 2), PUBLISHED, exported)
-
-
 # ---- errors and layouts ----
 
 
-def built(axes, *patterns):
-    mesh = dist.DeviceMesh((1, 2), ("batch", "model"))
-    layout_map = dist.LayoutMap(mesh)
-    for pattern in patterns or (".*dense/kernel",):
-        layout_map[pattern] = axes
-    with dist.ModelParallel(mesh, layout_map).scope():
-        model = make_model()
-        model.compile("sgd", "mse")
-        return model
-
-
-def constrained():
-    mesh, layers = dist.DeviceMesh((1, 2), ("batch", "model")), tf.keras.layers
-    layout_map = dist.LayoutMap(mesh)
-    layout_map["dense/kernel"] = (None, "model")
-    with dist.ModelParallel(mesh, layout_map).scope():
-        inputs = layers.Input([6])
-        dense = layers.Dense(4, kernel_constraint="max_norm", name="dense")
-        model = tf.keras.Model(inputs, dense(inputs))
+def of_shards():
+    """A constraint that needs the whole variable; a value of the shard's shape is not one of it."""
+    dense = tf.keras.layers.Dense(4, kernel_constraint="max_norm", name="dense")
+    model = tf.keras.Sequential([tf.keras.layers.Input([6]), dense])
+    with pytest.raises(ValueError, match="other than NonNeg.*MaxNorm.*dense/kernel"):
         model.compile("sgd", "mse")
         model.train_on_batch(np.zeros((2, 6), "f"), np.zeros((2, 4), "f"))
-
-
-def too_large():
-    wide = dist.DeviceMesh((2, 4), ("batch", "model"), list(range(8)))
-    dist.ModelParallel(wide, dist.LayoutMap(wide))
-
-
-def other_order():
-    dist.DataParallel(dist.DeviceMesh((2,), ("batch",), [1, 0]))
-
-
-def of_the_shard():
-    """A value of the shard's shape is not one of the variable."""
-    kernel = built((None, "model")).get_layer("dense").kernel
+    kernel = make_model().get_layer("dense").kernel
 
     @tf.function(input_signature=[tf.TensorSpec([None, None])])
     def assign(value):
@@ -386,48 +316,8 @@ def of_the_shard():
     value = np.ones(kernel.local_shape, np.float32)
     with pytest.raises(tf.errors.InvalidArgumentError, match="64,4"):
         assign(value)
-    kernel.assign(value)
-
-
-def raises(call, words, *args):
-    with pytest.raises(ValueError) as raised:
-        call(*args)
-    text = str(raised.value)
-    assert [word for word in words if word not in text] == [], text
-
-
-@pytest.mark.parametrize(
-    "call, arguments, words",
-    [
-        (built, [("model",)], ["must have an item for each dimension", "('model',)", "(64, 8)"]),
-        (built, [("model", "model")], ["must name an axis once", "'model'", "dense/kernel"]),
-        (built, [(None, "modle")], ["must name axes of the mesh", "'modle'", "dense/kernel"]),
-        (
-            built,
-            [(None, "model"), ".*dense/k.*", ".*se/kernel"],
-            ["'.*dense/k.*'", "'.*se/kernel'", "dense/kernel", "(64, 8)"],
-        ),
-        (constrained, [], ["other than NonNeg", "MaxNorm", "dense/kernel"]),
-        (of_the_shard, [], ["(64, 8)", "(64, 4)"]),
-        (too_large, [], ["(2, 4)", "('batch', 'model')", "2 rank(s)"]),
-        (other_order, [], ["in the order of list_devices()", "[1, 0]"]),
-        (dist.initialize, [None, 3], ["`num_processes`", "num_processes=3"]),
-    ],
-)
-def test_errors_say_what_is_wrong(on_processes, call, arguments, words):
-    on_processes(2, raises, call, words, *arguments)
-
-
-def unmatched():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        built((None, "model"), "no_such.*kernel")(samples()[0])
-    (warning,) = [str(w.message) for w in caught if "LayoutMap" in str(w.message)]
-    assert "'no_such.*kernel'" in warning and "dense/kernel" in warning
-
-
-def test_pattern_that_matches_nothing_warns(on_processes):
-    on_processes(2, unmatched)
+    with pytest.raises(ValueError, match=r"(?=.*\(64, 8\)).*\(64, 4\)"):
+        kernel.assign(value)
 
 
 def explicit():
@@ -447,6 +337,13 @@ def explicit():
     layout = dist.distribution().get_tensor_layout("dense/output")
     assert layout.axes == ("batch", "model")
     assert make_model().predict(samples()[0], verbose=0).shape == (22, 5)
+
+
+@pytest.mark.parametrize(
+    "body", [*(not_loaded, of_shards), pytest.param(exported, marks=pytest.mark.keras(slow=True))]
+)
+def test_shards(on_processes, body):
+    on_processes(2, under, (1, 2), PUBLISHED, body)
 
 
 @of_keras_3

@@ -99,32 +99,22 @@ def section(text, title):
 
 
 @pytest.mark.parametrize("path", CALLABLES)
-def test_docstring_names_each_argument(path):
-    value = resolve(path)
-    lines = re.findall(r"^([*\w][*\w, ]*):", section(documented(value), "Args"), flags=re.M)
+def test_docstring_names_arguments_errors_and_shapes(path):
+    value, arguments = resolve(path), own_arguments(resolve(path))
+    text = documented(value)
+    lines = re.findall(r"^([*\w][*\w, ]*):", section(text, "Args"), flags=re.M)
     named = {name.strip("* ") for line in lines for name in line.split(",")}
-    arguments = own_arguments(value)
     assert set(arguments) - {"args", "kwargs"} <= named
     if not {"args", "kwargs"} & set(arguments) and arguments:
         assert named <= set(arguments)
-
-
-@pytest.mark.parametrize("path", CALLABLES)
-def test_docstring_names_errors(path):
-    value = resolve(path)
-    if own_arguments(value) and path not in NEVER_RAISE:
+    if arguments and path not in NEVER_RAISE:
         methods = [getattr(value, name) for name in MEMBERS.get(path, ())]
         assert any(section(documented(each), "Raises") for each in [value, *methods])
-
-
-@pytest.mark.parametrize("path", CALLABLES)
-def test_docstring_states_shapes(path):
-    value = resolve(path)
     if isinstance(value, type) and issubclass(value, tf.keras.layers.Layer):
-        assert re.search("Input shape:|inputs:", documented(value))
-        assert re.search("Output shape:|Returns:", documented(value))
-    elif ARRAYS & set(own_arguments(value)):
-        assert re.search(r"`\[.*\]`|shape", documented(value))
+        assert re.search("Input shape:|inputs:", text)
+        assert re.search("Output shape:|Returns:", text)
+    elif ARRAYS & set(arguments):
+        assert re.search(r"`\[.*\]`|shape", text)
 
 
 @pytest.mark.parametrize("path", MEMBERS)

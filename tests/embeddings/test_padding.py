@@ -11,7 +11,7 @@ VALID = [[[3, 4], []], [[5], [3, 3, 4]]]
 
 def make(sok, pad_key, combiner="mean", **options):
     layer = sok.DistributedEmbedding(combiner, None, 1, 2, 3, pad_key=pad_key, **options)
-    sok.assign(layer.table, [3, 4, 5, 9], [[3.0], [4.0], [5.0], [1000.0]])
+    sok.assign(layer.table, [3, 4, 5, 9, -1], [[3.0], [4.0], [5.0], [1000.0], [100.0]])
     return layer
 
 
@@ -37,37 +37,32 @@ def test_ragged_and_sparse_inputs_have_no_padding_either(sok):
         np.testing.assert_allclose(layer(keys), expected("sum"), rtol=1e-6)
 
 
-def test_one_key_a_field(sok):
-    layer = make(sok, 9)
-    assert layer(tf.constant([[3, 9], [9, 5]], tf.int64)).numpy().tolist() == [
-        [[3], [0]],
-        [[0], [5]],
-    ]
+@pytest.mark.parametrize(
+    "pad_key, dtype, keys, rows",
+    [
+        (9, "int64", [[3, 9], [9, 5]], [[[3], [0]], [[0], [5]]]),  # one key per field
+        (2**64 - 1, "uint64", [[[3, 2**64 - 1], [4, 5]]], [[[3], [9]]]),
+        (2**64 - 1, "int64", [[[3, -1], [4, 5]]], [[[3], [9]]]),
+        (None, "int64", [[[3, -1], [4, 5]]], [[[103], [9]]]),
+    ],
+)
+def test_a_key_may_be_padding(sok, pad_key, dtype, keys, rows):
+    layer = make(sok, pad_key, "sum")
+    again = type(layer).from_config({**layer.get_config(), "name": "again"})
+    assert layer(tf.constant(keys, dtype)).numpy().tolist() == rows
+    again(tf.constant(keys, dtype))
+    assert int(again.table.size()) == np.unique(keys).size - (pad_key is not None)
+
+
+def test_padding_needs_no_row_without_a_hash_table(sok):
+    options = {"use_hashtable": False, "embedding_initializer": "ones", "pad_key": -1}
+    layer = sok.DistributedEmbedding("sum", 4, 1, 1, 2, **options)
+    assert layer(tf.constant([[[3, -1]], [[-1, -1]]])).numpy().tolist() == [[[1]], [[0]]]
 
 
 def test_too_many_valid_keys_are_still_refused(sok):
     with pytest.raises(tf.errors.InvalidArgumentError, match="at most 3"):
         make(sok, 9)(tf.constant([[[3, 4, 5, 3, 9], [9, 9, 9, 9, 9]]], tf.int64))
-
-
-def test_padding_needs_no_row_without_a_hash_table(sok):
-    layer = sok.DistributedEmbedding(
-        "sum", 4, 1, 1, 2, use_hashtable=False, embedding_initializer="ones", pad_key=-1
-    )
-    assert layer(tf.constant([[[3, -1]], [[-1, -1]]])).numpy().tolist() == [[[1]], [[0]]]
-
-
-def test_a_key_of_64_bits_may_be_padding(sok):
-    layer = make(sok, 2**64 - 1, "sum")
-    keys = tf.constant([[[3, 2**64 - 1], [4, 5]]], tf.uint64)
-    assert layer(keys).numpy().tolist() == [[[3], [9]]]
-    assert layer(tf.constant([[[3, -1], [4, 5]]], tf.int64)).numpy().tolist() == [[[3], [9]]]
-
-
-def test_without_it_minus_one_is_a_key(sok):
-    layer = sok.DistributedEmbedding("sum", None, 1, 1, 2, embedding_initializer="ones")
-    assert layer(tf.constant([[[3, -1]]])).numpy().tolist() == [[[2]]]
-    assert int(layer.table.size()) == 2
 
 
 def test_all_to_all_of_a_flat_list(sok):
@@ -78,15 +73,6 @@ def test_all_to_all_of_a_flat_list(sok):
         rows = call(tf.constant([0, 7, 0, 7, 8], tf.int64))
         assert rows.numpy().tolist() == [[0, 0], [1, 1], [0, 0], [1, 1], [1, 1]]
     assert int(layer.table.size()) == 2
-
-
-def test_the_configuration_has_it(sok):
-    layer = make(sok, 9, "sum")
-    again = type(layer).from_config({**layer.get_config(), "name": "again"})
-    assert again.pad_key == 9
-    assert int(again.table.size()) == 0
-    again(tf.constant([[9, 9]], tf.int64))
-    assert int(again.table.size()) == 0
 
 
 @pytest.mark.parametrize("pad_key", ["0", 1.5, True, 2**64, -(2**63) - 1])

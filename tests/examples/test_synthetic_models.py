@@ -12,12 +12,20 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
 
 import synthetic_data
 import synthetic_models
-from synthetic_config import MODELS
+from synthetic_config import MODELS, ModelConfig, TableGroup
 
 import sok_like.dist_model_parallel as dmp
-from tests.examples import synthetic_checks
-from tests.examples.synthetic_checks import ALPHA, BATCH, RATE, SMALL, STEPS
+from tests.ready_ranks import forget
 
+# As varied as the six, and small: shared tables and single ones, two widths, pooled columns.
+SMALL = ModelConfig(
+    (TableGroup(2, (1, 3), 40, 4), TableGroup(1, (1,), 300, 6), TableGroup(3, (1,), 10, 4)),
+    mlp_units=(8,),
+    num_numerical=5,
+    pool=3,
+)
+SHAPES = [(table.num_rows, table.width) for table in SMALL.tables()]
+BATCH, STEPS, ALPHA, RATE = 12, 3, 1.05, 0.5
 # Tables and GiB of float32 rows that the models' authors give.
 PUBLISHED = {
     "tiny": (55, 4.2),
@@ -110,17 +118,45 @@ def test_options_out_of_range(option, capsys):
     assert option.split("=")[0] in capsys.readouterr().err
 
 
+def initial_values(shapes):
+    rng = np.random.default_rng(7)
+    return [rng.normal(0, 0.3, shape).astype(np.float32) for shape in shapes]
+
+
+def train_small(dp_input):
+    """Losses of this rank's parts, and the tables and the dense variables in the end."""
+    model = synthetic_models.SyntheticModel(SMALL, dp_input=dp_input)
+    layer = model.embeddings
+    inputs = None if dp_input else layer.strategy.input_ids_list[layer.rank]
+    whole = [synthetic_data.make_batch(SMALL, 1.0, BATCH, ALPHA, step) for step in range(STEPS)]
+    parts = [synthetic_data.part_of_rank(w, layer.rank, layer.world_size, inputs) for w in whole]
+    batches = list(map(synthetic_models.as_tensors, parts))
+    model(batches[0][:2])
+    layer.set_weights(initial_values(SHAPES))
+    dense = [v for each in model.dense for v in each.trainable_variables]
+    for variable, value in zip(dense, initial_values([v.shape for v in dense]), strict=True):
+        variable.assign(value)
+    step = synthetic_models.make_step(model, tf.keras.optimizers.SGD(RATE))
+    losses = [float(step(*batch)) for batch in batches]
+    return losses, [*layer.get_weights(all_ranks=True), *(v.numpy() for v in dense)]
+
+
+def run_program(words):
+    """What the program itself returns."""
+    forget()  # `sok.Init`, above all
+    return synthetic_models.main(words.split())
+
+
 @functools.cache
 def _oracle():
     """The small model in plain TensorFlow on whole batches: variables, gather, matmul."""
-    shapes = [(table.num_rows, table.width) for table in SMALL.tables()]
-    tables = [tf.Variable(value) for value in synthetic_checks.initial_values(shapes)]
+    tables = [tf.Variable(value) for value in initial_values(SHAPES)]
     # 8 inputs: 4 of width 4 from two tables, one of 6, three of 4; in pools of 3 columns.
     columns = 4 * 4 + 6 + 3 * 4
     features = -(-columns // 3) + SMALL.num_numerical
-    dense = synthetic_checks.initial_values([(features, 8), (8,), (8, 1), (1,)])
+    dense = initial_values([(features, 8), (8,), (8, 1), (1,)])
     dense = [tf.Variable(value) for value in dense]
-    losses = []
+    losses, variables = [], [*tables, *dense]
     for number in range(STEPS):
         batch = synthetic_data.make_batch(SMALL, 1.0, BATCH, ALPHA, number)
         with tf.GradientTape() as tape:
@@ -138,29 +174,20 @@ def _oracle():
                 batch.labels * tf.nn.softplus(-x) + (1 - batch.labels) * tf.nn.softplus(x)
             )
         losses.append(float(loss))
-        variables = [*tables, *dense]
         for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
             variable.assign_sub(RATE * tf.convert_to_tensor(gradient))
-    return losses, [v.numpy() for v in tables], [v.numpy() for v in dense]
-
-
-def _compare(ranks):
-    losses, tables, dense = _oracle()
-    np.testing.assert_allclose(
-        np.mean([seen["losses"] for seen in ranks], axis=0), losses, rtol=1e-5
-    )
-    for seen in ranks:
-        for found, right in zip(seen["tables"], tables, strict=True):
-            np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
-        for found, right in zip(seen["dense"], dense, strict=True):
-            np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
+    return losses, [v.numpy() for v in variables]
 
 
 @pytest.mark.keras(slow=True)
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("dp_input", [True, False])
 def test_ranks_train_as_plain_tensorflow_does(on_threads, world_size, dp_input):
-    _compare(on_threads(world_size, synthetic_checks.train_small, dp_input))
+    ranks, (losses, variables) = on_threads(world_size, train_small, dp_input), _oracle()
+    np.testing.assert_allclose(np.mean([own for own, _ in ranks], axis=0), losses, rtol=1e-5)
+    for _, found in ranks:
+        for ours, right in zip(found, variables, strict=True):
+            np.testing.assert_allclose(ours, right, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -168,7 +195,7 @@ def test_ranks_train_as_plain_tensorflow_does(on_threads, world_size, dp_input):
 def test_the_program_learns_on_two_ranks(on_processes):
     words = "--model tiny --scale 0.05 --batch_size 2048 --num_data_batches 4 --num_steps 40"
     words += " --optimizer adagrad --learning_rate 0.2"
-    for program in on_processes(2, synthetic_checks.program, words):
+    for program in on_processes(2, run_program, words):
         # Logits near 0 give log 2 = 0.693; then four batches are learnt by heart.
         assert 0.6 < program["first_loss"] < 0.8
         assert program["last_loss"] < 0.6

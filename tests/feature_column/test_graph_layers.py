@@ -119,11 +119,6 @@ def test_variable_scopes_share(fc, graph, reuse):
     assert (first != other).all()
 
 
-def test_reuse_needs_what_exists(fc, graph):
-    with v1.variable_scope("net", reuse=True), pytest.raises(ValueError, match="reuse=True"):
-        fc.input_layer(IDS, columns_of(fc, "a"))
-
-
 def test_a_shared_table_is_found_in_all_the_graph(fc, graph):
     def columns(dim):
         keys = [fc.categorical_column_with_embedding(name, tf.int64) for name in "ab"]
@@ -207,6 +202,8 @@ def test_sequences(sok, fc, graph):
 def test_refused(fc, graph):
     keys = fc.categorical_column_with_embedding("a", tf.int64)
     column = fc.embedding_column(keys, 2)
+    with v1.variable_scope("net", reuse=True), pytest.raises(ValueError, match="reuse=True"):
+        fc.input_layer(IDS, columns_of(fc, "a"))
     with pytest.raises(ValueError, match="Dense columns are required.*indicator_column"):
         fc.input_layer(IDS, [keys])
     with pytest.raises(ValueError, match="Duplicate feature column name"):

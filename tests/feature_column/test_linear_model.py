@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sok_like import feature_column
+
 v1 = tf.compat.v1
 SHAPE = [5, 5]
 INDICES = [[0, 0], [0, 1], [1, 1], [2, 2], [3, 3], [4, 3], [4, 4]]
@@ -31,15 +33,26 @@ def stock(key):
     return v1.feature_column.categorical_column_with_identity(key, 6)
 
 
-@pytest.mark.parametrize("combiner, with_stock", [("sum", True), ("mean", False)])
-def test_linear_model(sok, combiner, with_stock):
+def keys(key):
+    return feature_column.categorical_column_with_embedding(key, tf.int64)
+
+
+def compare(found, right, atol):
+    assert np.abs(right[-1] - right[0]).max() > 0.1
+    np.testing.assert_allclose(found, right, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+    "combiner, with_stock, installed",
+    [("sum", True, False), ("mean", False, False), ("sum", False, True)],
+)
+def test_linear_model(sok, combiner, with_stock, installed):
+    """By its own name, and after `install` by the stock one."""
+
     def columns(make):
         weighted = v1.feature_column.weighted_categorical_column(make("b"), "weight")
         others = [v1.feature_column.numeric_column("price"), stock("a")] if with_stock else []
-        return [make("a") if not others else weighted, *others][:3]
-
-    def ours(key):
-        return sok.feature_column.categorical_column_with_embedding(key, tf.int64)
+        return [make("a") if not others else weighted, *others]
 
     def build(function):
         return lambda given, made: function(
@@ -47,26 +60,16 @@ def test_linear_model(sok, combiner, with_stock):
         )
 
     held = {}
-    found = train(sok, build(sok.feature_column.linear_model), lambda: columns(ours))
-    assert {"bias"} < held.keys() and any(c in held for c in columns(ours)[:1])
-    right = train(sok, build(v1.feature_column.linear_model), lambda: columns(stock))
-    assert np.abs(right[-1] - right[0]).max() > 0.1
-    for a, b in zip(found, right, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
-
-
-def test_after_install_under_its_stock_name(sok):
-    sok.deeprec.install()
     try:
-        fc = v1.feature_column
-        found = train(
-            sok, fc.linear_model, lambda: [fc.categorical_column_with_embedding("a", tf.int64)]
-        )
+        if installed:
+            sok.deeprec.install()
+        function = (v1 if installed else sok).feature_column.linear_model
+        found = train(sok, build(function), lambda: columns(keys))
     finally:
         sok.deeprec.uninstall()
-    right = train(sok, v1.feature_column.linear_model, lambda: [stock("a")])
-    for a, b in zip(found, right, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+    assert {"bias"} < held.keys() and any(c in held for c in columns(keys)[:1])
+    right = train(sok, build(v1.feature_column.linear_model), lambda: columns(stock))
+    compare(found, right, 1e-6)
 
 
 @pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
@@ -76,25 +79,17 @@ def test_weights_in_the_order_of_the_ids(sok, combiner):
         initializer = v1.constant_initializer(0.5)
         return lambda: [fc.embedding_column(weighted, 3, combiner, initializer)]
 
-    ours = columns(
-        sok.feature_column,
-        lambda key: sok.feature_column.categorical_column_with_embedding(key, tf.int64),
-    )
-    found = train(sok, sok.feature_column.input_layer, ours)
+    found = train(sok, feature_column.input_layer, columns(feature_column, keys))
     right = train(sok, v1.feature_column.input_layer, columns(v1.feature_column, stock))
-    assert np.abs(right[-1] - right[0]).max() > 0.1
-    for a, b in zip(found, right, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+    compare(found, right, 1e-5)
 
 
 def test_a_weight_too_few(sok):
     with tf.Graph().as_default(), v1.Session() as session:
-        keys = sok.feature_column.categorical_column_with_embedding("a", tf.int64)
-        weighted = v1.feature_column.weighted_categorical_column(keys, "weight")
-        column = sok.feature_column.embedding_column(weighted, 3)
+        weighted = v1.feature_column.weighted_categorical_column(keys("a"), "weight")
         weights = v1.placeholder_with_default(WEIGHTS[:-1], [None, 1])
-        given = {**features(), "weight": weights}
+        columns = [feature_column.embedding_column(weighted, 3)]
         with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
-            output = sok.feature_column.input_layer(given, [column])
+            output = feature_column.input_layer({**features(), "weight": weights}, columns)
             session.run(v1.global_variables_initializer())
             session.run(output)

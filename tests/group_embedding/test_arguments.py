@@ -8,6 +8,7 @@ import tensorflow as tf
 v1 = tf.compat.v1
 IDS = tf.ragged.constant([[1], [2, 3]], dtype=tf.int64)
 WEIGHTS = tf.ragged.constant([[1.0], [2.0, 3.0]])
+SPARSE = WEIGHTS.to_sparse()
 OF_OTHERS, NESTED = tf.ragged.constant([[1.0, 2.0], [3.0]]), tf.ragged.constant([[[1]]])
 INVALID = tf.errors.InvalidArgumentError
 
@@ -48,11 +49,7 @@ def call(sok):
         ({"sp_weights": [WEIGHTS]}, ValueError, "`sp_weights` must have an item for each of the 2"),
         ({"sp_weights": WEIGHTS}, ValueError, "`sp_weights` must be a list or a tuple"),
         ({"sp_weights": [IDS, None]}, TypeError, "`sp_weights` must be floats.*int64.*'users'"),
-        (
-            {"sp_weights": [None, WEIGHTS.to_sparse()]},
-            ValueError,
-            "kind and shape as `sp_ids`.*'ads",
-        ),
+        ({"sp_weights": [None, SPARSE]}, ValueError, "kind and shape as `sp_ids`.*'ads"),
         ({"sp_weights": [WEIGHTS[:1], None]}, ValueError, "the same kind and shape.*'users'"),
         ({"sp_weights": [OF_OTHERS, None]}, INVALID, "exactly one weight per id (table 'users')"),
         ({"sp_weights": [tf.ragged.constant([[1.0], [3.0]]), None]}, INVALID, "one weight per id"),
@@ -77,13 +74,9 @@ def test_no_combiners_are_means_with_a_warning(call):
         assert (ours == right).numpy().all()
 
 
-def test_one_combiner_counts_for_all(call):
-    for ours, right in zip(call(combiners="sqrtn"), call(combiners=("sqrtn",) * 2), strict=True):
-        assert (ours == right).numpy().all()
-
-
-def test_params_num_per_group_changes_nothing(call):
-    for ours, right in zip(call(params_num_per_group=1), call(), strict=True):
+def test_one_combiner_counts_for_all_and_params_num_per_group_changes_nothing(call):
+    given = call(combiners="sqrtn", params_num_per_group=1)
+    for ours, right in zip(given, call(combiners=("sqrtn",) * 2), strict=True):
         assert (ours == right).numpy().all()
 
 

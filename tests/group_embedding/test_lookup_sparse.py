@@ -6,7 +6,6 @@ import tensorflow as tf
 
 pytestmark = pytest.mark.keras
 KEYS = np.array([0, -1, 7, 2**40, -(2**63), 2**63 - 1, 12, 5], np.int64)
-NAMES = ("mean", "sum", "sqrtn", "weighted mean", "weighted sum", "weighted sqrtn")
 
 
 def rows_of(dim, seed):
@@ -58,52 +57,6 @@ def ways(function):
     """The same call eagerly and in a graph."""
     yield function()
     yield tf.function(function, autograph=False)()
-
-
-@pytest.mark.parametrize(
-    "name, use_ev, kind",
-    [
-        *((name, True, ("ragged", "sparse")[i % 2]) for i, name in enumerate(NAMES)),
-        ("weighted mean", False, "sparse"),
-        ("sqrtn", False, "ragged"),
-        ("weighted sum", False, "ragged"),
-    ],
-)
-def test_forward_and_gradient_equal_stock(sok, name, use_ev, kind):
-    combiner = name.split()[-1]
-    positions, weights = samples()
-    weights = weights if name.startswith("weighted") else None
-    table = make_ev(sok, "table", 3) if use_ev else make_variable(3)
-    ids = ragged(keys_at(positions) if use_ev else positions)
-    given = None if weights is None else ragged(weights, tf.float32)
-    if kind == "sparse":
-        shape = tf.constant([len(positions), 5], tf.int64)
-        ids = tf.SparseTensor(ids.to_sparse().indices, ids.values, shape)
-        if given is not None:
-            given = tf.SparseTensor(ids.indices + 0, given.values, shape)
-    factors = np.random.default_rng(3).normal(size=[len(positions), 3])
-
-    def ours():
-        with tf.GradientTape() as tape:
-            (found,) = sok.group_embedding_lookup_sparse(
-                [table], [ids], [combiner], sp_weights=None if given is None else [given]
-            )
-            loss = tf.reduce_sum(found * tf.constant(factors, tf.float32))
-        gradient = tape.gradient(loss, table)
-        return found, gradient.values, gradient.indices
-
-    stock = make_variable(3, dtype=tf.float64)
-    with tf.GradientTape() as tape:
-        right = expected(stock, positions, combiner, weights)
-        loss = tf.reduce_sum(right * factors)
-    right_gradient = tf.convert_to_tensor(tape.gradient(loss, stock))
-    for found, values, indices in ways(ours):
-        assert found.shape == (len(positions), 3)
-        np.testing.assert_allclose(found, right, rtol=0, atol=1e-6)
-        gradient = np.zeros([len(KEYS), 3])
-        rows = [KEYS.tolist().index(k) for k in indices.numpy()] if use_ev else indices.numpy()
-        np.add.at(gradient, rows, values.numpy())
-        np.testing.assert_allclose(gradient, right_gradient, rtol=0, atol=1e-6)
 
 
 def test_rows_whose_weights_sum_to_zero(sok):

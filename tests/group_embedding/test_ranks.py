@@ -1,6 +1,4 @@
-"""Group lookups on ranks against dense tables of stock TensorFlow in one process."""
-
-import functools
+"""Group lookups on ranks against dense tables in one process; `enable_distributed_strategy`."""
 
 import numpy as np
 import pytest
@@ -8,22 +6,18 @@ import tensorflow as tf
 
 import sok_like as sok
 from sok_like import sok2
-from sok_like.runtime.ranks import comm, initialize
+from sok_like.runtime.ranks import comm, initialize, launchers
 from tests.checks import groups, parity
 from tests.checks.groups import BATCH, DENSE, FEATURES, NUM_KEYS
 from tests.lookup.test_learned_weights import right_gradient
-from tests.thread_ranks import exchanges_in
+from tests.training import train_step
 
-each_training = pytest.mark.parametrize("world_size, optimizer", [(1, "adagrad"), (2, "adam")])
+v1 = tf.compat.v1
 
 
-@functools.cache
-def _oracle(optimizer, world_size, initial):
+def oracle(optimizer, world_size, start):
     """Per step and feature the vectors of the whole batch; per table the rows; all in float64."""
-    tables = {
-        name: tf.Variable(np.frombuffer(rows, np.float32).reshape(NUM_KEYS, -1), dtype=tf.float64)
-        for name, rows in initial
-    }
+    tables = {name: tf.Variable(rows) for name, rows in start.items()}
     optimizers = {name: groups.keras_optimizer(optimizer) for name in tables}
     vectors = []
     for features, targets in groups.batches():
@@ -58,54 +52,38 @@ def _stock(table, feature, positions, lengths, weights):
     return tf.scatter_nd(np.flatnonzero(defined)[:, None], found, [BATCH, table.shape[1]])
 
 
-@pytest.fixture
-def outcome(optimizer, world_size, on_threads):
+@pytest.mark.parametrize("world_size, optimizer", [(1, "adagrad"), (2, "adam")])
+def test_training(on_threads, world_size, optimizer):
+    """Vectors of every step, and the rows behind the last."""
     ranks = on_threads(world_size, groups.train, optimizer)
-    initial = tuple((name, rows.tobytes()) for name, rows in ranks[0]["initial"].items())
-    return ranks, _oracle(optimizer, world_size, initial)
-
-
-@each_training
-def test_vectors_of_every_step(outcome, world_size):
-    ranks, (vectors, _) = outcome
-    for step in range(groups.STEPS):
-        owners = parity.ranks_of(step, BATCH, world_size)
-        for rank, result in enumerate(ranks):
-            for i, ours in enumerate(result["vectors"][step]):
+    start = {name: rows.astype(np.float64) for name, rows in ranks[0]["initial"].items()}
+    vectors, rows = oracle(optimizer, world_size, start)
+    for rank, result in enumerate(ranks):
+        for step, of_step in enumerate(result["vectors"]):
+            mine = parity.ranks_of(step, BATCH, world_size) == rank
+            for feature, ours, right in zip(FEATURES, of_step, vectors[step], strict=True):
                 # Before the first update they differ by rounding only.
                 atol = 1e-6 if step == 0 else 1e-5
-                np.testing.assert_allclose(
-                    ours, vectors[step][i][owners == rank], rtol=0, atol=atol, err_msg=FEATURES[i]
-                )
-
-
-@each_training
-def test_rows_after_training(outcome):
-    ranks, (_, rows) = outcome
-    for result in ranks:
+                np.testing.assert_allclose(ours, right[mine], 0, atol, err_msg=feature)
         for name, right in rows.items():
             assert np.abs(right - result["initial"][name]).max() > 0.01
-            np.testing.assert_allclose(
-                result["final"][name], right, rtol=0, atol=1e-5, err_msg=name
-            )
+            np.testing.assert_allclose(result["final"][name], right, 0, 1e-5, err_msg=name)
 
 
-def test_sequences(on_threads, world_size=3):
+def test_sequences(on_threads):
     right = np.zeros([4, 3, 2], np.float32)
-    for (sample, place), position in zip(
-        [(0, 0), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1)], range(6), strict=True
-    ):
-        right[sample, place] = position, position + 0.5
-    for ragged, sparse, empty in on_threads(world_size, groups.sequences):
+    for position, at in enumerate([(0, 0), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1)]):
+        right[at] = position, position + 0.5
+    for ragged, sparse, empty in on_threads(3, groups.sequences):
         np.testing.assert_array_equal(ragged, right)
         np.testing.assert_array_equal(sparse, right)
         assert empty.shape == (2, 0, 2)
 
 
-def test_gradient_scales(on_threads, world_size=3):
-    for gradients in on_threads(world_size, groups.gradient_scales):
+def test_gradient_scales(on_threads):
+    for gradients in on_threads(3, groups.gradient_scales):
         for (scale, _), values in gradients.items():
-            np.testing.assert_allclose(values, world_size if scale == "sum" else 1, rtol=1e-6)
+            np.testing.assert_allclose(values, 3 if scale == "sum" else 1, rtol=1e-6)
 
 
 def test_placement_does_not_depend_on_the_size_of_a_group(on_threads):
@@ -204,7 +182,6 @@ def test_reference_variables_in_a_group(on_threads):
     """Rows of a table and of a reference variable after a step."""
 
     def check():
-        v1 = tf.compat.v1
         with tf.Graph().as_default(), v1.Session() as session:
             ones = v1.ones_initializer()
             dense = v1.get_variable("dense", [4, 2], initializer=ones, use_resource=False)
@@ -254,22 +231,68 @@ def test_switch(on_threads):
         np.testing.assert_array_equal(rows, first)
 
 
-def test_any_number_of_tables_takes_two_collectives_forward_and_one_back(on_threads):
-    def check(num_tables):
-        tables = [sok.EmbeddingVariable(2 + i % 3, name=f"counted{i}") for i in range(num_tables)]
-        params = [*tables, tf.Variable(tf.ones([4, 2])), tables[0]]
+@pytest.fixture
+def fresh(sok, monkeypatch):
+    """The package, not initialised."""
+    for name in launchers.WORLD_SIZE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    initialize.reset()
+    return sok
 
-        def forward(keys):
-            ids = tf.RaggedTensor.from_row_lengths(keys, [1, 1])
-            return sok.group_embedding_lookup_sparse(params, [ids] * len(params), "mean")
 
-        def step(keys):
-            with tf.GradientTape() as tape:
-                loss = tf.add_n([tf.reduce_sum(rows) for rows in forward(keys)])
-            return tape.gradient(loss, tables)
+def train(sok, strategy):
+    """Rows of a table after a step of Adagrad, from a seed given with `sok.Init`."""
+    initialize.reset()
+    sok.enable_distributed_strategy(strategy)
+    sok.Init(global_batch_size=2, seed=3)
+    table = sok.EmbeddingVariable(2, name="same")
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
+    ids = tf.ragged.constant([[1, 2], [2]], dtype=tf.int64)
 
-        # The fourth is in a branch for few steps: it compares the ordinary variable over ranks.
-        assert (exchanges_in(forward), exchanges_in(step)) == (2, 4)
+    def loss_of():
+        (found,) = sok.group_embedding_lookup_sparse([table], [ids], ["mean"])
+        return tf.reduce_sum(found**2), found
 
-    for num_tables in (1, 12):
-        on_threads(2, check, num_tables)
+    _, found = train_step(optimizer, table, loss_of)
+    return found.numpy(), table.find([1, 2])[0].numpy()
+
+
+def test_on_one_process_they_are_the_same(fresh):
+    collective = train(fresh, "collective")
+    for strategy in ("localized", None):
+        for left, right in zip(collective, train(fresh, strategy), strict=True):
+            np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "Collective", "", 1])
+def test_unknown_strategy(fresh, strategy):
+    with pytest.raises(ValueError, match="('collective', 'localized', None).*Received.*strategy="):
+        fresh.enable_distributed_strategy(strategy)
+    assert not comm.is_initialized()
+
+
+@pytest.mark.parametrize("strategy", ["localized", None])
+def test_localized_among_several_processes(fresh, monkeypatch, strategy):
+    monkeypatch.setattr(comm, "launched_world_size", lambda: 3)
+    with pytest.raises(RuntimeError, match="private copy.*'collective'.*a job of 3 processes"):
+        fresh.enable_distributed_strategy(strategy)
+    assert not comm.is_initialized()
+
+
+def test_instead_of_init_in_a_session(fresh):
+    """No op to run: the rows of a seed drawn here are there at the first lookup."""
+    with tf.Graph().as_default():
+        fresh.enable_distributed_strategy()
+        table = fresh.EmbeddingVariable(2, name="graph")
+        rows = fresh.group_embedding_lookup([table], [[1, 2]])[0]
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            assert np.unique(session.run(rows)).size == 4
+
+
+def test_init_before_or_after(fresh):
+    fresh.enable_distributed_strategy()
+    fresh.Init(global_batch_size=4, seed=1)
+    fresh.enable_distributed_strategy("collective")
+    with pytest.raises(RuntimeError, match="called before"):
+        fresh.Init(global_batch_size=8, seed=1)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.training import train_step
+
 pytestmark = pytest.mark.keras
 HISTORY = [[7, 8, 0], [9, 0, 0]]
 
@@ -100,12 +102,13 @@ def test_gradient_of_a_shared_table_is_summed(sok):
     layer(inputs)
     before = rows_of(layer, "film", [7, 8, 9])
     weights = np.random.default_rng(0).normal(size=[2, 2, 3, 2]).astype(np.float32)
-    with tf.GradientTape() as tape:
+
+    def loss_of():
         rows = layer(inputs)
-        loss = tf.reduce_sum(rows["history"] * weights[0] + rows["next"] * weights[1])
-    variables = layer.trainable_variables
+        return tf.reduce_sum(rows["history"] * weights[0] + rows["next"] * weights[1])
+
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
-    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    train_step(optimizer, layer.trainable_variables, loss_of)
     ids = np.stack([inputs["history"], inputs["next"]])
     expected = [weights[ids == key].sum(0) for key in (7, 8, 9)]
     np.testing.assert_allclose(before - rows_of(layer, "film", [7, 8, 9]), expected, rtol=1e-5)

@@ -67,6 +67,7 @@ def same_in_halves(reader, axis):
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_must_be_whole(name):
+    """Tables are joined only if it sums over elements."""
     reader = ALL[name]
     needed = {axis for axis in (tables.ROWS, tables.COLUMNS) if not same_in_halves(reader, axis)}
     assert tables.whole_axes(reader) == needed
@@ -76,6 +77,8 @@ def test_what_must_be_whole(name):
     assert [tables.whole_axes(each) for each in told if each is not None] == [needed]
     if name.startswith(("r l", "c non_neg", "c max_norm")) and "of" not in name:
         assert tables.whole_axes(name[2:]) == needed
+    joined = DistEmbeddingStrategy([layer, _layer(name)], 1)
+    assert len(joined.local_configs[0]) == (1 if name in ("r l1", "r l2", "r l1_l2") else 2)
 
 
 def _layer(name):
@@ -105,12 +108,6 @@ def test_a_threshold_cuts_it_or_raises(name):
     replicated = {"row_slice_threshold": size, "data_parallel_threshold": size}
     DistEmbeddingStrategy([_layer(name)], 2, **replicated)
     DistEmbeddingStrategy([_layer(name)], 1, row_slice_threshold=1, column_slice_threshold=1)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_tables_are_joined_only_if_it_sums_over_elements(name):
-    strategy = DistEmbeddingStrategy([_layer(name), _layer(name)], 1)
-    assert len(strategy.local_configs[0]) == (1 if name in ("r l1", "r l2", "r l1_l2") else 2)
 
 
 @pytest.mark.parametrize("name", ALL)

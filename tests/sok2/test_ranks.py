@@ -11,6 +11,7 @@ from sok_like import sok2
 from sok_like.runtime.ranks import comm
 from sok_like.saving.format import durable
 from tests.thread_ranks import raised
+from tests.training import train_step
 
 WORLD_SIZE, ROWS, DIM = 2, 7, 3
 STEPS, BATCH, RATE = 4, 6, 0.5
@@ -111,16 +112,13 @@ def test_lookup_sparse_trains_all_kinds(on_threads):
             ids, weights = ragged(ids[mine], tf.int64), ragged(weights[mine], tf.float32)
             if step % 2:
                 ids, weights = ids.to_sparse(), weights.to_sparse()
-            with tf.GradientTape() as tape:
-                rows = sok2.lookup_sparse(
-                    variables,
-                    [ids] * len(KINDS),
-                    None if step == 0 else [weights] * len(KINDS),
-                    list(KINDS.values()),
-                )
-                loss = sum(tf.reduce_sum(tf.square(row)) for row in rows)
-            gradients = tape.gradient(loss, variables)
-            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            given = [ids] * len(KINDS), None if step == 0 else [weights] * len(KINDS)
+
+            def loss_of(given=given):
+                rows = sok2.lookup_sparse(variables, *given, list(KINDS.values()))
+                return sum(tf.reduce_sum(tf.square(row)) for row in rows), rows
+
+            _, rows = train_step(optimizer, variables, loss_of)
             for found, expected in zip(rows, steps[step], strict=True):
                 np.testing.assert_allclose(found, expected[mine], rtol=2e-5, atol=1e-6)
         return list(map(content, variables))
@@ -137,11 +135,11 @@ def test_all2all_dense_embedding_and_sgd(on_threads):
 
         @tf.function
         def step(ids):
-            with tf.GradientTape() as tape:
+            def loss_of():
                 rows = sok2.all2all_dense_embedding(variable, ids)
-                loss = tf.reduce_sum(rows)
-            optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
-            return rows
+                return tf.reduce_sum(rows), rows
+
+            return train_step(optimizer, variable, loss_of)[1]
 
         np.testing.assert_array_equal(step(ids), start(kind)[ids])
         return [content(variable)]
@@ -206,15 +204,15 @@ def trained(kind, optimizer):
     """A table after a step, with rows and momenta of `rows_of_dump`."""
     variable = make(kind)
     rows, momenta = rows_of_dump(kind)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(sok2.all2all_dense_embedding(variable, np.arange(ROWS)))
-    optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
-    assign(variable, rows)
-    slot = optimizer.get_slot(variable, "momentum")
-    if is_static(variable):
-        slot.assign(momenta[variable._rows_here()])
-    else:
-        sok2.assign(slot, np.arange(ROWS), momenta)
+    every = np.arange(ROWS)
+    train_step(
+        optimizer, variable, lambda: tf.reduce_sum(sok2.all2all_dense_embedding(variable, every))
+    )
+    for part, values in ((variable, rows), (optimizer.get_slot(variable, "momentum"), momenta)):
+        if is_static(variable):
+            part.assign(values[variable._rows_here()])
+        else:
+            sok2.assign(part, np.arange(ROWS), values)
     return variable
 
 

@@ -1,12 +1,14 @@
-"""`Variable`, `DynamicVariable`, `filter_variables`, `assign` and `export` on one rank."""
+"""Variables, what is read from them and written to files, and bounded tables, on one rank."""
 
 import copy
+import datetime
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from sok_like import sok2
+from tests.training import train_step
 
 TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -30,20 +32,18 @@ def test_variable_is_a_tf_variable_of_the_rows_given():
 
 
 def test_an_initializer_of_any_kind_fills_a_shape():
-    zeros = sok2.Variable(shape=[4, 3], initializer="zeros")
-    np.testing.assert_array_equal(zeros.numpy(), np.zeros([4, 3]))
-    counted = sok2.Variable(
-        shape=[4, 3],
-        initializer=lambda shape, dtype: tf.reshape(tf.range(12, dtype=dtype), shape),
-        dtype=tf.float32,
-    )
-    np.testing.assert_array_equal(counted.numpy(), TABLE)
-    square = sok2.Variable(shape=[3, 3], initializer=tf.keras.initializers.Identity())
-    np.testing.assert_array_equal(square.numpy(), np.eye(3))
-    normal = sok2.Variable(
-        shape=[400, 30], initializer=tf.keras.initializers.RandomNormal(1.0, 0.1, seed=3)
-    )
-    assert abs(normal.numpy().mean() - 1) < 0.01 and abs(normal.numpy().std() - 0.1) < 0.01
+    def filled(shape, initializer, **options):
+        return sok2.Variable(shape=shape, initializer=initializer, **options).numpy()
+
+    def counted(shape, dtype):
+        return tf.reshape(tf.range(12, dtype=dtype), shape)
+
+    np.testing.assert_array_equal(filled([4, 3], "zeros"), np.zeros([4, 3]))
+    np.testing.assert_array_equal(filled([4, 3], counted, dtype=tf.float32), TABLE)
+    initializers = tf.keras.initializers
+    np.testing.assert_array_equal(filled([3, 3], initializers.Identity()), np.eye(3))
+    normal = filled([400, 30], initializers.RandomNormal(1.0, 0.1, seed=3))
+    assert abs(normal.mean() - 1) < 0.01 and abs(normal.std() - 0.1) < 0.01
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_filter_variables():
 
 
 def test_init():
-    sok2.init("horovod", use_legacy_optimizer=False)
-    sok2.init("single", use_legacy_optimizer=False)
+    for comm_tool in ("horovod", "single"):
+        sok2.init(comm_tool, use_legacy_optimizer=False)
     with pytest.raises(ValueError, match="`comm_tool` must be one of"):
         sok2.init("mpi")
     assert sok2.tf_version == [int(part) for part in tf.__version__.split(".")[:2]]
@@ -199,30 +199,103 @@ def test_lookup_sparse_returns_what_it_was_given():
 
 
 @pytest.mark.parametrize(
-    "arguments, error, message",
+    "call, error, message",
     [
-        (([TABLE], ["ids"]), TypeError, "must hold sok2.Variables"),
-        (("variable", "ids", None, ["mean", "sum"]), ValueError, "each of the 1 tables"),
-        (("variable", "ids", None, "max"), ValueError, "combiners"),
-        ((["variable"] * 2, ["ids"]), ValueError, "each of the 2 tables"),
-        (("variable", tf.constant([[1]])), TypeError, "SparseTensors or RaggedTensors"),
-        (("variable", "ids", tf.constant([1.0])), ValueError, "`sp_weights`"),
-        (("wide", "ids"), TypeError, "float64"),
-        (("variable", "ids", None, None, True), ValueError, "`use_low_frequency_filter`"),
+        (lambda v, ids: ([TABLE], [ids]), TypeError, "must hold sok2.Variables"),
+        (lambda v, ids: (v, ids, None, ["mean", "sum"]), ValueError, "each of the 1 tables"),
+        (lambda v, ids: (v, ids, None, "max"), ValueError, "combiners"),
+        (lambda v, ids: ([v, v], [ids]), ValueError, "each of the 2 tables"),
+        (lambda v, ids: (v, tf.constant([[1]])), TypeError, "SparseTensors or RaggedTensors"),
+        (lambda v, ids: (v, ids, tf.constant([1.0])), ValueError, "`sp_weights`"),
+        (lambda v, ids: (sok2.Variable(TABLE.astype(np.float64)), ids), TypeError, "float64"),
+        (lambda v, ids: (v, ids, None, None, True), ValueError, "`use_low_frequency_filter`"),
     ],
 )
-def test_lookup_sparse_refuses(arguments, error, message):
-    known = {
-        "variable": sok2.Variable(TABLE),
-        "wide": sok2.Variable(TABLE.astype(np.float64)),
-        "ids": tf.ragged.constant([[0, 2]], dtype=tf.int64),
-    }
-    arguments = [_named(a, known) for a in arguments]
+def test_lookup_sparse_refuses(call, error, message):
+    arguments = call(sok2.Variable(TABLE), tf.ragged.constant([[0, 2]], dtype=tf.int64))
     with pytest.raises(error, match=message):
         sok2.lookup_sparse(*arguments)
 
 
-def _named(argument, known):
-    if isinstance(argument, list):
-        return [_named(a, known) for a in argument]
-    return known.get(argument, argument) if isinstance(argument, str) else argument
+@pytest.mark.parametrize("as_function", [False, True])
+def test_evicted_rows_are_handed_back(as_function):
+    table = sok2.DynamicVariable(2, "11", "hybrid", max_capacity=8)
+    optimizer = sok2.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
+
+    def step(keys):
+        def loss_of():
+            rows, *evicted = sok2.sparse_read_and_evict(table, keys)
+            return tf.reduce_sum(rows), rows, *evicted
+
+        return train_step(optimizer, table, loss_of)[1:]
+
+    step = tf.function(step) if as_function else step
+    held: dict[int, float] = {}
+    rng = np.random.default_rng(4)
+    for _ in range(12):
+        keys = rng.choice(30, 5, replace=False)
+        expected = [held.get(key, 11.0) for key in keys]
+        rows, gone, gone_rows = step(tf.constant(keys))
+        assert rows.numpy()[:, 0].tolist() == expected
+        seen = {key: held.pop(key, 11.0) for key in keys.tolist()}  # the last to leave
+        leaving = len(held) + len(seen) - 8
+        assert len(gone) == max(leaving, 0)
+        for key, row in zip(gone.numpy().tolist(), gone_rows.numpy(), strict=True):
+            assert row.tolist() == [held[key]] * 2
+            del held[key]
+        held |= {key: row - 1 for key, row in seen.items()}
+        found = sok2.export(table)
+        assert set(found[0].numpy().tolist()) == set(held)
+
+
+def test_rows_that_cannot_be_handed_back_are_an_error(monkeypatch):
+    for variable in (sok2.DynamicVariable(2, "1", "hbm"), sok2.Variable([[1.0]])):
+        with pytest.raises(TypeError, match="'hybrid'"):
+            sok2.sparse_read_and_evict(variable, [1])
+    monkeypatch.setattr("sok_like.sok2.dynamic_variable._MOST_KEPT", 2)
+    table = sok2.DynamicVariable(2, "1", "hybrid", max_capacity=4)
+    sok2.sparse_read_and_evict(table, [1, 2, 3, 4])
+    assert len(sok2.sparse_read_and_evict(table, [5, 6])[1]) == 2
+    with pytest.raises(tf.errors.InvalidArgumentError, match="fewer keys at a time"):
+        sok2.sparse_read_and_evict(table, [7, 8, 9])
+
+
+def test_a_dump_of_more_keys_than_fit(tmp_path):
+    big = sok2.DynamicVariable(2, "1", "hybrid", max_capacity=8, name="ids")
+    sok2.assign(big, [1, 2, 3, 4, 5, 6], tf.ones([6, 2]))
+    sok2.dump(str(tmp_path), big)
+    small = sok2.DynamicVariable(2, "1", "hybrid", max_capacity=4, name="ids")
+    small.sparse_read([7, 8])
+    with pytest.warns(UserWarning, match="'ids' holds at most 4 keys on rank 0, and was given 2"):
+        sok2.load(str(tmp_path), small)
+    assert sok2.export(small)[0].numpy().tolist() == [3, 4, 5, 6]
+
+
+def test_a_dump_leaves_no_slots_of_an_earlier_one_beside_other_keys(tmp_path):
+    table = sok2.DynamicVariable(2, "1", name="ids")
+    optimizer = sok2.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
+    sok2.assign(table, [1, 2], tf.ones([2, 2]))
+    gradient = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 2], tf.int64))
+    optimizer.apply_gradients([(gradient, table)])
+    for others in ("ids-Adam-m", "ids_0-Adam-notes"):
+        (tmp_path / others).write_text("of somebody else")
+    sok2.dump(str(tmp_path), table, optimizer)
+    assert (tmp_path / "ids_0-Adam-m").exists()
+
+    again = sok2.DynamicVariable(2, "1", name="ids")
+    sok2.assign(again, [3, 4], tf.ones([2, 2]))
+    sok2.dump(str(tmp_path), again)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["ids-Adam-m", "ids_0-Adam-notes", "ids_0-key", "ids_0-weight"]
+    with pytest.raises(FileNotFoundError, match="ids_0-Adam-m"):
+        sok2.load(str(tmp_path), again, sok2.OptimizerWrapper(tf.keras.optimizers.Adam(0.1)))
+
+
+def test_incremental_model_dump_names_what_does_the_same():
+    table = sok2.DynamicVariable(2, "1", "hybrid", max_capacity=4)
+    with pytest.raises(NotImplementedError, match="versions"):
+        sok2.incremental_model_dump(table, datetime.datetime.now(datetime.timezone.utc))
+    table.sparse_read([1, 2])
+    table.sparse_read([2, 3])
+    rows = table.export()
+    assert tf.boolean_mask(rows.keys, rows.versions >= 1).numpy().tolist() == [2, 3]

@@ -104,28 +104,26 @@ def test_an_unknown_step_is_refused(tmp_path):
     assert done.returncode == 2 and "Received: smok" in done.stderr and "==" not in done.stdout
 
 
+TESTS_OF_C = "75% tests passed, 1 tests failed out of 4"
+DEVICE, COMPILER = "NVIDIA H100 80GB HBM3", "Cuda compilation tools, release 12.4, V12.4.131"
+
+
 @pytest.mark.parametrize(
     ("log", "said"),
     [
-        ("....\n683 passed, 12 skipped in 75.92s (0:01:15)\n", "683 passed, 12 skipped"),
-        ("100% tests passed out of 12\n", "100% tests passed out of 12"),
-        (
-            "75% tests passed, 1 tests failed out of 4\n",
-            "75% tests passed, 1 tests failed out of 4",
-        ),
-        ("=== 2 failed, 7 passed in 3.1s ===\n", "2 failed, 7 passed"),
-        (
-            "1 passed in 2.00s\n========= ERROR SUMMARY: 3 errors\n",
-            "1 passed; 3 errors of the sanitizer",
-        ),
-        ("========= RACECHECK SUMMARY: 1 hazard displayed (0 errors)\n", "1 hazards"),
-        ("|   0  NVIDIA H100 80GB HBM3          On  | 00:0 |\n", "NVIDIA H100 80GB HBM3"),
-        ("Cuda compilation tools, release 12.4, V12.4.131\n", "nvcc 12.4"),
-        ("RuntimeError: no device\n", "RuntimeError: no device"),
+        ("....\n683 passed, 12 skipped in 75.92s (0:01:15)", "683 passed, 12 skipped"),
+        (TESTS_OF_C, TESTS_OF_C),
+        ("100% tests passed out of 12", "100% tests passed out of 12"),
+        ("=== 2 failed, 7 passed in 3.1s ===", "2 failed, 7 passed"),
+        ("1 passed in 2.00s\n== ERROR SUMMARY: 3 errors", "1 passed; 3 errors of the sanitizer"),
+        ("========= RACECHECK SUMMARY: 1 hazard displayed (0 errors)", "1 hazards"),
+        (f"|   0  {DEVICE}          On  | 00:0 |", DEVICE),
+        (COMPILER, "nvcc 12.4"),
+        ("RuntimeError: no device", "RuntimeError: no device"),
     ],
 )
 def test_what_a_log_says(log, said):
-    assert gpu_report.findings(log) == said
+    assert gpu_report.findings(f"{log}\n") == said
 
 
 def test_figures_become_a_table():

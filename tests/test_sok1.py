@@ -1,4 +1,4 @@
-"""Programs for SOK 1.x on two ranks: stock optimizers in a scope, a dump."""
+"""Programs for SOK 1.x: stock optimizers in a scope, a dump, TensorFlow 1 in its own process."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import sok_like as sok
 from sok_like.runtime.ranks import comm
+from tests import forks
 
 pytestmark = pytest.mark.keras
 
@@ -17,9 +18,9 @@ STEPS = [[[3, 1], [1, 4]], [[2, 2], [0, 2]]]  # keys of each rank
 WEIGHT = 0.5
 
 
-def trained(weight):
+def trained():
     """The rows and the weight after steps on all ranks' keys, by a stock optimizer for each."""
-    variables = [tf.Variable(ROWS), tf.Variable(weight)]
+    variables = [tf.Variable(ROWS), tf.Variable(WEIGHT)]
     optimizers = [tf.keras.optimizers.Adam(0.1) for _ in variables]
     for keys in STEPS:
         with tf.GradientTape() as tape:
@@ -69,7 +70,7 @@ def test_a_dump_holds_the_files_that_sok_wrote(on_processes, tmp_path):
 
 @pytest.mark.ranks
 def test_stock_optimizers_in_a_scope(on_processes):
-    rows, weight = trained(WEIGHT)
+    rows, weight = trained()
     for status, found, found_weight in on_processes(2, scope):
         assert status == b"OK"
         np.testing.assert_allclose(found, rows, rtol=1e-4, atol=5e-6)
@@ -105,25 +106,40 @@ def scope():
     return status.numpy(), rows.numpy(), weight.numpy()
 
 
-def test_adam_in_a_graph_of_tf_1(on_threads):
-    v1, (expected, _) = tf.compat.v1, trained(1.0)
+PROGRAM = """
+import numpy as np
+import tensorflow.compat.v1 as tf
 
-    def check():
-        with tf.Graph().as_default(), v1.Session() as session:
-            layer = sok.All2AllDenseEmbedding(
-                *(None, 4, 1, 1), dynamic_input=True, gradient_scale="sum", name="in_a_session"
-            )
-            keys = v1.placeholder(tf.int64, [None])
-            loss = tf.reduce_sum(layer(keys, training=True) ** 2)
-            tables, _ = sok.split_embedding_variable_from_others(layer.trainable_variables)
-            gradients = tf.gradients(loss, [layer.table])
-            train = sok.optimizers.Adam(0.1).apply_gradients(zip(gradients, tables, strict=True))
-            fill = sok.assign(layer.embedding_variable, np.arange(5), ROWS)
-            rows = layer(tf.range(5, dtype=tf.int64), training=False)
-            session.run(v1.global_variables_initializer())
-            session.run(fill)
-            for step in STEPS:
-                session.run(train, {keys: step[sok.rank()]})
-            np.testing.assert_allclose(session.run(rows), expected, rtol=1e-4, atol=5e-6)
+tf.disable_v2_behavior()
+import sok_like as sok
 
-    on_threads(2, check)
+init = sok.Init(global_batch_size=4, seed=7)
+assert not sok.kit_lib.in_tensorflow2()
+dense = sok.All2AllDenseEmbedding(8, 2, 2, 1, embedding_initializer="ones", name="dense")
+sparse = sok.DistributedEmbedding("sum", 8, 2, 2, 3, embedding_initializer="ones", name="sparse")
+keys = tf.constant([[[3], [1]], [[1], [5]]], tf.int64)
+ids = tf.SparseTensor([[0, 0], [1, 0], [1, 1], [3, 2]], np.array([1, 2, 3, 4], np.int64), [4, 3])
+outputs = tf.concat([dense(keys)[:, :, 0], sparse(ids)], axis=0)  # [4, slot_num, dim]
+tables = [dense.table, sparse.table]
+optimizer = tf.train.GradientDescentOptimizer(0.5)
+gradients = tf.gradients(tf.reduce_sum(outputs), tables)
+with sok.OptimizerScope(tables):
+    train = optimizer.apply_gradients(list(zip(gradients, tables)))
+status = sok.Saver().load_embedding_values(tables[0], [np.full([6, 2], 3.0, np.float32)])
+with tf.Session() as session:
+    session.run(init)
+    session.run(tf.global_variables_initializer())
+    assert session.run(status) == b"OK"
+    before = session.run(outputs)
+    session.run(train)
+    after = session.run(outputs)
+np.testing.assert_array_equal(before[:2], np.full([2, 2, 2], 3.0))
+np.testing.assert_array_equal(before[2:, :, 0], [[1, 2], [0, 1]])
+np.testing.assert_allclose(after[:2, :, 0], [[2.5, 2.0], [2.0, 2.5]])  # key 1 came twice
+np.testing.assert_allclose(after[2:, :, 0], [[0.5, 1.0], [0.0, 0.5]])
+"""
+
+
+def test_layers_and_a_scope_in_a_session():
+    done = forks.run("-c", PROGRAM)
+    assert done.returncode == 0, done.stderr[-3000:]
