@@ -40,6 +40,8 @@ def stock(make, initial):
 def test_wrapped_optimizers_follow_stock_ones(sok, graph, name):
     init, make = sok.Init(global_batch_size=4, seed=2), OPTIMIZERS[name]
     keys, targets, loss, layer, weight = fields.build(sok)
+    with pytest.raises(NotImplementedError, match=r"'fields'.*sok.OptimizerWrapper\(optimizer\)"):
+        make().minimize(loss)
     op = sok.OptimizerWrapper(make()).minimize(loss)
     initial, rows, trained = train(init, keys, targets, op, layer, weight, STEPS)
     with context.eager_mode():  # outside the graph that the fixture is building

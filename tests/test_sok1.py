@@ -18,9 +18,9 @@ STEPS = [[[3, 1], [1, 4]], [[2, 2], [0, 2]]]  # keys of each rank
 WEIGHT = 0.5
 
 
-def trained():
+def trained(weight=WEIGHT):
     """The rows and the weight after steps on all ranks' keys, by a stock optimizer for each."""
-    variables = [tf.Variable(ROWS), tf.Variable(WEIGHT)]
+    variables = [tf.Variable(ROWS), tf.Variable(weight)]
     optimizers = [tf.keras.optimizers.Adam(0.1) for _ in variables]
     for keys in STEPS:
         with tf.GradientTape() as tape:
@@ -104,6 +104,30 @@ def scope():
         step(tf.constant(keys[sok.rank()], tf.int64))
     rows = layer(tf.range(5, dtype=tf.int64), training=False)
     return status.numpy(), rows.numpy(), weight.numpy()
+
+
+def test_adam_in_a_graph_of_tf_1(on_threads):
+    v1, (expected, _) = tf.compat.v1, trained(1.0)
+
+    def check():
+        with tf.Graph().as_default(), v1.Session() as session:
+            layer = sok.All2AllDenseEmbedding(
+                *(None, 4, 1, 1), dynamic_input=True, gradient_scale="sum", name="in_a_session"
+            )
+            keys = v1.placeholder(tf.int64, [None])
+            loss = tf.reduce_sum(layer(keys, training=True) ** 2)
+            tables, _ = sok.split_embedding_variable_from_others(layer.trainable_variables)
+            gradients = tf.gradients(loss, [layer.table])
+            train = sok.optimizers.Adam(0.1).apply_gradients(zip(gradients, tables, strict=True))
+            fill = sok.assign(layer.embedding_variable, np.arange(5), ROWS)
+            rows = layer(tf.range(5, dtype=tf.int64), training=False)
+            session.run(v1.global_variables_initializer())
+            session.run(fill)
+            for step in STEPS:
+                session.run(train, {keys: step[sok.rank()]})
+            np.testing.assert_allclose(session.run(rows), expected, rtol=1e-4, atol=5e-6)
+
+    on_threads(2, check)
 
 
 PROGRAM = """

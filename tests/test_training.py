@@ -85,17 +85,6 @@ def test_a_stock_optimizer_in_compile_names_the_wrapper(sok):
         model.fit(*data(BATCH), verbose=0)
 
 
-def test_clone_has_a_table_of_its_own(sok):
-    model, layer = make_model(sok)
-    inputs, targets = data(BATCH)
-    model.fit(inputs, targets, verbose=0)
-    cloned = keras.models.clone_model(model)
-    other = next(x for x in cloned.layers if isinstance(x, sok.DistributedEmbedding))
-    assert other.get_config() == layer.get_config()
-    assert int(other.table.size()) == 0
-    assert int(layer.table.size()) > 0
-
-
 def test_the_optimizers_own_variables_hold_no_model_variables(sok):
     model, _ = make_model(sok)
     model.fit(*data(BATCH), verbose=0)

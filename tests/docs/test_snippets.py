@@ -150,7 +150,7 @@ def test_the_first_page_is_short():
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_links_lead_somewhere(document):
+def test_links_and_files_exist_and_blocks_say_their_language(document):
     for target in links(document):
         file, _, anchor = target.partition("#")
         path = (ROOT / document).parent / file if file else ROOT / document
@@ -158,17 +158,9 @@ def test_links_lead_somewhere(document):
         if anchor:
             known = anchors(str(path.resolve().relative_to(ROOT)))
             assert anchor in known, f"{document} links to {target}; headings are {known}"
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_files_named_exist(document):
     missing = [name for name in paths(document) if not list(ROOT.glob(name.rstrip("/")))]
     # Compiled libraries, which a fresh clone has not made yet.
     assert [name for name in missing if ".so" not in name] == []
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_block_says_its_language(document):
     odd = [block.name for block in blocks(document) if block.language not in LANGUAGES]
     assert odd == [], f"a block must be one of {LANGUAGES}"
 

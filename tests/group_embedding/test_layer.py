@@ -146,7 +146,7 @@ def test_configuration_makes_the_same_layer(sok):
     layer = sok.GroupEmbedding(
         {"user": 4, "film": 4, "seen": 4},
         tables={"seen": "film"},
-        combiners={"seen": "sum"},
+        combiners={"seen": "sum", "film": None},
         table_options={
             "user": {"initializer": constant(0.5), "capacity": 10},
             "film": {"dtype": tf.bfloat16, "ev_option": option},
@@ -157,6 +157,10 @@ def test_configuration_makes_the_same_layer(sok):
     config = json.loads(json.dumps(layer.get_config()))
     again = sok.GroupEmbedding.from_config(config)
     assert json.loads(json.dumps(again.get_config())) == config
+    assert config["combiners"] == {"user": "mean", "film": None, "seen": "sum"}
+    unnamed = sok.GroupEmbedding([2, 2], combiners=[None, "sum"]).get_config()
+    unnamed = sok.GroupEmbedding.from_config(json.loads(json.dumps(unnamed))).get_config()
+    assert unnamed["combiners"] == [None, "sum"]
     user, film = again.tables["user"], again.tables["film"]
     assert user.options["capacity"] == 10
     assert (user.row_dtype, film.row_dtype) == (tf.float32, tf.bfloat16)

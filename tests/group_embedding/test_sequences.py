@@ -1,7 +1,5 @@
 """`sok.GroupEmbedding` without a combiner: kinds of features, shared tables, masks, gradients."""
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -113,15 +111,6 @@ def test_gradient_of_a_shared_table_is_summed(sok):
     expected = [weights[ids == key].sum(0) for key in (7, 8, 9)]
     np.testing.assert_allclose(before - rows_of(layer, "film", [7, 8, 9]), expected, rtol=1e-5)
     assert int(layer.tables["film"].size()) == 3
-
-
-@pytest.mark.parametrize("names", [dict, list])
-def test_configuration(sok, names):
-    combiners = {"a": None, "b": "sum"} if names is dict else [None, "sum"]
-    layer = sok.GroupEmbedding({"a": 2, "b": 2} if names is dict else [2, 2], combiners=combiners)
-    config = json.loads(json.dumps(layer.get_config()))
-    assert config["combiners"] == combiners
-    assert sok.GroupEmbedding.from_config(config).get_config()["combiners"] == combiners
 
 
 @pytest.mark.parametrize("shape, dtype", [([3], "int64"), ([None], "string"), ([], "int32")])
