@@ -6,9 +6,10 @@ Rank 0 listens at the address at which the other hosts reach its own (`host_addr
            <-- nonce (16 bytes) --         a new one per connection
            <-- size, tag, JSON -->         messages, parsed after their tag was checked
 
-The first message of rank r says so, and rank 0 answers it. A tag is an HMAC-SHA256 with the job's
-secret. It covers the nonce, the sender and the message's number, so a recorded message is refused
-at any other place. Messages are not encrypted.
+The first message of rank r says so and brings a nonce of its own. Rank 0 answers it. A tag is an
+HMAC-SHA256 with the job's secret. It covers both nonces (that of the first message only rank 0's),
+the sender and the message's number, so a recorded message is refused at any other place. Messages
+are not encrypted.
 """
 
 import asyncio
@@ -68,6 +69,10 @@ class Line:
         self.heard += 1
         return json.loads(text)
 
+    def bind(self, nonce: str) -> None:
+        """Has further tags cover the nonce of the first message, too."""
+        self._key = hmac.digest(self._key, nonce.encode(), "sha256")
+
     async def messages(self) -> AsyncIterator[dict[str, Any]]:
         """The messages that arrive; closes the line at its end, or at one of somebody else."""
         with contextlib.closing(self._writer), contextlib.suppress(OSError, EOFError):
@@ -96,7 +101,8 @@ async def _introduce(address, secret, rank):
     with contextlib.ExitStack() as at_failure:
         at_failure.callback(writer.close)
         line = Line(reader, writer, secret, await reader.readexactly(_NONCE), is_server=False)
-        line.send({"rank": rank})
+        line.send({"rank": rank, "nonce": (own_nonce := secrets.token_hex(_NONCE))})
+        line.bind(own_nonce)
         await line.hear()
         at_failure.pop_all()
     return line
@@ -142,7 +148,9 @@ class Door:
         nonce = secrets.token_bytes(_NONCE)
         writer.write(nonce)
         line = Line(reader, writer, self._secret, nonce, is_server=True)
-        line.rank = (await line.hear(_LARGEST_FIRST))["rank"]
+        first = await line.hear(_LARGEST_FIRST)
+        line.rank = first["rank"]
+        line.bind(first["nonce"])
         if line.rank not in self._missing:
             raise ConnectionError
         line.send({})

@@ -202,15 +202,38 @@ def test_a_message_is_heard_once_and_only_as_it_was_sent(server, what):
     assert [message for rank, message in server.heard if rank == 1][1:] == [{"count": 1}]
 
 
+FIRST = b'{"rank": 1, "nonce": "0"}'
+
+
 def test_a_recorded_introduction_is_refused(server):
     with socket.create_connection(server.door.address) as first:
-        line, text = Line(None, None, SECRET, first.recv(16), is_server=False), b'{"rank": 1}'
+        line, text = Line(None, None, SECRET, first.recv(16), is_server=False), FIRST
         hello = stall_connections._HEAD.pack(len(text), line._tag(b"client", 0, text)) + text
         with socket.create_connection(server.door.address) as second:
             second.sendall(hello)
             assert closed(second) and 1 not in server.lines
         first.sendall(hello)  # where it belongs
         until(lambda: 1 in server.lines)
+
+
+def test_a_recorded_answer_is_refused_by_other_ranks(server):
+    with socket.create_server(("127.0.0.1", 0)) as between:
+
+        def record():
+            rank_1, _ = between.accept()
+            with socket.create_connection(server.door.address) as rank_0:
+                nonce = rank_0.recv(16)
+                rank_1.sendall(nonce)
+                rank_0.sendall(rank_1.recv(1000))
+                answer = rank_0.recv(1000)
+                rank_1.sendall(answer)
+                rank_2, _ = between.accept()
+                rank_2.sendall(nonce + answer)
+
+        threading.Thread(target=record, daemon=True).start()
+        server.do(connect(between.getsockname(), SECRET, 1, 10))
+        with pytest.raises(ConnectionError, match="does not know the job's secret"):
+            asyncio.run(connect(between.getsockname(), SECRET, 2, 0.5))
 
 
 def test_a_false_rank_0_is_refused():
