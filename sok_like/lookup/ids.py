@@ -10,7 +10,7 @@ The mask of a model of Keras 3 is a node of its graph, as that of `Embedding(mas
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -116,9 +116,12 @@ class FlatIds:
         return tf.ensure_shape(rows, static.concatenate([dim]))
 
 
-# Keys of a table by sample: int64 `[num_keys]`, row splits int64 `[batch + 1]`, and weights float32
-# `[num_keys]`, or None for ones.
-KeySamples = tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]
+class KeySamples(NamedTuple):
+    """Keys of a table, by sample."""
+
+    keys: tf.Tensor  # int64 `[num_keys]`
+    row_splits: tf.Tensor  # int64 `[batch + 1]`
+    weights: tf.Tensor | None  # float32 `[num_keys]`, or None for ones
 
 
 def samples_of(
@@ -135,7 +138,7 @@ def samples_of(
         for s, flat, w in zip(sparse, keys, floats, strict=True):
             ordered = tf.sparse.reorder(with_flat_values(s, flat))
             w = None if w is None else tf.sparse.reorder(with_flat_values(s, w)).values
-            by_table.append((ordered.values, row_splits(ordered), w))
+            by_table.append(KeySamples(ordered.values, row_splits(ordered), w))
         return by_table
     with tf.device("CPU:0"):
         samples = libraries.ops().sok_sparse_samples(
@@ -146,7 +149,7 @@ def samples_of(
         )
     sorted_weights = zip(floats, samples.sorted_weights, strict=True)
     of_keys = [None if w is None else ordered for w, ordered in sorted_weights]
-    return list(zip(samples.sorted_keys, samples.row_splits, of_keys, strict=True))
+    return list(map(KeySamples, samples.sorted_keys, samples.row_splits, of_keys))
 
 
 def samples_by_table(
@@ -164,7 +167,7 @@ def samples_by_table(
             N=num_tables,
         )
     return [
-        (keys, splits, None if floats is None else its_weights)
+        KeySamples(keys, splits, None if floats is None else its_weights)
         for keys, its_weights, splits in zip(*by_table, strict=True)
     ]
 
@@ -172,8 +175,8 @@ def samples_by_table(
 def as_ragged(sparse: tf.SparseTensor, hashed: bool = False) -> tf.RaggedTensor:
     """Sparse ids as ragged ids `[batch, None]`; with `hashed` as int64 keys of hash tables."""
     if hashed and sparse.shape.rank == 2:
-        ((keys, splits, _),) = samples_of([sparse])
-        return tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
+        (samples,) = samples_of([sparse])
+        return tf.RaggedTensor.from_row_splits(samples.keys, samples.row_splits, validate=False)
     # TensorFlow's own lookups raise if samples are not in order, but that would leave the other
     # ranks waiting.
     sparse = tf.sparse.reorder(sparse)
@@ -244,10 +247,6 @@ class PaddingMask(tf.keras.Operation if is_keras_3() else object):  # type: igno
 
     def get_config(self):
         return {"pad_key": self.pad_key, "shape": self.shape, "name": self.name}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**config)
 
 
 def _warn_of_lost_masks(own, self, inputs, input_list, *args, **kwargs):
