@@ -62,8 +62,8 @@ from sok_like.table.policies import InitializerOption as InitializerOption
 from sok_like.table.policies import L2WeightEvict as L2WeightEvict
 from sok_like.table.policies import ScoreEvict as ScoreEvict
 from sok_like.table.policies import StorageOption as StorageOption
-from sok_like.table.weights import assign as assign
-from sok_like.table.weights import export as export
+from sok_like.table.snapshots import assign as assign
+from sok_like.table.snapshots import export as export
 
 __version__: str
 __all__: list[str]

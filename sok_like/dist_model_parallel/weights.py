@@ -24,7 +24,7 @@ from sok_like.runtime.ranks.agreement import agreed, all_or_none, one_rank_at_a_
 from sok_like.saving.format import durable
 from sok_like.table.keys import in_key_dtype, owned
 from sok_like.table.slices import HeldSlice, TableSlice
-from sok_like.table.weights import replace_rows
+from sok_like.table.snapshots import replace_rows
 
 # Bytes of a table that a rank sends at once.
 CHUNK_BYTES = 64 * 2**20

@@ -29,7 +29,7 @@ from sok_like.saving.parts.table_names import name_in_files
 from sok_like.saving.transaction import Saving
 from sok_like.table import table_reader
 from sok_like.table.keys import as_rows
-from sok_like.table.weights import assign
+from sok_like.table.snapshots import assign
 
 
 class Saver(History):

@@ -21,7 +21,7 @@ from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.sok2.distributed_variable import home_of
-from sok_like.table import weights
+from sok_like.table import snapshots
 from sok_like.table.keys import as_keys, as_rows, held_here
 from sok_like.table.policies import EmbeddingVariableOption, ScoreEvict
 from sok_like.table.variable import EmbeddingVariable, unwrap
@@ -277,7 +277,7 @@ def export(var: Any) -> tuple[tf.Tensor, tf.Tensor]:
     Raises:
         TypeError: `var` is something else.
     """
-    return var.sok2_export() if hasattr(var, "sok2_export") else weights.export(var)
+    return var.sok2_export() if hasattr(var, "sok2_export") else snapshots.export(var)
 
 
 def assign(var: Any, indices: Any, values: Any) -> Any:
@@ -299,7 +299,7 @@ def assign(var: Any, indices: Any, values: Any) -> Any:
     if hasattr(var, "sok2_assign"):
         op = var.sok2_assign(indices, values)
     else:
-        op = weights.assign(unwrap(var), indices, values)
+        op = snapshots.assign(unwrap(var), indices, values)
     return var if tf.executing_eagerly() else op
 
 

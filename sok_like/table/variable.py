@@ -18,7 +18,7 @@ from sok_like.runtime.framework import hooks
 from sok_like.runtime.native import devices, libraries
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.initialize import check_replicas
-from sok_like.table import snapshots, weights
+from sok_like.table import snapshots
 from sok_like.table.as_variable import AsVariable, ShownNames
 from sok_like.table.as_variable import as_embedding_variable as as_embedding_variable
 from sok_like.table.as_variable import is_embedding_variable as is_embedding_variable
@@ -27,8 +27,7 @@ from sok_like.table.keys import as_keys
 from sok_like.table.options import TableOptions
 from sok_like.table.policies import EmbeddingVariableOption
 from sok_like.table.policy_methods import PolicyMethods
-from sok_like.table.snapshots import checkpointed, from_checkpoint
-from sok_like.table.weights import TableWeights
+from sok_like.table.snapshots import TableWeights, checkpointed, from_checkpoint
 
 _unique_ids = itertools.count()
 # Tables without a name that were made, by graph, or by communicator: one for each `sok.Init`.
@@ -308,7 +307,7 @@ class EmbeddingVariable(
 
     def numpy(self) -> TableWeights:
         """Keys and rows of this rank, from which Keras gets weights. It is not an array."""
-        keys, rows = weights.export(self)
+        keys, rows = snapshots.export(self)
         return TableWeights(self.table_name, keys.numpy(), rows.numpy())
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> None:
@@ -317,7 +316,7 @@ class EmbeddingVariable(
             value = getattr(getattr(value, "base", None), "table_weights", None)
         if value is None:
             raise self._by_position("assign")
-        weights.set_weights(self, value)
+        snapshots.set_weights(self, value)
 
     def __tf_tracing_type__(self, signature_context):
         # Without the number of rows: functions are not traced again when the table has grown.

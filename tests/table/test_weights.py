@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.table.weights import TableWeights
+from sok_like.table.snapshots import TableWeights
 from tests.training import train_step
 
 pytestmark = pytest.mark.keras
