@@ -28,21 +28,17 @@ class MissingRows:
     """The rows of a table's missing keys: 0, or (`initial`) their rows after all weight decay."""
 
     def __init__(self, variable: Any, initial: bool):
-        self.dim = variable.dim
-        self.kind, self.key, self.dtype = CONSTANT, [0, 0], tf.float32
-        self.number = self.scale = self.limit = np.float32(0)
-        self.decay = np.float32(1)
+        self.dim, self.kind, self.key, self.dtype = variable.dim, CONSTANT, [0, 0], tf.float32
+        self.number, self.scale, self.limit, self.decay = np.float32([0, 0, 0, 1])
         self.default_rows: tf.Variable | None = None
         if not initial:
             return
-        kind, key, numbers, rows, is_row = libraries.ops().sok_table_initializer(
-            handle=variable.handle
-        )
+        found = libraries.ops().sok_table_initializer(handle=variable.handle)
+        kind, key, numbers, rows, is_row = (output.numpy() for output in found)
+        self.kind, self.key = int(kind), key.tolist()
+        self.number, self.scale, self.limit, self.decay = numbers
         if is_row:
             self.dtype = variable.row_dtype
-        self.kind = int(kind)
-        self.key = [int(word) for word in key.numpy()]
-        self.number, self.scale, self.limit, self.decay = numbers.numpy()
         if self.kind == DEFAULT_ROWS:
             with tf.device("/CPU:0"):
                 self.default_rows = tf.Variable(rows, trainable=False, name="default_rows")
