@@ -63,7 +63,6 @@ ABSENT_ON_THE_FAKE = {
     "TensorFlow's lookups have their own ops beside the table, as casts of int32 keys": [
         "tests/lookup/test_by_key.py::test_lookups_insert_the_keys_they_look_up",
         "tests/lookup/test_by_key.py::test_lookups_of_tensorflow",
-        "tests/lookup/test_by_key.py::test_training_over_ranks",
         "tests/lookup/test_by_key.py::test_weights_have_the_gradient",
         "tests/group_embedding/test_variables.py::test_a_partitioned_table",
         "tests/sok2/test_training.py::test_sgd",

@@ -1,4 +1,4 @@
-"""A step of a training by hand, and what a table holds after it."""
+"""Layers, a step of a training by hand, and what a table holds after it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +31,15 @@ def apply_gradient(optimizer: Any, table: Any, keys: Any, gradient: Any = 1.0) -
 def content(table: Any) -> dict[str, np.ndarray]:
     """All that a dump holds of this rank's shard, by name."""
     return {name: np.asarray(value) for name, value in table.snapshot().fields().items()}
+
+
+def layer_of(name: str, rows: Any, dim: int = 2, capacity: int | None = None, **options) -> Any:
+    """A layer for flat lists of keys; each row is a number, or what an initializer gives."""
+    import sok_like as sok
+
+    initializer = tf.keras.initializers.Constant(rows) if isinstance(rows, float) else rows
+    options |= {"dynamic_input": True, "name": name, "embedding_initializer": initializer}
+    return sok.All2AllDenseEmbedding(capacity, dim, 1, 1, **options)
 
 
 def rows_by_key(table: Any) -> dict[int, list[float]]:

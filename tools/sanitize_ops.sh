@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the op library with sanitizers and runs tests/lookup/stress_ops.py with it:
-# tools/sanitize_ops.sh FOLDER SANITIZERS [arguments of stress_ops.py]
+# Builds the op library with sanitizers and runs tests/lookup/test_stress_ops.py with it:
+# tools/sanitize_ops.sh FOLDER SANITIZERS [arguments of test_stress_ops.py]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/.venv/bin:$PATH
@@ -34,4 +34,4 @@ export TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1
 export TF_CPP_MIN_LOG_LEVEL=2
 # The thread sanitizer needs certain ranges of addresses, so these must not be random.
 setarch -R env LD_PRELOAD="$runtime $("$compiler" -print-file-name=libstdc++.so)" \
-  python -m tests.lookup.stress_ops --ops "$folder/_ops.so" "$@"
+  python -m tests.lookup.test_stress_ops --ops "$folder/_ops.so" "$@"

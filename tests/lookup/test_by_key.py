@@ -1,10 +1,12 @@
-"""TensorFlow's own lookups of a table, against the same calls on a dense variable."""
+"""TensorFlow's own lookups of a table, against the same calls on a dense variable.
+
+All of them look rows up by one function. Over ranks it is in test_norms.py and in
+tests/runtime/framework/test_graphs.py.
+"""
 
 import numpy as np
 import pytest
 import tensorflow as tf
-
-import sok_like as sok
 
 v1 = tf.compat.v1
 
@@ -71,14 +73,11 @@ def calls(nn):
     return found
 
 
-def flat(found):
-    return found.flat_values if isinstance(found, tf.RaggedTensor) else found
-
-
 def values_and_gradient(call, table):
     """What a call returns, and the gradient of a weighted sum of it by key, `[31, 3]`."""
     with tf.GradientTape() as tape:
-        found = flat(call(table))
+        found = call(table)
+        found = found.flat_values if isinstance(found, tf.RaggedTensor) else found
         factors = tf.reshape(tf.range(tf.size(found, tf.int32), dtype=tf.float32), tf.shape(found))
         loss = tf.reduce_sum(found * (factors + 1))
     gradient = tape.gradient(loss, table)
@@ -137,67 +136,6 @@ def test_weights_have_the_gradient_they_have_on_a_dense_variable(table):
         gradients.append(tape.gradient(loss, weights).numpy())
     np.testing.assert_allclose(*gradients, rtol=1e-5)
     assert gradients[0].any()
-
-
-# Keys of the samples of each of two ranks, and their weights; they meet on both.
-SAMPLES = [[[5, 8], [5], [-2, 5, 3]], [[8, 3], [12], [-2]]]
-FACTORS = [[1.0, 2.0, 0.5, 1.0, 3.0, 1.0], [2.0, 1.0, 1.0, 4.0]]
-RATE = 0.5
-LOOKUPS = {
-    "gather": lambda table, ids, weights: tf.gather(table, ids.flat_values),
-    "embedding_lookup": lambda table, ids, weights: tf.nn.embedding_lookup(table, ids.flat_values),
-    "sparse": lambda table, ids, weights: tf.nn.embedding_lookup_sparse(
-        table, ids, None, combiner="sum"
-    ),
-    "weighted": lambda table, ids, weights: tf.nn.embedding_lookup_sparse(
-        table, ids.to_sparse(), weights.to_sparse(), combiner="sum"
-    ),
-    "safe": lambda table, ids, weights: tf.nn.safe_embedding_lookup_sparse(  # without negative ids
-        table, ids.to_sparse(), combiner="sum"
-    ),
-    "row": lambda table, ids, weights: tf.stack([table[ids.flat_values[0]]]),
-}
-LOOKUPS["of_layer"] = LOOKUPS["embedding_lookup"]
-
-
-@pytest.mark.keras
-@pytest.mark.parametrize("name", LOOKUPS)
-def test_training_over_ranks(on_threads, name):
-    """A step of each of TensorFlow's lookups: every rank's gradients reach the key's owner."""
-    shift = 0 if name == "safe" else 2  # of the dense variable, whose first row is that of key -2
-    start = np.random.default_rng(5).normal(size=[15, 2]).astype(np.float32)
-
-    def found_on(rank, table, shift=0):
-        ids = tf.ragged.constant(SAMPLES[rank], dtype=tf.int64) + shift
-        weights = ids.with_flat_values(tf.constant(FACTORS[rank]))
-        return LOOKUPS[name](table, ids, weights)
-
-    dense = tf.Variable(start)
-    with tf.GradientTape() as tape:
-        expected = [found_on(rank, dense, shift) for rank in range(2)]
-        loss = tf.add_n(list(map(tf.reduce_sum, expected)))
-    after = dense - RATE * tf.convert_to_tensor(tape.gradient(loss, dense))
-
-    def check():
-        table = sok.EmbeddingVariable(2, name=f"by_key_{name}")
-        if name == "of_layer":  # under Keras 3 in a variable of Keras
-            layer = sok.All2AllDenseEmbedding(None, 2, 1, 1, name="by_key_layer")
-            table = layer.embedding_variable
-        sok.assign(table, np.arange(15) - shift, start)
-        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
-
-        @tf.function
-        def step():
-            with tf.GradientTape() as tape:
-                found = found_on(sok.rank(), table)
-                loss = tf.reduce_sum(found)
-            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
-            return found
-
-        np.testing.assert_allclose(step(), expected[sok.rank()], rtol=1e-6)
-        np.testing.assert_allclose(tf.gather(table, np.arange(15) - shift), after, rtol=1e-6)
-
-    on_threads(2, check)
 
 
 # ---- which keys are inserted ----

@@ -202,15 +202,11 @@ class Looks(tf.keras.layers.Layer):
         return tf.reduce_sum(rows, [1, 2])
 
 
-def functional(sok):
-    keys = tf.keras.Input([2], dtype="int64")
-    return tf.keras.Model(keys, Looks(sok)(keys))
-
-
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}], ids=["auto", "asked"])
 @pytest.mark.filterwarnings("ignore:Model doesn't support `jit_compile")
 def test_keras_compiles_no_model_with_a_table_by_xla(sok, with_gpu, options):
-    model = functional(sok)
+    keys = tf.keras.Input([2], dtype="int64")
+    model = tf.keras.Model(keys, Looks(sok)(keys))
     model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE)), "mse", **options)
     assert model.jit_compile is False
     model.fit(KEYS, TARGETS, batch_size=len(KEYS), epochs=2, shuffle=False, verbose=0)

@@ -178,12 +178,9 @@ def test_other_doors(sok):
 
 
 def test_a_session(sok):
-    from sok_like.runtime.ranks import initialize
-
     v1 = tf.compat.v1
-    initialize.reset()
     with tf.Graph().as_default(), v1.Session() as session:
-        session.run(sok.Init(global_batch_size=2, seed=1))
+        session.run(sok.Init(global_batch_size=12, seed=7))
         table = sok.EmbeddingVariable(3, name="session", initializer="normal")
         learned = v1.get_variable("learned", initializer=FLAT)
         given = v1.placeholder(tf.float32, [None])

@@ -203,8 +203,6 @@ def test_model_parallel_input(on_threads, world_size):
 
 def test_a_layer_that_loses_the_mask_warns(sok):
     """Of Keras 3 it is Keras' own warning; tf_keras has none."""
-    import tensorflow as tf
-
     rows = sok.All2AllDenseEmbedding(None, 4, slot_num=1, nnz_per_slot=3, pad_key=0)
     ids = tf.constant([[[5, 7, 0]]], tf.int64)
     layer = tf.keras.layers.Reshape([3, 4], name="flat")

@@ -93,7 +93,9 @@ def stock(sok, row_dtype="float32"):
 def stock_of(sok, variables, keys, row_dtype="float32"):
     """Tables with these keys and random rows, and where the keys are; None without an index."""
     tables = [
-        StockTable(v, len(k), MissingRows(v, True), None if v.key_limit else layout(len(k)))
+        StockTable(
+            v, len(k), MissingRows(v, True), None if v.key_limit else buckets.layout_for(len(k))
+        )
         for v, k in zip(variables, keys, strict=True)
     ]
     made, places = StockTables(tables, row_dtype), []
@@ -110,21 +112,13 @@ def stock_of(sok, variables, keys, row_dtype="float32"):
             made.keys.scatter_nd_update(at[:, None], place.keys)
             numbers = (place.starts() + table.first_row).astype(np.int32)
             made.starts.scatter_nd_update(at[:, None], numbers)
-        fill(made, table, rows)
+        # The rows of variables without values.
+        values = encoded(rows, made.rows[table.dim].dtype, table.table_name)
+        at = np.arange(table.first_row, table.first_row + len(rows))[:, None]
+        for by_dim, value in zip((made.rows, made.scales), values, strict=False):
+            by_dim[table.dim].scatter_nd_update(at, value)
         places.append(place)
     return made, places
-
-
-def layout(num_keys):
-    return buckets.layout_for(num_keys)
-
-
-def fill(made, table, rows):
-    """Gives the variables of a table without values their rows."""
-    values = encoded(rows, made.rows[table.dim].dtype, table.table_name)
-    at = np.arange(table.first_row, table.first_row + len(rows))[:, None]
-    for by_dim, value in zip((made.rows, made.scales), values, strict=False):
-        by_dim[table.dim].scatter_nd_update(at, value)
 
 
 def looked_up(made, *asked):
