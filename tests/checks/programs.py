@@ -17,6 +17,8 @@ import os
 import numpy as np
 import tensorflow as tf
 
+from tests.training import layer_of
+
 DIM, RATE, ROOM, LENGTH = 2, 0.25, 24, 3
 NAMES = ("rows", "hashed", "full", "group0", "group1", "dmp0", "dmp1")
 PAIRS = {pair: (f"{pair}0", f"{pair}1") for pair in ("group", "dmp")}
@@ -83,17 +85,10 @@ class _Program:
         self.start = {name: float(i) for i, name in enumerate(NAMES)}
         self.moved = collections.Counter()  # (table, key) -> by how much its row went down
 
-        def layer(name, capacity, **kwargs):
-            constant = tf.keras.initializers.Constant(self.start[name])
-            return sok.All2AllDenseEmbedding(
-                capacity, DIM, 1, 1, dynamic_input=True, name=f"program_{name}",
-                embedding_initializer=constant, **kwargs,
-            )  # fmt: skip
-
+        options = {"rows": {"use_hashtable": False, "capacity": 8}, "full": {"capacity": ROOM}}
         self.layers = {
-            "rows": layer("rows", 8, use_hashtable=False),
-            "hashed": layer("hashed", None),
-            "full": layer("full", ROOM),
+            name: layer_of(f"program_{name}", self.start[name], DIM, **options.get(name, {}))
+            for name in ("rows", "hashed", "full")
         }
         self.tables = {name: each.embedding_variable for name, each in self.layers.items()}
         for name in ("group0", "group1"):

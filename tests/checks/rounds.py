@@ -6,29 +6,30 @@ Row k of each table starts as (k + 1) / 8 in all columns. Sums of such numbers a
 """
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
+import sok_like as sok
+from sok_like import dist_model_parallel as dmp
 from tests.checks import programs
+from tests.training import layer_of, train_step
 
 DIM, RATE, ROWS = 4, 0.5, 4096
 
 
 def main():
-    """What this rank found, check by check."""
-    import sok_like as sok
-
+    """All checks of this rank; the counts of a random program."""
     device = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(device, [tf.config.LogicalDeviceConfiguration()] * 2)
     sok.Init(global_batch_size=2, seed=7)
-    rank = sok.rank()
-    return {
-        "hashed": {mode: hashed(mode, rank) for mode in ("eager", "function", "loop")},
-        "narrow": hashed("function", rank, "float16"),  # which holds these numbers exactly
-        "dense": {f"dp_input={dp}": dense(dp, rank) for dp in (True, False)},
-        "failures": failures(rank),
-        "after_an_error": after_an_error(rank),
-        "programs": programs.run(seed=5, steps=12),
-    }
+    for mode in ("eager", "function", "loop"):
+        hashed(mode, sok.rank())
+    hashed("function", sok.rank(), "float16")  # which holds these numbers exactly
+    for dp_input in (True, False):
+        dense(dp_input, sok.rank())
+    failures(sok.rank())
+    after_an_error(sok.rank())
+    return programs.run(seed=5, steps=12)
 
 
 def ramp(shape, dtype=None):
@@ -41,32 +42,22 @@ def keys_of(rank, step):
     return np.random.default_rng([rank, step]).integers(0, 300, 400 if many else 5)
 
 
-def oracle(steps, world_size=2):
-    """The table after steps in which each key's gradient is 1 each time it occurs."""
-    table = ramp([ROWS, DIM])
-    for step in range(steps):
-        for rank in range(world_size):
-            np.subtract.at(table, keys_of(rank, step), RATE)
-    return table
-
-
 def hashed(mode, rank, wire_dtype=None):
-    """Lookups that train; what each gave, and whether NumPy gives the same."""
-    import sok_like as sok
-
-    layer = sok.All2AllDenseEmbedding(
-        None, DIM, 1, 1, dynamic_input=True, name=f"rounds_{mode}_{wire_dtype}",
-        embedding_initializer=ramp, gradient_scale="sum", wire_dtype=wire_dtype,
-    )  # fmt: skip
+    """Lookups that train: each key's gradient is 1 each time it occurs on any rank."""
+    layer = layer_of(
+        f"rounds_{mode}_{wire_dtype}", ramp, DIM, gradient_scale="sum", wire_dtype=wire_dtype
+    )
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
 
     def step(keys):
-        with tf.GradientTape() as tape:
-            found = layer(keys)
-            loss = tf.reduce_sum(found)
-        variables = layer.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return found
+        found = []
+
+        def loss_of():
+            found.append(layer(keys))
+            return tf.reduce_sum(found[0])
+
+        train_step(optimizer, layer.trainable_variables, loss_of)
+        return found[0]
 
     def in_a_loop(keys):
         return tf.while_loop(
@@ -76,22 +67,18 @@ def hashed(mode, rank, wire_dtype=None):
             shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, DIM])),
         )[1]
 
-    take = step if mode == "eager" else tf.function(step, reduce_retracing=True)
-    loop = tf.function(in_a_loop, reduce_retracing=True)
-    same = []
+    take = in_a_loop if mode == "loop" else step
+    take = take if mode == "eager" else tf.function(take, reduce_retracing=True)
+    table = ramp([ROWS, DIM])
     for number in range(4):
         keys = keys_of(rank, number)
-        if mode == "loop":
-            same.append(bool((loop(tf.constant(keys)).numpy() == ramp([ROWS, DIM])[keys]).all()))
-            continue
-        same.append(bool((take(tf.constant(keys)).numpy() == oracle(number)[keys]).all()))
-    return same
+        np.testing.assert_array_equal(take(tf.constant(keys)), table[keys])
+        for each in range(2 if mode != "loop" else 0):
+            np.subtract.at(table, keys_of(each, number), RATE)
 
 
 def dense(dp_input, rank):
     """A dense table over both ranks; each step as in `hashed`."""
-    from sok_like import dist_model_parallel as dmp
-
     tables = [dmp.Embedding(ROWS, DIM, combiner=None), dmp.Embedding(ROWS, DIM, combiner="sum")]
     layer = dmp.DistributedEmbedding(tables, "memory_balanced", dp_input=dp_input)
     layer.set_weights([ramp([ROWS, DIM])] * 2)
@@ -106,74 +93,51 @@ def dense(dp_input, rank):
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return rows, sums
 
-    same, table = [], ramp([ROWS, DIM])
+    table = ramp([ROWS, DIM])
     for number in range(3):
         ids = np.random.default_rng(number).integers(0, 300, [2, 60, 3])
         mine = [tf.constant(ids[rank])] * 2
         if not dp_input:
-            ranks = [r for r in range(2) for _ in layer.strategy.input_ids_list[r]]
-            mine = [tf.constant(ids.reshape(-1, 3)) for r in ranks if r == rank]
+            mine = [tf.constant(ids.reshape(-1, 3)) for _ in layer.strategy.input_ids_list[rank]]
         rows, sums = step(mine)
         expected = table[ids[rank]]
-        same.append(
-            bool((rows == expected).numpy().all() and (sums == expected.sum(1)).numpy().all())
-        )
+        np.testing.assert_array_equal(rows, expected)
+        np.testing.assert_array_equal(sums, expected.sum(1))
         np.subtract.at(table, ids.ravel(), RATE)
-    return same
 
 
 def failures(rank):
     """Errors of exchanges in rounds, on all ranks; each followed by a lookup that is fine."""
-    import sok_like as sok
-
-    def layer(name, **kwargs):
-        return sok.All2AllDenseEmbedding(
-            kwargs.pop("capacity", None), DIM, 1, 1, dynamic_input=True, name=name,
-            embedding_initializer="ones", **kwargs,
-        )  # fmt: skip
-
-    def tried(call, keys):
-        try:
-            return float(tf.reduce_mean(call(tf.constant(keys, tf.int64))))
-        except tf.errors.OpError as error:
-            return f"{type(error).__name__}: {error.message}"
-
-    def too_much(dp_input):
-        """4 floats of each of 1500 or more ids, for each rank."""
-        from sok_like import dist_model_parallel as dmp
-
+    errors = tf.errors
+    rows_only = layer_of("rounds_rows", 1.0, DIM, 1000, use_hashtable=False)
+    full, other = layer_of("rounds_full", 1.0, DIM, 150), layer_of("rounds_other", 1.0, DIM)
+    many = np.arange(200)
+    wrong, block = (np.append(many, 2000), np.arange(5000)) if rank == 1 else (many, np.arange(9))
+    pair = [rows_only, other] if rank == 0 else [other, rows_only]
+    too_large, of_rank_1 = "at most 4000 words", "(?s)rank 1: the message from one rank.*"
+    for layer, keys, error, words, after in (
+        (rows_only, wrong, errors.InvalidArgumentError, "(?s)rank 1: .*2000", rows_only),
+        (full, np.arange(400), errors.ResourceExhaustedError, "'rounds_full'", full),
+        (pair[0], many, errors.FailedPreconditionError, "'rounds_other", None),
+        (pair[1], many, errors.FailedPreconditionError, "'rounds_other", other),
+        (other, block, errors.InvalidArgumentError, of_rank_1 + too_large, other),
+        (other, np.arange(2500), errors.ResourceExhaustedError, too_large, other),
+    ):
+        with pytest.raises(error, match=words):
+            layer(tf.constant(keys))
+        assert after is None or (after(tf.constant(many)).numpy() == 1.0).all()
+    for dp_input in (True, False):  # 4 floats of each of 1500 or more ids, for each rank
         tables = [dmp.Embedding(ROWS, DIM), dmp.Embedding(ROWS, DIM)]
         dense = dmp.DistributedEmbedding(tables, dp_input=dp_input)
         ids = tf.reshape(tf.range(3000, dtype=tf.int64), [6, 500])
-        return tried(lambda _: tf.concat(dense([ids] * (2 if dp_input else 1)), 0), [0])
-
-    rows_only = layer("rounds_rows", capacity=1000, use_hashtable=False)
-    full = layer("rounds_full", capacity=150)
-    other = layer("rounds_other")
-    many = np.arange(200)
-    wrong = np.append(many, 2000) if rank == 1 else many
-    pair = [rows_only, other] if rank == 0 else [other, rows_only]
-    return {
-        "out_of_range": [tried(rows_only, wrong), tried(rows_only, many)],
-        "full": [tried(full, np.arange(400)), tried(full, many)],
-        "crossed": [tried(pair[0], many), tried(pair[1], many), tried(other, many)],
-        "block": [tried(other, np.arange(5000 if rank == 1 else 9)), tried(other, many)],
-        "block_of_rows": [tried(other, np.arange(2500)), tried(other, many)],
-        **{f"dp_input={dp}": too_much(dp) for dp in (True, False)},
-    }
+        with pytest.raises(errors.OpError, match=too_large):
+            dense([ids] * (2 if dp_input else 1))
 
 
 def after_an_error(rank):
     """Two lookups on two devices in a function; one fails on one rank in some of the steps."""
-    import sok_like as sok
-
-    rows_only, other = (
-        sok.All2AllDenseEmbedding(
-            capacity, DIM, 1, 1, dynamic_input=True, use_hashtable=capacity is None,
-            name=f"step_{value}", embedding_initializer=tf.keras.initializers.Constant(value),
-        )
-        for capacity, value in ((8, 1.0), (None, 3.0))
-    )  # fmt: skip
+    rows_only = layer_of("step_1", 1.0, DIM, 8, use_hashtable=False)
+    other = layer_of("step_3", 3.0, DIM)
     device = tf.config.list_logical_devices("CPU")[-1]
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)] * 2)
@@ -182,13 +146,16 @@ def after_an_error(rank):
             bad = bad + tf.zeros_like(bad)
         return [tf.reduce_mean(rows) for rows in (rows_only(bad), other(good))]
 
-    seen = []
     for number in range(12):
-        bad = 16 if number % 3 == 1 and rank == number % 2 else number % 8
-        try:
-            found = step(tf.constant([bad], tf.int64), tf.constant([100 * rank + number], tf.int64))
-            seen.append([float(value) for value in found])
-        except tf.errors.OpError as error:
-            seen.append(f"{type(error).__name__}: {error.message}")
-    keys = sok.export(other.embedding_variable)[0].numpy()
-    return {"seen": seen, "keys": sorted(keys.tolist())}
+        wrong, culprit = number % 3 == 1, number % 2
+        bad = tf.constant([16 if wrong and rank == culprit else number % 8], tf.int64)
+        good = tf.constant([100 * rank + number], tf.int64)
+        if wrong:
+            with pytest.raises(tf.errors.InvalidArgumentError, match=f"rank {culprit}: "):
+                step(bad, good)
+        else:
+            assert [float(value) for value in step(bad, good)] == [1.0, 3.0]
+    # No key of a step that failed, and each key of the others on its owner.
+    asked = [100 * r + number for r in range(2) for number in range(12) if number % 3 != 1]
+    keys = sok.export(other.embedding_variable)[0].numpy().tolist()
+    assert sorted(keys) == sorted(key for key in asked if key % 2 == rank)

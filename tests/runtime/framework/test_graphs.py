@@ -158,14 +158,17 @@ def test_a_saved_model_of_a_session_would_hold_no_rows(session, tmp_path, how):
     assert not list((tmp_path / "model").glob("**/*.pb"))
 
 
-def test_a_saved_model_without_tables_is_written_and_read(session, tmp_path):
+def test_files_of_graphs_without_tables_are_written_and_read(session, tmp_path):
     inputs, outputs = output_of(table=False)
     session.run(v1.global_variables_initializer())
-    path = str(tmp_path / "model")
-    v1.saved_model.simple_save(session, path, inputs, outputs)
+    v1.saved_model.simple_save(session, str(tmp_path / "model"), inputs, outputs)
+    path = v1.train.Saver().save(session, str(tmp_path / "saver"))
     with tf.Graph().as_default(), v1.Session() as other:
-        v1.saved_model.load(other, ["serve"], path)
+        v1.saved_model.load(other, ["serve"], str(tmp_path / "model"))
         assert other.run("out:0", {"ids:0": [1, 0]}).tolist() == [2, 1]
+    with tf.Graph().as_default(), v1.Session() as other:
+        v1.train.import_meta_graph(f"{path}.meta").restore(other, path)
+        assert other.run(v1.global_variables()[0]).tolist() == [1, 2]
 
 
 READING = """
@@ -191,12 +194,3 @@ def test_a_graph_with_tables_is_not_read_from_a_file(session, tmp_path, scope):
     said = forks.run("-c", READING, f"{path}.meta", scope, check=True).stdout
     name = f"{scope}/t" if scope else "t"
     assert "Saver().restore(session, path)" in said and f"the table '{name}'" in said
-
-
-def test_a_graph_without_tables_is_read_from_a_file(session, tmp_path):
-    output_of(table=False)
-    session.run(v1.global_variables_initializer())
-    path = v1.train.Saver().save(session, str(tmp_path / "model"))
-    with tf.Graph().as_default(), v1.Session() as other:
-        v1.train.import_meta_graph(f"{path}.meta").restore(other, path)
-        assert other.run(v1.global_variables()[0]).tolist() == [1, 2]

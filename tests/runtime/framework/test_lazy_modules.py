@@ -27,6 +27,15 @@ print(rows.ravel().tolist())
 """
 
 
+def run(program):
+    """What it prints, in a process that has imported nothing."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
 def save(sok, path):
     keys = tf.keras.Input([2], dtype="int64")
     combined = sok.DistributedEmbedding("sum", None, 3, slot_num=2, max_nnz=1, name="combined")
@@ -46,15 +55,7 @@ def test_a_model_is_loaded_after_an_import_alone(sok, tmp_path):
     expected = save(sok, path)
     orders = [("", "import keras"), ("import keras", "")] if KERAS_3 else [("", "")]
     for first, then in orders:
-        program = LOAD.format(first=first, then=then, path=path)
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        found = eval(done.stdout.splitlines()[-1])
+        found = eval(run(LOAD.format(first=first, then=then, path=path)).splitlines()[-1])
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -80,11 +81,4 @@ def test_the_hook_goes_when_it_has_done_its_work():
         "after = [f for f in sys.meta_path if 'sok_like' in type(f).__module__]\n"
         "print(len(before), len(after), 'sok_like.table.variable' in sys.modules)"
     )
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.stdout.split() == ["2", "0", "False"], done.stderr
+    assert run(program).split() == ["2", "0", "False"]

@@ -1,5 +1,6 @@
 """Loading of the two shared libraries: what loads, what is refused, and the error messages."""
 
+import concurrent.futures
 import re
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import threading
 import pytest
 
 from sok_like.runtime.native import libraries
+
+REAL_LIBRARY = libraries.ops_path()
 
 
 @pytest.fixture
@@ -23,11 +26,8 @@ def write_library(folder, name, tensorflow, cpu):
     (folder / name).write_bytes(text.encode())
 
 
-def test_op_library_loads_once():
+def test_libraries_load_once():
     assert libraries.ops() is libraries.ops()
-
-
-def test_core_loads_once():
     assert libraries.core() is libraries.core()
     assert libraries.core().__name__ == "sok_like._core"
 
@@ -61,13 +61,6 @@ def test_sources_that_hide_the_installed_package_are_named(folder, tmp_path, mon
         libraries.ops()
 
 
-def test_library_of_another_tensorflow_is_refused(folder):
-    write_library(folder, "_ops.so", "2.17.0", " avx")
-    running = libraries._tensorflow_version()
-    with pytest.raises(ImportError, match=f"{running}.*built for TensorFlow 2.17.0.*pip"):
-        libraries.ops()
-
-
 def test_a_clone_holds_libraries_for_several_tensorflows(folder):
     running = libraries._tensorflow_version()  # as pip writes it, also that of a nightly
     write_library(folder, "_ops.so", "2.17.0", "")
@@ -79,60 +72,43 @@ def test_a_clone_holds_libraries_for_several_tensorflows(folder):
         libraries.ops()
 
 
-def test_library_for_another_processor_is_refused(folder):
-    import tensorflow as tf
-
-    write_library(folder, "_ops.so", tf.version.VERSION, " avx9000 fma9")
-    with pytest.raises(ImportError, match=r"with avx9000, fma9, which .* lacks.*SOK_MARCH=native"):
+@pytest.mark.parametrize(
+    "tensorflow, cpu, message",
+    [
+        ("2.17.0", " avx", "{running}.*built for TensorFlow 2.17.0.*pip"),
+        ("{running}", " avx9000 fma9", "with avx9000, fma9, which .* lacks.*SOK_MARCH=native"),
+        ("{running}", "", "could not be loaded.*make venv"),  # it is damaged
+        (None, None, "does not say what it was built for"),
+    ],
+)
+def test_refused_libraries(folder, tensorflow, cpu, message):
+    running = libraries._tensorflow_version()
+    if tensorflow is None:
+        (folder / "_ops.so").write_bytes(b"\x7fELF and nothing more")
+    else:
+        write_library(folder, "_ops.so", tensorflow.format(running=running), cpu)
+    with pytest.raises(ImportError, match=message.format(running=running)):
         libraries.ops()
 
 
-def test_library_without_build_info_is_refused(folder):
-    (folder / "_ops.so").write_bytes(b"\x7fELF and nothing more")
-    with pytest.raises(ImportError, match="does not say what it was built for"):
-        libraries.ops()
-
-
-def test_damaged_library_is_an_import_error(folder):
-    import tensorflow as tf
-
-    write_library(folder, "_ops.so", tf.version.VERSION, "")
-    with pytest.raises(ImportError, match=r"could not be loaded.*make venv"):
-        libraries.ops()
-
-
-@pytest.fixture
-def real_library():
-    """The one that runs; to be asked for before `folder`."""
-    return libraries.ops_path()
-
-
-def test_failure_is_not_remembered(real_library, folder, monkeypatch):
+def test_failure_is_not_remembered(folder, monkeypatch):
     with pytest.raises(ImportError):
         libraries.ops()
     # A link, not a copy: the loader knows the file again, and kernels register only once.
-    (folder / "_ops.so").symlink_to(real_library)
+    (folder / "_ops.so").symlink_to(REAL_LIBRARY)
     assert libraries.ops() is not None
 
 
 def test_threads_load_once(monkeypatch):
     monkeypatch.setattr(libraries, "_loaded", {})
-    loads = []
-    start = threading.Barrier(4)
+    loads, start = [], threading.Barrier(4)
 
-    def load():
-        loads.append(1)
-        return libraries
-
-    def use():
+    def use(_):
         start.wait()
-        libraries._load_once("thing", load)
+        libraries._load_once("thing", lambda: loads.append(1) or libraries)
 
-    threads = [threading.Thread(target=use) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(use, range(4)))
     assert len(loads) == 1
 
 

@@ -17,16 +17,6 @@ from sok_like.runtime.ranks.mpi import MpiCommunicator
 from tests.thread_ranks import exchanges_in
 
 
-def test_all_are_communicators():
-    assert isinstance(comm.SingleProcess(), comm.Communicator)
-    methods = {name: m for name, m in vars(comm.Communicator).items() if callable(m)}
-    names = [name for name in methods if not name.startswith("_")]
-    assert {"all_to_all", "subset", "end_waits"} <= set(names)
-    for name in names:
-        assert callable(getattr(HorovodCommunicator, name))
-        assert callable(getattr(MpiCommunicator, name))
-
-
 @pytest.mark.parametrize(
     "variables, world_size",
     [
@@ -38,12 +28,9 @@ def test_all_are_communicators():
         ({"PMI_SIZE": "many"}, 1),
     ],
 )
-def test_world_size_of_the_launcher(monkeypatch, variables, world_size):
-    for name in launchers.WORLD_SIZE_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.delitem(sys.modules, "horovod.tensorflow", raising=False)
+def test_world_size_of_the_launcher(unlaunched, variables, world_size):
     for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+        unlaunched.setenv(name, value)
     assert comm.launched_world_size() == world_size
     if world_size == 1:
         assert isinstance(engines.choose(), comm.SingleProcess)
@@ -138,33 +125,6 @@ def tf_config(task_type="worker", **cluster):
     return json.dumps({"cluster": hosts, "task": {"type": task_type, "index": 0}})
 
 
-ALONE = {
-    "": "",
-    "no cluster": json.dumps({"task": {"type": "worker", "index": 0}}),
-    "one worker": tf_config(worker=1),
-    "chief": tf_config("chief", chief=1),
-    "its servers": tf_config("chief", chief=1, ps=2),
-    "evaluator": tf_config("evaluator", worker=3, evaluator=1),
-}
-NOT_ALONE = {
-    "workers": (RuntimeError, tf_config(worker=2), "2 worker.s.*'worker'"),
-    "chief and worker": (
-        RuntimeError,
-        tf_config("chief", chief=1, worker=1),
-        "2 worker.s.*'chief'",
-    ),
-    "master": (RuntimeError, tf_config("master", master=1, worker=2, ps=1), "3 worker.s.*'master'"),
-    "by number": (
-        *(RuntimeError, '{"cluster": {"worker": {"0": "a:1", "3": "b:1"}}}'),
-        "2 worker.s.*None",
-    ),
-    "server": (RuntimeError, tf_config("ps", chief=1, ps=2), "1 worker.s.*'ps'"),
-    "no json": (ValueError, "worker0:2222,worker1:2222", "TF_CONFIG must be the JSON"),
-    "no list": (ValueError, '{"cluster": {"worker": "a:1"}}', "TF_CONFIG must be the JSON"),
-    "a number": (ValueError, "2", "TF_CONFIG must be the JSON"),
-}
-
-
 @pytest.fixture
 def unlaunched(monkeypatch):
     """No launcher, no Horovod, before `sok.Init`."""
@@ -175,15 +135,34 @@ def unlaunched(monkeypatch):
     return monkeypatch
 
 
-@pytest.mark.parametrize("case", ALONE)
-def test_tf_config_of_a_process_by_itself(unlaunched, case):
-    unlaunched.setenv("TF_CONFIG", ALONE[case])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"task": {"type": "worker", "index": 0}}',
+        tf_config(worker=1),
+        tf_config("chief", chief=1, ps=2),
+        tf_config("evaluator", worker=3, evaluator=1),
+    ],
+)
+def test_tf_config_of_a_process_by_itself(unlaunched, text):
+    unlaunched.setenv("TF_CONFIG", text)
     assert isinstance(engines.choose(), comm.SingleProcess)
 
 
-@pytest.mark.parametrize("case", NOT_ALONE)
-def test_tf_config_of_several_workers_raises_without_a_launcher(unlaunched, case):
-    error, text, words = NOT_ALONE[case]
+@pytest.mark.parametrize(
+    "error, text, words",
+    [
+        (RuntimeError, tf_config(worker=2), "2 worker.s.*'worker'"),
+        (RuntimeError, tf_config("master", master=1, worker=2, ps=1), "3 worker.s.*'master'"),
+        (RuntimeError, '{"cluster": {"worker": {"0": "a:1", "3": "b:1"}}}', "2 worker.s.*None"),
+        (RuntimeError, tf_config("ps", chief=1, ps=2), "1 worker.s.*'ps'"),
+        (ValueError, "worker0:2222,worker1:2222", "TF_CONFIG must be the JSON"),
+        (ValueError, '{"cluster": {"worker": "a:1"}}', "TF_CONFIG must be the JSON"),
+        (ValueError, "2", "TF_CONFIG must be the JSON"),
+    ],
+)
+def test_tf_config_of_several_workers_raises_without_a_launcher(unlaunched, error, text, words):
     unlaunched.setenv("TF_CONFIG", text)
     with pytest.raises(error, match=f"(?s){words}.*SOK_IGNORE_TF_CONFIG=1.*TF_CONFIG="):
         engines.choose()

@@ -10,16 +10,9 @@ import sok_like as sok
 from sok_like.runtime.ranks import agreement, comm, exchange_order
 from tests.checks import programs
 from tests.ranks import run_ranks
+from tests.training import layer_of
 
 DIM = 2
-
-
-def layer_of(name, value, capacity=None):
-    """A layer of which every row is `value`."""
-    initializer = tf.keras.initializers.Constant(value)
-    return sok.All2AllDenseEmbedding(
-        capacity, DIM, 1, 1, dynamic_input=True, name=name, embedding_initializer=initializer
-    )
 
 
 def ids(*numbers):
@@ -255,60 +248,9 @@ def test_random_runs_of_a_session_give_what_a_dictionary_gives(on_processes, wor
     assert "session fine" in results[0] and len(results[0]) > 1
 
 
-# ---- ranks that exchange at most 150 words of a block at once, and have two devices ----
-
-
-@pytest.fixture(scope="module")
-def in_rounds():
+@pytest.mark.ranks
+def test_exchanges_beyond_the_transport_take_several_rounds():
+    """Ranks exchange at most 150 words of a block at once, and have two devices."""
     env = {"SOK_EXCHANGE_LIMIT": "300", "SOK_BLOCK_LIMIT": "4000"}
-    return run_ranks("tests.checks.rounds:main", 2, env=env)
-
-
-@pytest.mark.ranks
-def test_an_exchange_beyond_the_transport_takes_several_rounds(in_rounds):
-    for result in in_rounds:
-        assert result["hashed"] == {mode: [True] * 4 for mode in ("eager", "function", "loop")}
-        assert result["narrow"] == [True] * 4
-        assert result["dense"] == {f"dp_input={dp}": [True] * 3 for dp in (True, False)}
-        assert result["programs"] == in_rounds[0]["programs"]
-        assert sum(result["programs"].values()) == 12
-
-
-@pytest.mark.ranks
-def test_errors_of_exchanges_in_rounds_are_raised_on_all_ranks(in_rounds):
-    for result in (each["failures"] for each in in_rounds):
-        error, after = result["out_of_range"]
-        assert "InvalidArgumentError" in error and "rank 1: " in error and "2000" in error
-        assert after == 1.0
-        error, after = result["full"]
-        assert "ResourceExhaustedError" in error and "'rounds_full'" in error and after == 1.0
-        first, second, after = result["crossed"]
-        for error in (first, second):
-            assert "FailedPreconditionError" in error and "'rounds_other" in error
-        assert after == 1.0
-
-
-@pytest.mark.ranks
-def test_a_block_beyond_what_is_counted_is_an_error_on_all_ranks(in_rounds):
-    for result in (each["failures"] for each in in_rounds):
-        error, after = result["block"]
-        assert "InvalidArgumentError" in error and "rank 1: the message from one rank" in error
-        assert "at most 4000 words" in error and after == 1.0
-        error, after = result["block_of_rows"]
-        assert "ResourceExhaustedError" in error and "at most 4000 words" in error and after == 1.0
-        for dp_input in (True, False):
-            assert "at most 4000 words" in result[f"dp_input={dp_input}"]
-
-
-@pytest.mark.ranks
-def test_after_an_error_ranks_are_in_the_same_step(in_rounds):
-    fine = [number for number in range(12) if number % 3 != 1]
-    for rank, result in enumerate(each["after_an_error"] for each in in_rounds):
-        for number, seen in enumerate(result["seen"]):
-            if number in fine:
-                assert seen == [1.0, 3.0]
-            else:
-                assert seen.startswith("InvalidArgumentError") and f"rank {number % 2}: " in seen
-        # No key of a step that failed, and each key of the others on its owner.
-        asked = [100 * r + number for r in range(2) for number in fine]
-        assert result["keys"] == sorted(key for key in asked if key % 2 == rank)
+    first, second = run_ranks("tests.checks.rounds:main", 2, env=env)
+    assert first == second and sum(first.values()) == 12

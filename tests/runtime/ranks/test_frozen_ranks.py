@@ -4,6 +4,7 @@ By MPI the others raise. Horovod's collectives cannot be ended, so there a statu
 """
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -41,18 +42,6 @@ def _call(how):
 
     It has been called; ranks wait for each other for 2 s from now on.
     """
-    call = _first_call(how)
-    call()
-    call()
-    comm.current().barrier()
-    stalls._SHUTS_DOWN = 2.0  # enough, because what is frozen never answers
-    stalls._watch._limit = 2.0
-    if comm.current().rank == 0:
-        stalls._watch._judge._limit = 2.0
-    return call
-
-
-def _first_call(how):
     sok.Init(global_batch_size=8)
 
     def layer():
@@ -63,10 +52,18 @@ def _first_call(how):
             rows = layer()(tf.constant([1], tf.int64))
             session = tf.compat.v1.Session()
             session.run(tf.compat.v1.global_variables_initializer())
-        return lambda: session.run(rows)
-    keys = tf.constant([1], tf.int64)
-    call = tf.function(layer()) if how == "function" else layer()
-    return lambda: call(keys)
+        call = functools.partial(session.run, rows)
+    else:
+        function = tf.function(layer()) if how == "function" else layer()
+        call = functools.partial(function, tf.constant([1], tf.int64))
+    call()
+    call()
+    comm.current().barrier()
+    stalls._SHUTS_DOWN = 2.0  # enough, because what is frozen never answers
+    stalls._watch._limit = 2.0
+    if comm.current().rank == 0:
+        stalls._watch._judge._limit = 2.0
+    return call
 
 
 # Runs the words behind it once the process `$1` has ended, whether somebody has asked how or not.

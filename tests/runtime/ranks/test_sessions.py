@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
+from tests.training import layer_of
 
 v1 = tf.compat.v1
 STEPS, WRONG = 15, 10**6
@@ -26,18 +27,6 @@ def in_sessions(request, on_threads):
     (v1.enable_control_flow_v2 if request.param == 2 else v1.disable_control_flow_v2)()
     yield lambda function: on_threads(2, lambda: check(function))
     v1.enable_control_flow_v2()
-
-
-def layer_of(name, value, capacity=None, **options):
-    """A layer of which every row is `value`."""
-    initializer = value if callable(value) else tf.keras.initializers.Constant(value)
-    return sok.All2AllDenseEmbedding(
-        *(capacity, 2, 1, 1),
-        dynamic_input=True,
-        name=name,
-        embedding_initializer=initializer,
-        **options,
-    )
 
 
 def ramp(shape, dtype=None):

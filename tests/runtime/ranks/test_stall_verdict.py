@@ -5,6 +5,8 @@ import pytest
 from sok_like.runtime.ranks import stall_verdict
 from sok_like.runtime.ranks.stall_verdict import Judge
 
+ENDED = "has finished its steps"
+
 
 @pytest.fixture
 def clock(monkeypatch):
@@ -36,13 +38,13 @@ def test_a_rank_that_does_not_come_is_named_when_the_time_is_over(clock):
 
 
 def test_a_rank_that_has_ended_is_waited_for_no_longer(clock):
-    judge, gone = Judge(2, 10), report(ended="has finished its steps", number=6)
+    judge, gone = Judge(2, 10), report(ended=ENDED, number=6)
     assert hear(judge, report("users_keys", 1), gone) == ""
     assert "rank 1 has finished its steps" in hear(judge, report("users_keys", 2), gone)
 
 
 def test_a_rank_late_in_noticing_that_the_last_exchange_is_over_gets_time(clock):
-    judge, gone = Judge(2, 100), report(ended="has finished its steps")
+    judge, gone = Judge(2, 100), report(ended=ENDED)
     assert hear(judge, report("users_keys", 15), gone) == ""
     assert "rank 1 has finished its steps" in hear(judge, report("users_keys", 25), gone)
 
@@ -56,10 +58,10 @@ def test_a_rank_without_a_word(clock):
 
 
 def test_ranks_that_leave_are_named(clock):
-    judge, ended = Judge(3, 10), "has finished its steps"
-    hear(judge, report("users_keys", 1), report(ended=ended), report(ended=ended))
+    judge = Judge(3, 10)
+    hear(judge, report("users_keys", 1), report(ended=ENDED), report(ended=ENDED))
     assert judge.word()["waited_for"] and judge.word()["left"] == ""
-    judge.hear(1, report(ended=ended, leaves=True))
+    judge.hear(1, report(ended=ENDED, leaves=True))
     assert judge.word()["left"] == "rank 1 has finished its steps"
     judge.lose(2)
     assert judge.word()["left"] == "rank 1 has finished its steps; rank 2 has finished its steps"
@@ -80,9 +82,8 @@ def test_ranks_that_wait_for_different_things(clock):
     judge = Judge(2, 100)
     assert hear(judge, report("a_keys", 1), report("b_keys", 5)) == ""
     verdict = hear(judge, report("a_keys", 2), report("b_keys", 6))
-    assert (
-        "'b_keys': rank 1 reached it" in verdict and "rank 0 is in the exchange 'a_keys'" in verdict
-    )
+    for words in ("'b_keys': rank 1 reached it", "rank 0 is in the exchange 'a_keys'"):
+        assert words in verdict
 
 
 def test_a_rank_that_answers_no_more(clock):
@@ -119,9 +120,8 @@ def test_silence_ends_nothing_before_a_wait_is_too_long(clock):
     clock.now += 100  # rank 1 computes, and holds Python's lock
     judge.hear(0, report("users_keys", 9))
     assert judge.verdict() == ""
-    assert (
-        judge.word()["silent"] == "rank 1 has not answered for 100 s"
-    )  # matters at the program's end
+    # It matters at the program's end.
+    assert judge.word()["silent"] == "rank 1 has not answered for 100 s"
     judge.lose(1)
     assert judge.word()["silent"] == ""
 
@@ -144,9 +144,8 @@ def test_a_pause_of_the_judge_does_not_count(clock):
     assert judge.verdict() == ""
     clock.now += 3
     judge.hear(1, report())
-    assert "rank 0 reached it and waited for 11 s" in hear(
-        judge, report("users_keys", 11), report()
-    )
+    verdict = hear(judge, report("users_keys", 11), report())
+    assert "rank 0 reached it and waited for 11 s" in verdict
 
 
 def test_all_came_and_it_takes_long(clock):
@@ -156,5 +155,5 @@ def test_all_came_and_it_takes_long(clock):
 
 def test_all_have_ended(clock):
     judge = Judge(2, 10)
-    hear(judge, report(ended="has finished its steps"), report(ended="has finished its steps"))
+    hear(judge, report(ended=ENDED), report(ended=ENDED))
     assert judge.word()["over"] and judge.verdict() == ""
