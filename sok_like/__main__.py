@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 
 from sok_like.install_horovod import installed
+from sok_like.runtime.framework import hooks
 from sok_like.runtime.ranks import launchers
 
 
@@ -87,7 +88,6 @@ def self_test() -> str:
 def wrapped() -> list[tuple[str, str, str]]:
     """Wraps all that any feature needs of TensorFlow and Keras; returns `hooks.listing()`."""
     import sok_like
-    from sok_like.runtime.framework import hooks
 
     for module in pkgutil.walk_packages(sok_like.__path__, "sok_like."):
         if not module.name.endswith(("__main__", "_ops", "_mpi")):
@@ -111,7 +111,7 @@ def main() -> None:
     except (ImportError, AssertionError) as error:
         print(*lines, sep="\n")
         raise SystemExit(f"{'FAILED':<20} {error}") from None
-    from sok_like.runtime.framework import hooks, private_names
+    from sok_like.runtime.framework import private_names
     from sok_like.runtime.ranks.initialize import rank
 
     if rank() == 0:

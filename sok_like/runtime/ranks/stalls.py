@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import collections
 import ctypes
 import json
 import os
@@ -125,7 +126,7 @@ class _Watch(threading.Thread):
         self._stop_time = 0.0
         self._give_up = float("inf")  # when this process ends if the transport is not shut down
         self._last_word = time.monotonic()  # from rank 0
-        self._slept, self._slept_in = 0.0, 0  # seconds that this process was stopped, in which wait
+        self._slept: dict = collections.Counter()  # by wait, seconds that this process was stopped
         self._server: Line | None = None
         self._judge = stall_verdict.Judge(communicator.world_size, limit)  # rank 0 asks it
         self._lines: dict[int, Line] = {}
@@ -161,9 +162,7 @@ class _Watch(threading.Thread):
 
     def _forgive(self, seconds):
         """After this process was stopped, as by Ctrl-Z, perhaps with all others: they may go on."""
-        _, _, number = self._longest_wait()
-        self._slept = seconds + (self._slept if self._slept_in == number else 0.0)
-        self._slept_in = number
+        self._slept[self._longest_wait()[2]] += seconds
         self._last_word += seconds
         self._judge.forgive(seconds)
 
@@ -188,8 +187,8 @@ class _Watch(threading.Thread):
         what, number = ctypes.create_string_buffer(512), ctypes.c_int64()
         size = ctypes.c_int64(len(what))
         seconds = self._library.sok_longest_wait(what, size, ctypes.byref(number))
-        slept = self._slept if number.value == self._slept_in else 0.0
-        return what.value.decode(errors="replace"), max(0.0, seconds - slept), number.value
+        seconds = max(0.0, seconds - self._slept[number.value])
+        return what.value.decode(errors="replace"), seconds, number.value
 
     def _report(self):
         what, seconds, number = self._longest_wait()
