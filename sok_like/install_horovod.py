@@ -98,30 +98,24 @@ def phase(name: str) -> Iterator[None]:
     print(f" {time.monotonic() - start:.0f} s", flush=True)
 
 
-def _environment(tools, with_mpi):
-    """The environment of the build: its own tools come first, then the environment's mpicxx."""
-    return {
+def _compile(aside, tensorflow, with_mpi):
+    """Compiles the wheel in `aside`; returns the wheel's folder."""
+    log, tools = aside / "log", aside / "tools"
+    words = ["WITH_TENSORFLOW", "WITHOUT_PYTORCH", "WITHOUT_MXNET", "WITH_GLOO"]
+    words.append("WITH_MPI" if with_mpi else "WITHOUT_MPI")
+    env = {
         **os.environ,
+        **{f"HOROVOD_{word}": "1" for word in words},
+        # The build's own tools come first, then the environment's mpicxx.
         "PATH": os.pathsep.join([str(tools / "bin"), search_path()]),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(tools), os.environ.get("PYTHONPATH")])),
         # A `make` that started this may have set it otherwise; Horovod would then use one core.
         "MAKEFLAGS": f"-j{os.cpu_count() or 1}",
-        "HOROVOD_WITH_TENSORFLOW": "1",
-        "HOROVOD_WITHOUT_PYTORCH": "1",
-        "HOROVOD_WITHOUT_MXNET": "1",
-        "HOROVOD_WITH_GLOO": "1",
-        "HOROVOD_WITH_MPI" if with_mpi else "HOROVOD_WITHOUT_MPI": "1",
         # Finds libmpi in the environment where the wheel is installed, not where it was compiled.
         "LDFLAGS": f"{os.environ.get('LDFLAGS', '')} -Wl,-rpath,$ORIGIN/../../../..".strip(),
     }
-
-
-def _compile(aside, tensorflow, with_mpi):
-    """Compiles the wheel in `aside`; returns the wheel's folder."""
-    log, tools = aside / "log", aside / "tools"
     with phase("Fetching Horovod's source and the tools to compile it"):
         _pip("install", "--target", tools, *TOOLS, log=log)
-        env = _environment(tools, with_mpi)
         # The source is built here: for a name, pip would cache wheels by Horovod's version only.
         options = ("--no-deps", "--no-build-isolation", "--no-binary", "horovod")
         _pip("download", *options, "--dest", aside, f"horovod=={VERSION}", log=log, env=env)

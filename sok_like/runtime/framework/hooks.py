@@ -127,16 +127,6 @@ def _install():
         _uncopied, _door = None if is_outer else _uncopied, outer_door
 
 
-def undo_all() -> None:
-    """Puts every function back, for tests; the next `sok.Init` wraps them again."""
-    global _initialized
-    with _lock:
-        while _hooks:
-            _hooks[-1].undo()
-        _initialized = False
-        _installed.clear()
-
-
 @dataclasses.dataclass(eq=False)
 class Hook:
     """A name of TensorFlow or Keras that has another value."""

@@ -106,26 +106,20 @@ def _load_ops(path):
 def _read_build_info(path):
     """Returns (TensorFlow version, instruction names) of the library file `path`."""
     if not path.exists():
-        raise ImportError(
-            f"A compiled library is required at {path}, but is missing. {_where(path)}."
-        )
+        copies = [pathlib.Path(f, path.parent.name, path.name).resolve() for f in sys.path]
+        other = next((copy for copy in copies if copy.exists() and copy != path), None)
+        remedy = _REMEDY
+        if other is not None:
+            remedy = (
+                f"Python found the package here before the installed one, {other.parent}, because "
+                "it was started in this folder or told so by PYTHONPATH. Start it in another folder"
+            )
+        raise ImportError(f"A compiled library is required at {path}, but is missing. {remedy}.")
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as bytes_:
         match = _BUILD_INFO.search(bytes_)
         if match is None:
             raise ImportError(f"{path} does not say what it was built for. {_REMEDY}.")
         return _as_version(match[1].decode()), match[2].decode().split()
-
-
-def _where(path):
-    """What to do about a missing library, which another copy of the package may have."""
-    for folder in map(pathlib.Path, sys.path):
-        other = (folder / path.parent.name / path.name).resolve()
-        if other.exists() and other != path:
-            return (
-                f"Python found the package here before the installed one, {other.parent}, because "
-                "it was started in this folder or told so by PYTHONPATH. Start it in another folder"
-            )
-    return _REMEDY
 
 
 def _check_instructions(path, required):
