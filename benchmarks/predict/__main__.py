@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.predict.model import TERMS, Machine, Workload, counts, predict
-from sok_like.planner.report import aligned
+from sok_like.planner.tables import aligned
 from sok_like.runtime.checks import check_integer, require
 
 HELPS = {

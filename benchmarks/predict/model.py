@@ -13,7 +13,7 @@ of products, a constant of the machine times how often that occurs on a rank:
 `n` ranks, `r` of them per host with `c` cores. Work in tables and copies is divided among a rank's
 threads, `c / r`, but a thread gets 1,024 keys at least. More ranks than cores take turns: then all
 but messages and network takes `r / c` times as long. Each key is owned by each rank with the same
-probability; bytes and messages are those of docs/scaling.md, computed by `report.shard_traffic`.
+probability; bytes and messages are those of docs/scaling.md, computed by `shard_traffic`.
 
 Left out: the model and the all-reduce of its gradients, keys that are new to their table, ranks
 that wait for a slower one, and that an owner updates a row once which several ranks ask for.
@@ -25,8 +25,7 @@ import dataclasses
 import math
 from typing import NamedTuple
 
-from sok_like.planner.report import Step, shard_traffic
-from sok_like.planner.tables import HASHED, Plan, Shard, TableConfig
+from sok_like.planner.tables import HASHED, Plan, Shard, Step, TableConfig, shard_traffic
 from sok_like.runtime.checks import check_integer, require
 
 TERMS = {

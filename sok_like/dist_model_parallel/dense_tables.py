@@ -1,11 +1,10 @@
 """The dense tables of a distributed layer, for files and for exports.
 
 checkpoints, Keras' files    `DenseTables`: this rank's slices, with the optimizer's slots
-SavedModels                  `spread_tables`: whole tables, looked up by TensorFlow's own ops
+SavedModels                  whole tables, looked up by TensorFlow's own ops (`export_outputs`)
 """
 
 import contextlib
-import functools
 import re
 import secrets
 import weakref
@@ -16,13 +15,14 @@ import tensorflow as tf
 
 from sok_like.lookup import exchange
 from sok_like.lookup.dense_lookup import as_tf_table, require_in_range
-from sok_like.lookup.exporting import Spread, combined
+from sok_like.lookup.exporting import combined
 from sok_like.lookup.local_variables import is_local
-from sok_like.planner.tables import DATA_PARALLEL, HASHED
+from sok_like.planner.tables import DATA_PARALLEL, HASHED, Shard
 from sok_like.runtime.checks import unmet
 from sok_like.runtime.framework import hooks
 from sok_like.saving.parts import optimizer_variables, table_names
 from sok_like.saving.parts.dense_tables import DenseSlice
+from sok_like.table.slices import HeldSlice, TableSlice
 
 hooks.open_door(hooks.DENSE_TABLES)
 
@@ -50,27 +50,32 @@ class DenseTables(tf.__internal__.tracking.Trackable):
         """The parts of this rank, with their slot variables in these optimizers."""
         layer: Any = self._layer()
         layer.build()
-        parts = []
-        held = layer._held()
+        parts, here = [], layer.shards_here()
         for key, table in self.tables().items():
-            number, shape = table.table_id, (table.input_dim, table.output_dim)
-            if number not in held.here:
+            if table.table_id not in here:
                 continue
-            own = held.dense_slice(number)
+            shard, of_shard = here[table.table_id]
+            variable = of_shard.weights[0]
             # All ranks have the whole of a replicated table.
-            written = layer.rank == 0 or held.plan.kinds[number] != DATA_PARALLEL
-            parts.append(DenseSlice(key, shape, own, written))
-            for name, slot in _slots(held.here[number], optimizers).items():
-                of_slot = own._replace(variable=slot)
-                parts.append(DenseSlice(f"{key}.{name}", shape, of_slot, written))
+            written = layer.rank == 0 or shard.kind != DATA_PARALLEL
+            slots = {f"{key}.{k}": slot for k, slot in _slots(variable, optimizers).items()}
+            for part, of_part in {key: variable, **slots}.items():
+                shape = table.input_dim, table.output_dim
+                parts.append(DenseSlice(part, shape, held_slice(shard, of_part), written))
         return parts
 
     def tables(self) -> dict[str, Any]:
         layer: Any = self._layer()
         plan = layer.strategy.plan
         dense = [table for table in plan.tables if plan.kinds[table.table_id] != HASHED]
-        names = table_names.within(layer.name, [_name(table.config) for table in dense])
-        named = zip(names, dense, strict=True)
+        names = []
+        for config in (table.config for table in dense):
+            # The name of an embedding; that of a table without one if Keras has made it.
+            name, class_name = config.get("name"), getattr(config["layer_type"], "__name__", "")
+            of_keras = re.sub(r"(?<!^)(?=[A-Z])", "_", class_name).lower()
+            has_none = not name or re.fullmatch(rf"{of_keras}(_\d+)?", name)
+            names.append("embedding" if has_none else name)
+        named = zip(table_names.within(layer.name, names), dense, strict=True)
         return {table_names.key_of(name, table.table_id): table for name, table in named}
 
     def shapes(self) -> dict[str, tuple[int, int]]:
@@ -95,11 +100,10 @@ class DenseTables(tf.__internal__.tracking.Trackable):
         return variables
 
 
-def _name(config):
-    """The name of an embedding; that of a table without one if Keras has made it."""
-    name, class_name = config.get("name"), getattr(config["layer_type"], "__name__", "")
-    of_keras = re.sub(r"(?<!^)(?=[A-Z])", "_", class_name).lower()
-    return "embedding" if not name or re.fullmatch(rf"{of_keras}(_\d+)?", name) else name
+def held_slice(shard: Shard, variable: Any) -> HeldSlice:
+    """A rank's slice of a dense table, in this variable of its layer."""
+    begin, end = (shard.row_start, shard.column_start), (shard.row_stop, shard.column_stop)
+    return HeldSlice(TableSlice(begin, end), as_tf_table(variable), shard.first_row)
 
 
 def _slots(variable, optimizers):
@@ -115,7 +119,6 @@ def _slots(variable, optimizers):
             slots = {name: slot for name, slot in slots.items() if slot is not None}
         else:
             slots = slot_objects(inner, variable) or {}
-            slots = {name: as_tf_table(slot) for name, slot in slots.items()}
         if slots:
             by_optimizer[id(inner)] = slots
     if len(by_optimizer) > 1:
@@ -144,26 +147,6 @@ def refuse_shards(layer: Any) -> None:
                 variable._export_to_saved_model_graph = refuse
 
 
-def spread_tables(layer: Any) -> dict[str, Spread]:
-    """The sharded dense tables, as `table_<id>`."""
-    dense, kinds = layer.dense_in_files, layer.strategy.plan.kinds
-    keys = {key: f"table_{table.table_id}" for key, table in dense.tables().items()
-            if kinds[table.table_id] != DATA_PARALLEL}  # fmt: skip
-    spread = {name: Spread(dense.shapes()[key]) for key, name in keys.items()}
-
-    def read(held, start, stop):
-        first = held.place.begin[0]
-        return held.read(held.place.rows(first + start, first + stop))
-
-    for part in dense.dense_parts(()):
-        if part.key in keys:
-            held, place = part.held, part.held.place
-            rows = place.begin, place.shape[0], functools.partial(read, held)
-            dtype = held.variable.dtype.base_dtype
-            spread[keys[part.key]] = Spread(part.shape, dtype, *rows)
-    return spread
-
-
 def export_outputs(
     layer: Any, inputs: list[Any], whole: dict[str, Any], variables: Any
 ) -> list[Any]:
@@ -176,14 +159,14 @@ def export_outputs(
         )
     outputs = []
     for i, table_id in enumerate(layer.strategy.plan.input_table_map):
-        samples, table = layer.flatten(i, inputs[i]), layer._tables[table_id]
+        samples, table = layer.flatten(i, inputs[i]), layer._tables_of_inputs[i]
         variable = whole.get(f"table_{table_id}")
         if variable is not None:
             checked = require_in_range(samples.ids, table.num_rows, table.name)
             rows = tf.cast(tf.gather(variable, checked), tf.float32)
             rows = combined(rows, samples.combiner, samples.row_splits)
         else:
-            feature = layer.feature(table, table.shards[0], samples, variables)
+            feature = layer.feature(table, samples, variables)
             (rows,) = exchange.lookup_here([feature], training=False)
         outputs.append(samples.restore(rows))
     return outputs
@@ -200,12 +183,9 @@ def slot_objects(optimizer: Any, variable: Any) -> dict[str, Any] | None:
         return None
     found = {}
     for attribute, items in vars(optimizer).items():
-        if attribute == "_variables" or not isinstance(items, (list, tuple)):
-            continue
-        if len(items) != len(places) or attribute.startswith("_sok"):
-            continue
-        item = items[places[key]]
-        if item is variable or not hasattr(item, "shape"):
+        is_listed = isinstance(items, (list, tuple)) and len(items) == len(places)
+        item: Any = items[places[key]] if is_listed and not attribute.startswith("_sok") else None
+        if attribute == "_variables" or item is variable or not hasattr(item, "shape"):
             continue
         if tuple(item.shape) == tuple(variable.shape):
             found[attribute.strip("_")] = item

@@ -157,8 +157,7 @@ class Embedding(_ByCombiner, ConfiguredLayer):
         super().set_weights(weights)
 
     def call(self, inputs, weights=None):
-        if not tf.is_tensor(inputs):
-            inputs = tf.convert_to_tensor(inputs)
+        inputs = inputs if tf.is_tensor(inputs) else tf.convert_to_tensor(inputs)
         if weights is not None and not tf.is_tensor(weights):
             weights = tf.convert_to_tensor(weights)
         table = dense_lookup.as_tf_table(self.embeddings)
@@ -257,8 +256,7 @@ class HashEmbedding(_ByCombiner, TableLayer):
         self.built = True
 
     def call(self, inputs, training=None):
-        if not tf.is_tensor(inputs):
-            inputs = tf.convert_to_tensor(inputs)
+        inputs = inputs if tf.is_tensor(inputs) else tf.convert_to_tensor(inputs)
         dense_lookup.check_ids(inputs, self.combiner, self.name)
         flat = FlatIds(inputs, self.combiner, hashed=True, pad_key=self.pad_key)
         feature = HashFeature(self.table, flat.ids, flat.combiner, flat.row_splits)

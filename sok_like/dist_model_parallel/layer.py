@@ -9,16 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_like.dist_model_parallel import dense_tables, mp_input
+from sok_like.dist_model_parallel import dense_tables, local_layers, mp_input
 from sok_like.dist_model_parallel.dense_tables import DenseTables
 from sok_like.dist_model_parallel.embedding import output_symbol
-from sok_like.dist_model_parallel.local_layers import (
-    LookupTable,
-    build_layer,
-    check_descriptions,
-    layer_table,
-    lookup_tables,
-)
 from sok_like.dist_model_parallel.whole_tables import WholeTables
 from sok_like.lookup import exchange, exporting
 from sok_like.lookup.dense_lookup import as_tf_table, check_ids
@@ -36,7 +29,7 @@ from sok_like.planner.tables import (
     Shard,
     list_embeddings,
 )
-from sok_like.runtime.checks import as_list
+from sok_like.runtime.checks import as_list, unmet
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.runtime.ranks.lookup_options import check_row_dtype
@@ -128,18 +121,17 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
             check_threshold("row_slice_threshold", row_slice_threshold, 0)
             check_threshold("data_parallel_threshold", data_parallel_threshold, 0)
         descriptions = list_embeddings(embeddings)
-        check_descriptions(descriptions, bool(dp_input) or self.world_size == 1)
+        local_layers.check_descriptions(descriptions, bool(dp_input) or self.world_size == 1)
         given = (descriptions, self.world_size, strategy, input_table_map, column_slice_threshold)
         thresholds = (row_slice_threshold, data_parallel_threshold) if dp_input else ()
         placement = DistEmbeddingStrategy(*given, *thresholds)
         if not dp_input:
             placement.deal_hash_inputs()
-        tables = lookup_tables(placement.plan)
+        tables = local_layers.lookup_tables(placement.plan)
         hidden = {
             "_descriptions": descriptions,
             "strategy": placement,
             "dense_in_files": DenseTables(self),
-            "_tables": tables,
             "_tables_of_inputs": [tables[i] for i in placement.plan.input_table_map],
         }
         # Bypasses Keras' __setattr__, which would track the embeddings as sublayers.
@@ -150,7 +142,7 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
         self.local_embedding_layers: list[Any] = []
         self.row_layers: list[Any] = []
         self.hash_layers: list[Any] = []
-        self._anchor = None
+        self._anchor: Any = None  # the empty variable of a rank that has no other one
 
     # Variables.
 
@@ -159,29 +151,28 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
         if self.built:
             return
         strategy = self.strategy
-        self.dp_layers = [build_layer(config) for config in strategy.dp_configs]
+        self.dp_layers = [local_layers.build_layer(config) for config in strategy.dp_configs]
         vary = self.rank if self.world_size > 1 else 0
         first_rows = strategy.local_weight_offsets[self.rank]
         self.local_embedding_layers = [
-            build_layer(config, [b - a for a, b in itertools.pairwise(offsets)], vary)
+            local_layers.build_layer(config, [b - a for a, b in itertools.pairwise(offsets)], vary)
             for config, offsets in zip(strategy.local_configs[self.rank], first_rows, strict=True)
         ]
-        shards = strategy.row_sliced_configs[self.rank]
-        shards = [config for config in shards if config["input_dim"] > 0]
-        self.row_layers = [build_layer(config, (), vary) for config in shards]
+        shards = [c for c in strategy.row_sliced_configs[self.rank] if c["input_dim"] > 0]
+        self.row_layers = [local_layers.build_layer(config, (), vary) for config in shards]
         # Initial rows of a hash table depend on the key, so all ranks use the same seed.
-        self.hash_layers = [build_layer(config) for config in strategy.hash_configs]
+        self.hash_layers = [local_layers.build_layer(config) for config in strategy.hash_configs]
         if self.world_size > 1:
             # Otherwise ranks have other numbers of variables, and variables of other tables.
             shards = itertools.chain(*strategy.row_sliced_configs)
             by_rows = all(config["input_dim"] for config in shards)
             by_rows = by_rows and not strategy.table_groups[COLUMN_WISE]
-            for layer in (*self.local_embedding_layers, *self.row_layers):
-                mark_local(layer.weights[0], by_rows)
-            for layer in self.hash_layers:
-                mark_local(layer.weights[0])
+            here = self.shards_here()
+            for shard, layer in here.values():
+                if shard.kind != DATA_PARALLEL:
+                    mark_local(layer.weights[0], by_rows or shard.kind == HASHED)
             used = {t.table_id for t in self._tables_of_inputs if t.kind != DATA_PARALLEL}
-            held = [layer for i, (_, layer) in self.shards_here().items() if i in used]
+            held = [layer for i, (_, layer) in here.items() if i in used]
             if used and not any(layer.trainable_weights for layer in held):
                 # Other ranks' tapes record an exchange that this rank's tape would miss.
                 self._anchor = self.add_weight(
@@ -192,19 +183,15 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
 
     def shards_here(self) -> dict[int, tuple[Shard, Any]]:
         """By number of the table: this rank's shards, with their layers; no empty ones."""
-        row_layers = iter(self.row_layers)  # there is none for an empty shard
         by_kind = {
             DATA_PARALLEL: self.dp_layers,
             COLUMN_WISE: self.local_embedding_layers,
+            ROW_WISE: self.row_layers,
             HASHED: self.hash_layers,
         }
-        here = {}
-        for shard in self.strategy.plan.shards_on(self.rank):
-            if shard.kind != ROW_WISE:
-                here[shard.table_id] = shard, by_kind[shard.kind][shard.layer]
-            elif shard.num_rows:
-                here[shard.table_id] = shard, next(row_layers)
-        return here
+        shards = self.strategy.plan.shards_on(self.rank)
+        held = [shard for shard in shards if shard.num_rows or shard.kind == HASHED]
+        return {shard.table_id: (shard, by_kind[shard.kind][shard.layer]) for shard in held}
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
         children = super()._trackable_children(save_type, **kwargs)
@@ -229,15 +216,22 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
     # Lookup.
 
     def call(self, inputs, training=None):
-        inputs = self._as_tensors(inputs)
-        self._check_count(len(inputs))
+        tensors = []
+        for i, x in enumerate(as_list(inputs)):
+            try:
+                tensors.append(x if tf.is_tensor(x) else tf.convert_to_tensor(x))
+            except (TypeError, ValueError) as error:
+                required = "be a list of integer tensors, one per input"
+                received, of = f"inputs[{i}]={x!r}", f"layer '{self.name}'"
+                raise unmet("`inputs`", required, received, of, TypeError) from error
+        self._check_count(len(tensors))
         if not self.hash_layers:
-            return self._outputs(inputs, False)
-        return by_training(training, lambda training: self._outputs(inputs, training))
+            return self._outputs(tensors, False)
+        return by_training(training, lambda training: self._outputs(tensors, training))
 
     def _outputs(self, inputs, training):
         here = self.shards_here()
-        of_layers = {id(layer): layer_table(layer) for _, layer in here.values()}
+        of_layers = {id(layer): local_layers.layer_table(layer) for _, layer in here.values()}
         variables = {table_id: of_layers[id(layer)] for table_id, (_, layer) in here.items()}
         export = exporting.current()
         if export is not None and self.world_size > 1:
@@ -249,17 +243,6 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
         else:
             outputs = self._lookup(self._in_input_order(inputs), variables, training)
         return [tf.cast(output, self.compute_dtype) for output in outputs]
-
-    def _as_tensors(self, inputs):
-        tensors = []
-        for i, x in enumerate(as_list(inputs)):
-            try:
-                tensors.append(x if tf.is_tensor(x) else tf.convert_to_tensor(x))
-            except (TypeError, ValueError) as error:
-                rule = "`inputs` must be a list of integer tensors, one per input"
-                received = f"inputs[{i}]={x!r} (layer '{self.name}')"
-                raise TypeError(f"{rule}. Received: {received}") from error
-        return tensors
 
     def _check_count(self, received):
         of_rank = self.strategy.input_ids_list[self.rank]
@@ -278,7 +261,7 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
         are_here = []
         for table, samples in zip(self._tables_of_inputs, flat, strict=True):
             are_here.append(self.world_size == 1 or table.kind == DATA_PARALLEL)
-            features = [self.feature(table, shard, samples, variables) for shard in table.shards]
+            features = [self.feature(table, samples, variables, shard) for shard in table.shards]
             (here if are_here[-1] else travelling).extend(features)
         travelled, checks = [], []
         if self.world_size > 1:
@@ -287,7 +270,8 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
             here, problems = exchange.in_range(here)
             name = unique_in_graph(self.name)
             if travelling:
-                how = exchange.Exchange(name, training, self.anchor(), wire_dtype=self.wire_dtype)
+                anchor = as_tf_table(self._anchor)
+                how = exchange.Exchange(name, training, anchor, wire_dtype=self.wire_dtype)
                 travelled = exchange.exchange_lookup(travelling, how, problems)
             else:
                 nothing = tf.zeros([0], tf.int64)
@@ -306,9 +290,10 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
     # For all kinds of lookups.
 
     def feature(
-        self, table: LookupTable, shard: Shard, samples: FlatIds, variables: dict[int, Any]
+        self, table: Any, samples: FlatIds, variables: dict[int, Any], shard: Any = None
     ) -> exchange.ShardFeature:
-        """The feature that looks samples up in a shard of a table."""
+        """The feature that looks samples up in a shard of a table, by default this rank's."""
+        shard = shard or table.shard_of(self.rank)
         owner = table.owner(shard)
         is_here = owner in (self.rank, exchange.ALL_RANKS, exchange.BY_KEY)
         return exchange.ShardFeature(
@@ -327,11 +312,7 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
         """Checks input i and returns its flat ids."""
         table = self._tables_of_inputs[i]
         check_ids(ids, table.combiner, table.name)
-        return FlatIds(ids, table.combiner, table.is_hashed, table.pad_key)
-
-    def anchor(self) -> Any:
-        """The empty variable of a rank that has no other variable; None on other ranks."""
-        return None if self._anchor is None else as_tf_table(self._anchor)
+        return FlatIds(ids, table.combiner, table.kind == HASHED, table.pad_key)
 
     # Keras.
 
@@ -351,11 +332,10 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
         return [placed[i] for i in range(len(inputs))]
 
     def compute_output_shape(self, input_shape):
-        shapes = []
-        for table, shape in zip(self._tables_of_inputs, input_shape, strict=True):
-            leading = tuple(shape) if table.combiner is None else tuple(shape)[:-1]
-            shapes.append((*leading, table.dim))
-        return shapes
+        return [
+            (*(tuple(shape) if table.combiner is None else tuple(shape)[:-1]), table.dim)
+            for table, shape in zip(self._tables_of_inputs, input_shape, strict=True)
+        ]
 
     def compute_output_spec(self, inputs, training=None):
         """Keras 3: the output of `call` for symbolic inputs."""

@@ -27,10 +27,6 @@ class LookupTable(NamedTuple):
     kind: int
     shards: list[Shard]  # in column order; of a table that is not cut by columns one for all ranks
 
-    @property
-    def is_hashed(self) -> bool:
-        return self.kind == HASHED
-
     def shard_of(self, rank: int) -> Shard:
         """A rank's shard of a column-wise table; the one for all ranks of other tables."""
         return next(s for s in self.shards if s.rank == rank or self.kind != COLUMN_WISE)
@@ -39,7 +35,7 @@ class LookupTable(NamedTuple):
         """The rank with the rows of a shard, as `lookup.exchange` expects it."""
         if self.kind == COLUMN_WISE:
             return shard.rank
-        return exchange.BY_KEY if self.is_hashed else exchange.ALL_RANKS
+        return exchange.BY_KEY if self.kind == HASHED else exchange.ALL_RANKS
 
 
 def lookup_tables(plan: Plan) -> list[LookupTable]:
@@ -55,40 +51,38 @@ def lookup_tables(plan: Plan) -> list[LookupTable]:
         require(fits, "mask_zero", required, mask_zero, f"table '{table.name}'")
         pad_key = config.get("pad_key") if hashed else None
         masked_id = 0 if mask_zero else pad_key if combiner is None else None
-        shards = plan.shards_of(table.table_id)
-        shards = shards if kind == COLUMN_WISE else shards[:1]
-        sizes = table.input_dim, table.output_dim
-        names = table.table_id, table.name
-        tables.append(LookupTable(*names, *sizes, combiner, pad_key, masked_id, kind, shards))
+        shards = plan.shards_of(table.table_id)[: None if kind == COLUMN_WISE else 1]
+        facts = table.table_id, table.name, table.input_dim, table.output_dim
+        tables.append(LookupTable(*facts, combiner, pad_key, masked_id, kind, shards))
     return tables
 
 
 def check_descriptions(embeddings: Sequence[Any], can_mask: bool) -> None:
     """Refuses what a table lacks; `can_mask`: whether this process knows the ids of its outputs."""
     for i, each in enumerate(embeddings):
-        received = f"embeddings[{i}]: {type(each).__name__} '{getattr(each, 'name', i)}'"
         known = isinstance(each, (tf.keras.layers.Embedding, Embedding, HashEmbedding))
-        # tf_keras keeps weights given to the constructor until the layer is built.
-        if (known and each.weights) or getattr(each, "_initial_weights", None) is not None:
-            raise ValueError(
-                "`embeddings` must hold layers that are not built: their configurations make the "
-                "tables, and their weights would be lost. Give the weights to "
-                f"`DistributedEmbedding.set_weights`. Received: weights of {received}"
-            )
-        if getattr(each, "activity_regularizer", None) is not None:
-            raise ValueError(
-                "`embeddings` must hold layers without an `activity_regularizer`, since their "
-                "`call` is not used. Put a `tf.keras.layers.ActivityRegularization` after the "
-                f"output. Received: {received} with one"
-            )
         masks = getattr(each, "mask_zero", False)
         masks = masks or (isinstance(each, HashEmbedding) and each.supports_masking)
-        if masks and not can_mask:
-            raise ValueError(
-                "With dp_input=False on more than one rank, `embeddings` must not make masks "
-                "(`mask_zero=True`, or `pad_key` without a combiner): a rank does not know the ids "
-                f"of its outputs. Received: {received} with one"
+        problem = None
+        # tf_keras keeps weights given to the constructor until the layer is built.
+        if (known and each.weights) or getattr(each, "_initial_weights", None) is not None:
+            problem = (
+                "hold layers that are not built: their configurations make the tables, and their "
+                "weights would be lost. Give the weights to `DistributedEmbedding.set_weights`"
             )
+        elif getattr(each, "activity_regularizer", None) is not None:
+            problem = (
+                "hold layers without an `activity_regularizer`, since their `call` is not used. "
+                "Put a `tf.keras.layers.ActivityRegularization` after the output"
+            )
+        elif masks and not can_mask:
+            problem = (
+                "not make masks (`mask_zero=True`, or `pad_key` without a combiner) with "
+                "dp_input=False on more than one rank: a rank does not know the ids of its outputs"
+            )
+        if problem:
+            received = f"embeddings[{i}]: {type(each).__name__} '{getattr(each, 'name', i)}'"
+            raise ValueError(f"`embeddings` must {problem}. Received: {received}")
 
 
 def build_layer(config: dict[str, Any], sizes: Sequence[int] = (), vary: int = 0) -> Any:

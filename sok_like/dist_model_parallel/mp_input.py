@@ -20,14 +20,14 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.lookup import exchange, replicas
-from sok_like.lookup.dense_lookup import legal_ids
+from sok_like.lookup.dense_lookup import as_tf_table, legal_ids
 from sok_like.lookup.ids import FlatIds, num_samples
 from sok_like.lookup.local_variables import unique_in_graph
+from sok_like.planner.tables import HASHED
 from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, exchange_order
 
-_PER_INPUT = 2  # sizes: local batch, hotness (-1 for an input of one axis)
 _ODD = "global batch not divisible by"
 _HEAD = 16  # floats before the rows for a rank, which name the call
 
@@ -38,12 +38,9 @@ class NotDivisibleError(tf.errors.InvalidArgumentError, ValueError):
 
 def output_shapes(layer: Any, inputs: list[Any]) -> list[tuple[int | None, ...]]:
     """Static shape of each output in a graph; `inputs` are this rank's own, of either Keras."""
-    axes = _axes(layer, inputs)
-    shapes: list[tuple[int | None, ...]] = []
-    for table in layer._tables_of_inputs:
-        flat = axes == 1 or table.combiner is not None
-        shapes.append((None, table.dim) if flat else (None, None, table.dim))
-    return shapes
+    leading = (None,) * (_axes(layer, inputs) or 2)
+    tables = layer._tables_of_inputs
+    return [(*(leading if table.combiner is None else (None,)), table.dim) for table in tables]
 
 
 def _axes(layer, inputs):
@@ -91,7 +88,8 @@ def mp_input_lookup(
     with tf.control_dependencies([fitting]):
         rows = _lookup_hashed(layer, samples, variables, training, f"{name}_hashed")
     dense = [i for i in own_inputs if i not in rows]
-    features = [_feature(layer, i, samples[i], variables) for i in dense]
+    tables = layer._tables_of_inputs
+    features = [layer.feature(tables[i], samples[i], variables) for i in dense]
     rows.update(zip(dense, exchange.lookup_here(features), strict=True))
     outputs = [samples[i].restore(rows.pop(i)) for i in own_inputs]
     with exchange_order.turn() as done:
@@ -105,28 +103,23 @@ def mp_input_lookup(
     return _assemble(parts, arrived, call, static)
 
 
-def _feature(layer, i, samples, variables):
-    table = layer._tables_of_inputs[i]
-    return layer.feature(table, table.shard_of(layer.rank), samples, variables)
-
-
 def _lookup_hashed(layer, samples, variables, training, name):
     """Rows of all inputs of hash tables, by input; empty for inputs of other ranks."""
-    tables = layer._tables_of_inputs
-    inputs = [i for i, table in enumerate(tables) if table.is_hashed]
+    inputs = {i: t for i, t in enumerate(layer._tables_of_inputs) if t.kind == HASHED}
     if not inputs:
         return {}
     features = []
-    for i in inputs:
-        empty = FlatIds(tf.zeros([0, 1], tf.int64), tables[i].combiner, hashed=True)
-        features.append(_feature(layer, i, samples.get(i, empty), variables))
+    for i, table in inputs.items():
+        empty = FlatIds(tf.zeros([0, 1], tf.int64), table.combiner, hashed=True)
+        features.append(layer.feature(table, samples.get(i, empty), variables))
     # The message of all outputs scales the gradient.
-    how = exchange.Exchange(name, training, layer.anchor(), 1.0, layer.wire_dtype)
+    how = exchange.Exchange(name, training, as_tf_table(layer._anchor), 1.0, layer.wire_dtype)
     return dict(zip(inputs, exchange.exchange_lookup(features, how), strict=True))
 
 
 def _prepare(layer, i, ids):
     """An input as flat ids, texts that say what is wrong with it, and its sizes `[2]`."""
+    # They are the local batch and the hotness, -1 for an input of one axis.
     table = layer._tables_of_inputs[i]
     ragged = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
     if table.combiner is None and (ragged or ids.shape.rank not in (1, 2)):
@@ -143,7 +136,7 @@ def _prepare(layer, i, ids):
     what = f"input {i} has a {_ODD} the number of ranks: "
     odd = tf.strings.join([what, tf.strings.as_string(batch), " samples"])
     problems = [tf.where(batch % layer.world_size != 0, odd, "")]
-    if not table.is_hashed:
+    if table.kind != HASHED:
         # Errors about ids are raised before they are looked up.
         flat.ids, wrong = legal_ids(flat.ids, table.num_rows, table.name)
         problems.append(wrong)
@@ -153,10 +146,10 @@ def _prepare(layer, i, ids):
 def _checked_sizes(layer, notes):
     """The sizes of all inputs, rank after rank; raises on all ranks if they do not fit."""
     inputs = layer.strategy.input_ids_list
-    lengths = [length for of_rank in inputs for length in (1, _PER_INPUT * len(of_rank))]
+    lengths = [length for of_rank in inputs for length in (1, 2 * len(of_rank))]
     parts = tf.split(tf.ensure_shape(notes, [sum(lengths)]), lengths)
-    told_axes, sizes = tf.concat(parts[::2], 0), tf.concat(parts[1::2], 0)
-    batches = sizes[::_PER_INPUT]
+    told_axes, sizes = tf.concat(parts[::2], 0), tf.reshape(tf.concat(parts[1::2], 0), [-1, 2])
+    batches, hotness = tf.unstack(sizes, axis=1)
     rule = "all inputs must have the same global batch. Received samples per rank, input by input: "
     sizes = checked(sizes, tf.reduce_all(batches == batches[0]), rule, _listed(batches))
     tables = [layer._tables_of_inputs[i] for of_rank in inputs for i in of_rank]
@@ -164,7 +157,7 @@ def _checked_sizes(layer, notes):
     if tf.executing_eagerly() or not plain:
         return sizes
     # In a graph the shapes were known before the inputs of other ranks.
-    hotness = tf.gather(sizes[1::_PER_INPUT], plain)
+    hotness = tf.gather(hotness, plain)
     axes = tf.where(hotness < 0, tf.ones_like(hotness), 2 * tf.ones_like(hotness))
     alike = tf.reduce_all(axes == axes[0]) & tf.reduce_all(told_axes == axes[0])
     rule = (
@@ -182,13 +175,12 @@ def _listed(numbers):
 def _parts_of_ranks(layer, sizes, static):
     """By rank, its head, and for each of its inputs: its number, number of floats, and shape."""
     parts = []
-    sizes = iter(tf.unstack(tf.reshape(sizes, [-1, _PER_INPUT])))  # rank after rank
+    sizes = iter(tf.unstack(sizes))  # rank after rank
     for rank, inputs in enumerate(layer.strategy.input_ids_list):
         parts.append([(None, tf.constant(_HEAD, tf.int64), None)])
         for i, size in zip(inputs, sizes, strict=False):
             table = layer._tables_of_inputs[i]
             dim = table.shard_of(rank).num_columns
-            # A hotness of -1 means that there is only one axis.
             flat = len(static[i]) == 2 if static is not None else int(size[1]) < 0
             leading = size[:1] if table.combiner or flat else size
             parts[-1].append((i, size[0] * tf.abs(size[1]) * dim, tf.concat([leading, [dim]], 0)))
@@ -204,18 +196,13 @@ def _message(layer, outputs, sizes, empty, name):
         words = size[0] * tf.abs(size[1]) * output.shape[-1]
         block = tf.reshape(tf.cast(output, tf.float32), tf.stack([world_size, words]))
         blocks.append(block)
-    anchor = layer.anchor()
-    if anchor is not None:
-        empty = [*empty, tf.gather(anchor, tf.zeros([0], tf.int64))]
+    if layer._anchor is not None:
+        empty = [*empty, tf.gather(as_tf_table(layer._anchor), tf.zeros([0], tf.int64))]
     blocks += [tf.reshape(tf.cast(tensor, tf.float32), [world_size, 0]) for tensor in empty]
     message = tf.concat(blocks, 1)
     words = tf.shape(message)[1]
-
-    @tf.custom_gradient
-    def divide_gradient(values):
-        return tf.identity(values), lambda gradient: gradient / float(world_size)
-
-    return divide_gradient(tf.reshape(message, [-1])), words
+    divided = tf.custom_gradient(lambda m: (tf.identity(m), lambda grad: grad / float(world_size)))
+    return divided(tf.reshape(message, [-1])), words
 
 
 def _assemble(parts, arrived, call, static):

@@ -73,14 +73,11 @@ def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str)
     if communicator.world_size == 1:
         return gradients
     shared = [i for i, variable in enumerate(variables) if not is_local(variable)]
-    to_average = [gradients[i] for i in shared]
-    if sparse_as_dense:
-        to_average = [
-            tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in to_average
-        ]
-    means = stages.average_with_statistics(
-        to_average, [variables[i] for i in shared], communicator, unique_in_graph(name)
-    )
+    for i in shared if sparse_as_dense else ():
+        if isinstance(gradients[i], tf.IndexedSlices):
+            gradients[i] = tf.convert_to_tensor(gradients[i])
+    pairs = [gradients[i] for i in shared], [variables[i] for i in shared]
+    means = stages.average_with_statistics(*pairs, communicator, unique_in_graph(name))
     for i, gradient in zip(shared, means, strict=True):
         gradients[i] = gradient
     return gradients
@@ -149,10 +146,10 @@ def slot_reference(args: tuple, kwargs: dict[str, Any]) -> Any:
     return args[0] if args else next(kwargs[name] for name in names if name in kwargs)
 
 
-def _registered(cls: type) -> type:
-    """Registers a class under the one name that Keras' files use for all of them."""
-    register = tf.keras.utils.register_keras_serializable
-    return register("sok_like.dist_model_parallel", "DistributedOptimizer")(cls)
+# Keras' files use one name for all classes.
+_registered = tf.keras.utils.register_keras_serializable(
+    "sok_like.dist_model_parallel", "DistributedOptimizer"
+)
 
 
 @_registered
@@ -163,12 +160,13 @@ class Serialized:
     _dmp_sparse_as_dense: bool
 
     def get_config(self):
-        described = tf.keras.utils.serialize_keras_object(_within(self))
-        return {
-            **described.pop("config"),
-            "dmp_class": described,
-            "dmp_sparse_as_dense": self._dmp_sparse_as_dense,
-        }
+        described = self._dmp_serialized()
+        config, own = described.pop("config"), {"dmp_class": described}
+        return {**config, **own, "dmp_sparse_as_dense": self._dmp_sparse_as_dense}
+
+    def _dmp_serialized(self):
+        """The inner optimizer, by a view of this one whose class is the inner one."""
+        return tf.keras.utils.serialize_keras_object(view(self._dmp_class, self))
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
@@ -177,11 +175,6 @@ class Serialized:
         described = {**config.pop("dmp_class"), "config": config}
         optimizer = tf.keras.utils.deserialize_keras_object(described, custom_objects)
         return DistributedOptimizer(optimizer, sparse_as_dense=sparse_as_dense)
-
-
-def _within(optimizer: Any) -> Any:
-    """A view of an optimizer of `DistributedOptimizer` whose class is the inner one."""
-    return view(optimizer._dmp_class, optimizer)
 
 
 class _Averaging(Serialized):
@@ -215,8 +208,7 @@ def average_all(optimizer: Any, pairs: list, step: stages.Step) -> list:
     if not step.average:
         return pairs
     gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-    sparse_as_dense = optimizer._dmp_sparse_as_dense
-    means = averaged(gradients, variables, sparse_as_dense, "dmp_optimizer")
+    means = averaged(gradients, variables, optimizer._dmp_sparse_as_dense, "dmp_optimizer")
     return list(zip(means, variables, strict=True))
 
 
@@ -225,12 +217,7 @@ class _LossScaling(Serialized):
 
     def get_config(self):
         # From its own configuration an averaging optimizer would be inside Keras' loss scaling.
-        inner = tf.keras.utils.serialize_keras_object(_within(self.inner_optimizer))
-        return {**super().get_config(), "inner_optimizer": inner}
-
-    @property
-    def _dmp_sparse_as_dense(self):
-        return self.inner_optimizer._dmp_sparse_as_dense
+        return {**super().get_config(), "inner_optimizer": self.inner_optimizer._dmp_serialized()}
 
     def check_finite(self, grads):
         return families.all_finite(grads, comm.current())
@@ -293,8 +280,7 @@ def DistributedOptimizer(
     cls = _averaging_class(type(optimizer), inner is not None)  # type: ignore[arg-type]
     ensure_initialized()
     averaging = view(cls, optimizer)
-    if inner is None:
-        averaging.__dict__["_dmp_sparse_as_dense"] = sparse_as_dense
-    else:
+    averaging.__dict__["_dmp_sparse_as_dense"] = sparse_as_dense
+    if inner is not None:
         averaging.inner_optimizer = DistributedOptimizer(inner, sparse_as_dense=sparse_as_dense)
     return averaging

@@ -29,7 +29,7 @@ from sok_like.distribution.model import bind, binding
 from sok_like.distribution.optimizer import distributed_optimizer
 from sok_like.distribution.rules import install, rule_of
 from sok_like.distribution.sharded_variable import creator, path_of, shard_of
-from sok_like.planner.report import aligned
+from sok_like.planner.tables import aligned
 from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed

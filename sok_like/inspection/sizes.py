@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_like.optimizers.rules import rule_of
-from sok_like.planner.report import aligned
+from sok_like.planner.tables import aligned
 from sok_like.runtime.checks import check_integer, wrong_argument
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, training_statistics

@@ -43,10 +43,8 @@ _OWN = ("input_dim", "name", "embeddings_initializer", "input_length", "batch_in
 
 def check_threshold(argument: str, value: Any, minimum: int) -> int | None:
     """The threshold as an int, or None; ValueError unless None or an integer >= `minimum`."""
-    if value is None:
-        return None
     integer = as_integer(value)
-    if integer is None or integer < minimum:
+    if value is not None and (integer is None or integer < minimum):
         required = f"None or a number of elements, an integer >= {minimum}"
         raise wrong_argument(argument, required, value)
     return integer
@@ -66,11 +64,6 @@ def even_part(length: int, index: int, number: int) -> tuple[int, int]:
     size, longer = divmod(length, number)
     start = index * size + min(index, longer)
     return start, start + size + (index < longer)
-
-
-def slice_widths(output_dim: int, slices: int) -> list[int]:
-    bounds = (even_part(output_dim, index, slices) for index in range(slices))
-    return [stop - start for start, stop in bounds]
 
 
 def automatic_threshold(tables: Sequence[TableConfig], world_size: int) -> int | None:
@@ -167,17 +160,14 @@ def join_tables(
         else:
             groups.append([i])
             group_settings.append(settings)
-    members = [[configs[i] for i in group] for group in groups]
-    offsets = [[0, *itertools.accumulate(t["input_dim"] for t in tables)] for tables in members]
-    return [_join(tables) for tables in members], groups, offsets
-
-
-def _join(configs):
-    """The configuration of one layer. Each of several tables keeps its own initializer."""
-    joined = dict(configs[0])
-    joined["input_dim"] = sum(config["input_dim"] for config in configs)
-    if len(configs) > 1:
-        joined["embeddings_initializer"] = [c.get("embeddings_initializer") for c in configs]
-        if "name" in joined:
-            joined["name"] = f"{joined['name']}_and_{len(configs) - 1}_more"
-    return joined
+    layers, offsets = [], []
+    for group in groups:
+        members = [configs[i] for i in group]
+        offsets.append([0, *itertools.accumulate(member["input_dim"] for member in members)])
+        layers.append({**members[0], "input_dim": offsets[-1][-1]})
+        if len(members) > 1:  # each keeps its own initializer
+            initializers = [member.get("embeddings_initializer") for member in members]
+            layers[-1]["embeddings_initializer"] = initializers
+            if "name" in layers[-1]:
+                layers[-1]["name"] = f"{members[0]['name']}_and_{len(members) - 1}_more"
+    return layers, groups, offsets

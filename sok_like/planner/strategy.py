@@ -11,11 +11,12 @@ table, `input_groups[1][k]` the k-th input of such a table. Some of these lists 
 DMP's users read, as they follow from the others; this package reads `Plan` instead.
 """
 
+import collections
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sok_like.planner import placement
-from sok_like.planner.report import Step, format_report
 from sok_like.planner.tables import (
     COLUMN_WISE,
     COLUMNS,
@@ -25,7 +26,8 @@ from sok_like.planner.tables import (
     ROWS,
     Plan,
     Shard,
-    is_hashed,
+    Step,
+    format_report,
     read_tables,
 )
 from sok_like.runtime.checks import check_integer
@@ -118,7 +120,7 @@ class DistEmbeddingStrategy:
         self.dp_configs = [dict(self.global_configs[i]) for i in self.table_groups[DATA_PARALLEL]]
         self.hash_configs = [dict(table.config) for table in self._tables if table.hashed]
         self._place_columns()
-        self._list_inputs_of_ranks()
+        self._list_exchanged()
         self.row_sliced_configs, self.row_inputs_offsets = self.create_row_sliced_configs(
             [self.global_configs[i] for i in self.table_groups[ROW_WISE]], ranks
         )
@@ -132,11 +134,11 @@ class DistEmbeddingStrategy:
     ) -> list[list[int]]:
         """Ids of the data-parallel, column-wise, row-wise and, if there are any, hash tables."""
         groups: list[list[int]] = [[], [], []]
-        if any(is_hashed(config) for config in table_configs):
+        if any(config.get("hash_table") for config in table_configs):
             groups.append([])
         for table_id, config in enumerate(table_configs):
             kind = COLUMN_WISE
-            if is_hashed(config):
+            if config.get("hash_table"):
                 kind = HASHED
             elif self.world_size > 1:
                 size = config["input_dim"] * config["output_dim"]
@@ -158,12 +160,7 @@ class DistEmbeddingStrategy:
         }
         input_groups: list[list[int]] = [[] for _ in table_groups]
         map_groups: list[list[int]] = [[] for _ in table_groups]
-        for i, table in enumerate(input_table_map):
-            if table not in place:
-                raise ValueError(
-                    "Wrong input initializing input/map groups: every entry of `input_table_map` "
-                    f"must be a table of `table_groups`. Received: input_table_map[{i}]={table!r}"
-                )
+        for i, table in enumerate(placement.check_input_table_map(input_table_map, len(place))):
             group, position = place[table]
             input_groups[group].append(i)
             map_groups[group].append(position)
@@ -186,8 +183,8 @@ class DistEmbeddingStrategy:
         """Configurations of a table's slices, in column order; one if it is not sliced."""
         (table,) = read_tables([orig_config])
         slices = placement.num_slices(table, column_slice_threshold, world_size)
-        widths = placement.slice_widths(table.output_dim, slices)
-        return [{**orig_config, "output_dim": width} for width in widths]
+        parts = (placement.even_part(table.output_dim, i, slices) for i in range(slices))
+        return [{**orig_config, "output_dim": stop - start} for start, stop in parts]
 
     def create_col_sliced_configs(
         self,
@@ -236,51 +233,48 @@ class DistEmbeddingStrategy:
         self.local_configs: list[list[Config]] = []
         self.local_group_list: list[list[list[int]]] = []
         self.local_weight_offsets: list[list[list[int]]] = []
+        # By rank and table: the start and stop of its columns, its layer, and its first row there.
+        self._placed: list[dict[int, tuple[int, int, int, int]]] = []
         # Columns are numbered in rank order, so a rank's columns of a table are contiguous even if
         # its slices were not neighbours. Slices have no content yet, so any numbering is valid.
-        self._column_ranges: list[dict[int, tuple[int, int]]] = []
         assigned = [0] * len(configs)
         for slices in ranks:
             widths: dict[int, int] = {}  # of the rank's tables, with all their slices
             for table, position in slices:
                 widths[table] = widths.get(table, 0) + sliced[table][position]["output_dim"]
-            ranges, merged = {}, []
+            columns, merged = [], []
             for table, width in widths.items():
-                ranges[table] = start, stop = assigned[table], assigned[table] + width
-                assigned[table] = stop
+                start, assigned[table] = assigned[table], assigned[table] + width
+                columns.append((start, assigned[table]))
                 merged.append({**configs[table], "output_dim": width})
                 if width < configs[table]["output_dim"] and "name" in configs[table]:
-                    merged[-1]["name"] = f"{configs[table]['name']}_columns_{start}_{stop}"
+                    merged[-1]["name"] = f"{configs[table]['name']}_columns_{start}_{start + width}"
             layers, groups, offsets = placement.join_tables(merged)
-            self._column_ranges.append(ranges)
-            self.table_ids.append(list(widths))
-            self.input_ids_list.append([i for table in widths for i in inputs_of[table]])
+            tables = list(widths)
+            placed = {
+                tables[i]: (*columns[i], layer, first_row)
+                for layer, (group, rows) in enumerate(zip(groups, offsets, strict=True))
+                for i, first_row in zip(group, rows, strict=False)
+            }
+            self._placed.append(placed)
+            self.table_ids.append(tables)
+            self.input_ids_list.append([i for table in tables for i in inputs_of[table]])
             self.local_configs.append(layers)
             self.local_group_list.append(groups)
             self.local_weight_offsets.append(offsets)
 
-    def _list_inputs_of_ranks(self) -> None:
+    def _list_exchanged(self) -> None:
+        """Lists of what ranks look up and receive."""
         input_map = self.map_groups[COLUMN_WISE]
-        self.local_maps: list[list[int]] = []
-        self.local_input_offsets: list[list[int]] = []
-        self.widths_list_flat: list[int] = []
-        # By rank, the layer of each of its tables, and the table's first row there.
-        self._places: list[dict[int, tuple[int, int]]] = []
-        for rank, tables in enumerate(self.table_ids):
-            layers, offsets = self.local_configs[rank], self.local_weight_offsets[rank]
-            places = {
-                tables[position]: (layer, first_row)
-                for layer, group in enumerate(self.local_group_list[rank])
-                for position, first_row in zip(group, offsets[layer], strict=False)
-            }
-            self._places.append(places)
-            inputs = [places[input_map[i]] for i in self.input_ids_list[rank]]
-            self.local_maps.append([layer for layer, _ in inputs])
-            self.local_input_offsets.append([offset for _, offset in inputs])
-            self.widths_list_flat += [layers[layer]["output_dim"] for layer, _ in inputs]
-        self.rev_tp_ids = _inverse([i for ids in self.input_ids_list for i in ids])
-        held = [table for tables in self.table_ids for table in tables]
-        num_slices = [held.count(table) for table in range(len(set(held)))]
+        pairs = zip(self._placed, self.input_ids_list, strict=True)
+        of_ranks = [[placed[input_map[i]] for i in inputs] for placed, inputs in pairs]
+        self.local_maps = [[layer for *_, layer, _ in of_rank] for of_rank in of_ranks]
+        self.local_input_offsets = [
+            [first_row for *_, first_row in of_rank] for of_rank in of_ranks
+        ]
+        self.widths_list_flat = [stop - start for start, stop, *_ in itertools.chain(*of_ranks)]
+        self.rev_tp_ids = _inverse([*itertools.chain(*self.input_ids_list)])
+        num_slices = collections.Counter(itertools.chain(*self.table_ids))
         self.sliced_out_ranges = _out_ranges(num_slices, input_map)
 
     def _check_no_rank_is_idle(self, ranks, sliced, configs) -> None:
@@ -329,26 +323,21 @@ class DistEmbeddingStrategy:
     def _make_plan(self) -> Plan:
         kinds = {i: kind for kind, group in enumerate(self.table_groups) for i in group}
         positions = {table_id: i for group in self.table_groups for i, table_id in enumerate(group)}
-        shards = []
+        shards, num_row_layers = [], [0] * self.world_size
         for table_id, table in enumerate(self._tables):
             for rank in range(self.world_size):
-                rows = (0, table.input_dim)
-                columns: tuple[int, int] | None = (0, table.output_dim)
-                place = positions[table_id], 0
-                if kinds[table_id] == ROW_WISE:
+                kind, position, rows = kinds[table_id], positions[table_id], (0, table.input_dim)
+                if kind == ROW_WISE:
                     rows = placement.even_part(table.input_dim, rank, self.world_size)
-                elif kinds[table_id] == COLUMN_WISE:
-                    columns = self._column_ranges[rank].get(positions[table_id])
-                    place = self._places[rank].get(positions[table_id], place)
-                if columns is not None:
-                    shards.append(Shard(table_id, rank, kinds[table_id], *rows, *columns, *place))
-        return Plan(
-            self.world_size,
-            tuple(self._tables),
-            tuple(kinds[table_id] for table_id in range(len(self._tables))),
-            tuple(shards),
-            tuple(self.input_table_map),
-        )
+                    position = num_row_layers[rank]
+                    num_row_layers[rank] += rows[0] < rows[1]  # an empty shard has none
+                whole = (0, table.output_dim, position, 0)
+                placed = self._placed[rank].get(position) if kind == COLUMN_WISE else whole
+                if placed is not None:
+                    shards.append(Shard(table_id, rank, kind, *rows, *placed))
+        of_tables = tuple(kinds[table_id] for table_id in range(len(self._tables)))
+        listed = tuple(self._tables), of_tables, tuple(shards), tuple(self.input_table_map)
+        return Plan(self.world_size, *listed)
 
     def report(
         self,
@@ -381,6 +370,6 @@ def _inverse(order: Sequence[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def _out_ranges(num_slices: Sequence[int], input_map: Sequence[int]) -> list[list[int]]:
+def _out_ranges(num_slices: Any, input_map: Sequence[int]) -> list[list[int]]:
     """`[i, i + n]` of each input i whose table has n > 1 slices."""
     return [[i, i + num_slices[t]] for i, t in enumerate(input_map) if num_slices[t] > 1]
