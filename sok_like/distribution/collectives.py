@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_like.distribution.mesh import shard_bounds
 from sok_like.lookup.ids import num_samples
 from sok_like.lookup.local_variables import unique_in_graph
+from sok_like.planner.placement import even_part
 from sok_like.runtime.ranks.comm import Communicator
 from sok_like.runtime.ranks.exchange_order import collective_in_turn as _in_turn
 
@@ -55,8 +55,10 @@ def gather(
         own = own_shard(grad, dim, line, name, scale=gradient)
         return own if gradient == 1.0 else own * tf.cast(gradient, own.dtype)
 
-    forward = functools.partial(along_front, "all_gather")
-    return with_length(_exchanged(tensor, name, forward, back), dim, None)
+    whole = _exchanged(tensor, name, functools.partial(along_front, "all_gather"), back)
+    shape = whole.shape.as_list()
+    shape[dim] = None
+    return tf.ensure_shape(whole, shape)
 
 
 def _exchanged(tensor, name, forward, back):
@@ -68,13 +70,6 @@ def _exchanged(tensor, name, forward, back):
         return forward(tensor, name), lambda grad: back(grad, f"{name}_grad")
 
     return run(tensor)
-
-
-def with_length(tensor: tf.Tensor, dim: int, length: int | None) -> tf.Tensor:
-    """The tensor, whose length along `dim` is then known statically."""
-    shape = tensor.shape.as_list()
-    shape[dim] = length
-    return tf.ensure_shape(tensor, shape)
 
 
 def own_shard(
@@ -109,11 +104,23 @@ def shared(tensor: tf.Tensor, line: Communicator, name: str) -> tf.Tensor:
     """The tensor itself, which each rank of the line uses for its own part of the result."""
     if line.world_size == 1 or not tensor.dtype.is_floating:
         return tensor
+    return _exchanged(
+        tensor,
+        name,
+        lambda tensor, _: tf.identity(tensor),
+        lambda grad, name: summed(grad, line, name),
+    )
 
-    def back(grad, name):
-        return summed(grad, line, name)
 
-    return _exchanged(tensor, name, lambda tensor, _: tf.identity(tensor), back)
+def shard_bounds(length: Any, num_shards: int, index: int) -> tuple[Any, Any]:
+    """Start and stop of a shard; the first `length % num_shards` have one more."""
+    if isinstance(length, int):
+        return even_part(length, index, num_shards)
+    size, longer = length // num_shards, length % num_shards
+    start, stop = (
+        i * size + tf.minimum(tf.cast(i, size.dtype), longer) for i in (index, index + 1)
+    )
+    return start, stop
 
 
 def split_batch(tensor: Any, num_shards: int, index: int) -> Any:

@@ -10,6 +10,7 @@ while a distribution is set. Variables and models that they met stay as they are
 """
 
 import contextlib
+import functools
 import math
 import random
 import re
@@ -25,12 +26,12 @@ from keras.src.distribution.distribution_lib import Distribution as _KerasDistri
 from tensorflow.python.eager import context
 
 from sok_like.distribution.mesh import DeviceMesh, RankMesh, TensorLayout, list_devices, rank_mesh
-from sok_like.distribution.model import bind, binding
+from sok_like.distribution.model import bind, bind_models
 from sok_like.distribution.optimizer import distributed_optimizer
 from sok_like.distribution.rules import install, rule_of
-from sok_like.distribution.sharded_variable import creator, path_of, shard_of
+from sok_like.distribution.sharded_variable import create, on_shards, path_of, shard_of
 from sok_like.planner.tables import aligned
-from sok_like.runtime.checks import require, wrong_argument
+from sok_like.runtime.checks import require, unmet, wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed
 from sok_like.table.variable import is_embedding_variable
@@ -94,11 +95,9 @@ class Distribution(_KerasDistribution):
             if axes is None:
                 replicated.append(path)
             elif is_embedding_variable(variable) and axes[1:] != (None,):
-                raise ValueError(
-                    "A hash table is sharded by key over all ranks, so its layout must shard rows, "
-                    f"(axis, None). Received: layout {axes} for '{path}' of shape "
-                    f"{tuple(variable.shape)}"
-                )
+                subject = "A hash table is sharded by key over all ranks, so its layout"
+                received = f"layout {axes} for '{path}' of shape {tuple(variable.shape)}"
+                raise unmet(subject, "shard rows, (axis, None)", received)
         for key in self._layout_map:
             # A key that is a path means that variable alone.
             in_part = [p for p in replicated if key not in paths and re.search(key, p)]
@@ -117,24 +116,17 @@ class Distribution(_KerasDistribution):
             )
 
     def get_variable_layout(self, variable: Any) -> Any:
-        layout = getattr(variable, "_layout", None)
-        if layout is None and self._layout_map is not None:
-            layout = self._layout_map[path_of(variable)]
-        if layout is None:
-            layout = TensorLayout([None] * len(variable.shape), self.device_mesh)
-        return layout
+        layout = getattr(variable, "_layout", None) or self.get_tensor_layout(path_of(variable))
+        return layout or TensorLayout([None] * len(variable.shape), self.device_mesh)
 
     def get_data_layout(self, data_shape: Sequence[int]) -> Any:
         """The layout of a batch: samples along the batch axis."""
-        return TensorLayout(
-            [self.batch_dim_name, *[None] * (len(data_shape) - 1)], self.device_mesh
-        )
+        axes = [self.batch_dim_name, *[None] * (len(data_shape) - 1)]
+        return TensorLayout(axes, self.device_mesh)
 
     def get_tensor_layout(self, path: str) -> Any:
         """The layout of an output in the map, which has no effect; None if it has none."""
-        if self._layout_map is None or self.axes_of(path) is None:
-            return None
-        return self._layout_map[path]
+        return None if self.axes_of(path) is None else self._layout_map[path]
 
     def distribute_dataset(self, dataset: Any) -> Any:
         """The dataset unchanged: the model takes this rank's samples out of whole batches."""
@@ -155,7 +147,8 @@ class Distribution(_KerasDistribution):
         require(model.built, "model", "built: call it, or give it an Input", model)
         for layer in model._flatten_layers(include_self=False):
             install(layer, self)
-        owners = {id(v): layer for layer in model._flatten_layers() for v in _own_variables(layer)}
+        # Of nested layers the innermost, which comes last.
+        owners = {id(v): layer for layer in model._flatten_layers() for v in layer.variables}
         of_variable = ("path", "global shape", "layout", "local shape", "bytes here")
         # Collectives of activations are listed with the kernel or table they belong to.
         header = [*of_variable, "collectives of a step"]
@@ -243,7 +236,7 @@ class DataParallel(Distribution, keras.distribution.DataParallel):
         Distribution.__init__(self, device_mesh, None, auto_shard_dataset)
 
 
-_hooks: contextlib.ExitStack | None = None
+_hooks = contextlib.ExitStack()  # of the current distribution
 _distribution: Any = None
 
 
@@ -282,95 +275,75 @@ def set_distribution(value: Any) -> None:
     Raises:
         TypeError: `value` is another object.
     """
-    global _hooks, _distribution
+    global _distribution
+    if isinstance(value, Distribution) or value is None:
+        pass
+    elif isinstance(value, keras.distribution.ModelParallel):
+        by_name = {"layout_map": value._layout_map, "batch_dim_name": value.batch_dim_name}
+        value = ModelParallel(**by_name, auto_shard_dataset=value.auto_shard_dataset)
+    elif isinstance(value, keras.distribution.DataParallel):
+        value = DataParallel(value.device_mesh, auto_shard_dataset=value.auto_shard_dataset)
+    else:
+        raise TypeError(f"A ModelParallel or DataParallel is required. Received: {value!r}")
     if value is not None:
-        value, communicator = _ours(value), comm.current()
+        communicator = comm.current()
         # Keras draws seeds of initializers from Python's generator and shuffles by TensorFlow's;
         # programs make data by NumPy's. If the ranks have set the same seeds, nothing changes.
         if communicator.world_size > 1:
             states = agreed(lambda: None if communicator.rank else random_state(), communicator)
             set_random_state(states[0])
-    if _hooks is not None:
-        _hooks.close()
-        _hooks = None
+    _hooks.close()
     _distribution = value
     keras.distribution.set_distribution(value)
     if value is not None:
-        _hooks = contextlib.ExitStack()
-        _hooks.enter_context(tf.variable_creator_scope(creator(value)))
-        _hooks.enter_context(binding(value))
-
-
-def _ours(value):
-    if isinstance(value, Distribution):
-        return value
-    if isinstance(value, keras.distribution.ModelParallel):
-        return ModelParallel(
-            layout_map=value._layout_map,
-            batch_dim_name=value.batch_dim_name,
-            auto_shard_dataset=value.auto_shard_dataset,
-        )
-    if isinstance(value, keras.distribution.DataParallel):
-        return DataParallel(value.device_mesh, auto_shard_dataset=value.auto_shard_dataset)
-    raise TypeError(f"A ModelParallel or DataParallel is required. Received: {value!r}")
-
-
-def _own_variables(layer):
-    kind = "variables" if hasattr(layer, "_trainable_variables") else "weights"
-    return [*getattr(layer, f"_trainable_{kind}"), *getattr(layer, f"_non_trainable_{kind}")]
+        _hooks.enter_context(tf.variable_creator_scope(functools.partial(create, value)))
+        bind_models(value, _hooks)
 
 
 def _row(variable, layer, distribution):
     rule, shard = None if layer is None else rule_of(layer), shard_of(variable)
+    path, of_rule = path_of(variable), [rule.collectives] if rule else []
     if is_embedding_variable(variable):
-        collectives = rule.collectives if rule else "all_to_all"
-        return path_of(variable), "keys", "key % ranks", "keys", _bytes(variable), collectives
+        collectives = of_rule or ["all_to_all"]
+        return path, "keys", "key % ranks", "keys", _bytes(variable), *collectives
+    batch, over_batch = distribution.batch_dim_name, shard is not None and shard.over_batch
     if shard is None:
         shape = local = tuple(variable.shape)
         layout: tuple = (None,) * len(shape)
         # If a rule has no sharded variable, its collectives are listed at the layer's first one.
-        first = rule is not None and rule.variable is None and _own_variables(layer)[0] is variable
-        travels = [rule.collectives] if first else []
+        first = rule is not None and rule.variable is None and layer.variables[0] is variable
+        travels = of_rule if first else []
     else:
         shape, layout, local = shard.global_shape, shard.layout, shard.local_shape
         travels = ["all_gather when read"]
-        if shard.over_batch and variable.trainable:
+        if over_batch and variable.trainable:
             travels.append("reduce_scatter of its gradient")
-        if rule is not None and variable is rule.variable:
-            travels = [rule.collectives]
-        elif rule is not None and variable is rule.rides_along:
-            travels = []
-    batch = distribution.batch_dim_name
-    averaged = distribution.mesh.shape[batch] > 1 and variable.trainable
-    if averaged and not (shard is not None and shard.over_batch):
+        if rule is not None and (variable is rule.variable or variable is rule.rides_along):
+            travels = of_rule if variable is rule.variable else []
+    if distribution.mesh.shape[batch] > 1 and variable.trainable and not over_batch:
         travels.append(f"all_reduce of gradients along '{batch}'")
-    return (path_of(variable), shape, layout, local, _bytes(variable), "; ".join(travels) or "none")
+    return path, shape, layout, local, _bytes(variable), "; ".join(travels) or "none"
 
 
 def _bytes(variable):
     if is_embedding_variable(variable):
         return int(variable.bytes())
-    shard = shard_of(variable)
-    shape = tuple(variable.shape) if shard is None else shard.local_shape
-    return math.prod(shape) * tf.as_dtype(variable.dtype).size
+    with on_shards():
+        return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
 def random_state() -> dict[str, Any]:
     """The state of the random generators for JSON: pickled bytes could become code elsewhere."""
-    seed = context.global_seed()
-    kind, key, *rest = np.random.get_state()
-    return {
-        "python": random.getstate(),
-        "numpy": [kind, np.asarray(key).tolist(), *rest],
-        "tensorflow": secrets.randbelow(2**31) if seed is None else seed,
-    }
+    seed, numpy = context.global_seed(), np.random.get_state(legacy=False)
+    numpy["state"]["key"] = numpy["state"]["key"].tolist()
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    return {"python": random.getstate(), "numpy": numpy, "tensorflow": seed}
 
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Sets the generators, and the seed if it is another: an equal one would restart them."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
-    kind, key, *rest = state["numpy"]
-    np.random.set_state((kind, np.array(key, np.uint32), *rest))
+    np.random.set_state(state["numpy"])
     if context.global_seed() != state["tensorflow"]:
         tf.random.set_seed(state["tensorflow"])

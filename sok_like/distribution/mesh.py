@@ -11,16 +11,16 @@ its length, the first ranks hold one more. If it is shorter than the axis, the l
 The classes are those of Keras 3, under tf_keras too: they hold names and numbers, no tensors.
 """
 
-import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from sok_like.distribution.collectives import gather
 from sok_like.planner.placement import even_part
 from sok_like.runtime.checks import require, unmet, wrong_argument
 from sok_like.runtime.ranks import comm
@@ -87,16 +87,13 @@ class LayoutMap(keras.distribution.LayoutMap):
         device_mesh: The DeviceMesh of layouts that are given as tuples, or None.
 
     Raises:
-        ValueError: when a layout is set, see the method; or read, if several keys match the path.
+        ValueError: when a layout is set, if its key exists already, it is not a tuple or
+            TensorLayout, or it names an axis that the mesh does not have; when a layout is read, if
+            several keys match the path.
     """
 
     def __setitem__(self, key: str, layout: Any) -> None:
-        """Sets the layout of the variables that match `key`.
-
-        Raises:
-            ValueError: the key exists already, the layout is not a tuple or TensorLayout, or it
-                names an axis that the mesh does not have.
-        """
+        """Sets the layout of the variables that match `key`."""
         axes = layout if isinstance(layout, tuple) else getattr(layout, "axes", ())
         for axis in axes:
             if self.device_mesh is not None and axis not in (None, *self.device_mesh.axis_names):
@@ -145,51 +142,37 @@ class RankMesh:
 rank_mesh = functools.cache(RankMesh)  # that of a DeviceMesh is made once
 
 
-@dataclasses.dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """A dimension sharded along a mesh axis."""
 
     dim: int
     axis: str  # of the mesh
     length: int  # of the whole dimension
     num_shards: int  # ranks along the axis
-    index: int  # this rank's index along the axis
-
-    def bounds(self) -> tuple[int, int]:
-        """Start and stop of this rank's shard."""
-        return shard_bounds(self.length, self.num_shards, self.index)
+    position: int  # of this rank along the axis
+    bounds: tuple[int, int]  # start and stop of this rank's shard
 
 
-def shard_bounds(length: Any, num_shards: int, index: int) -> tuple[Any, Any]:
-    """Start and stop of a shard; the first `length % num_shards` have one more."""
-    if isinstance(length, int):
-        return even_part(length, index, num_shards)
-    size, longer = length // num_shards, length % num_shards
-    start, stop = (
-        i * size + tf.minimum(tf.cast(i, size.dtype), longer) for i in (index, index + 1)
-    )
-    return start, stop
-
-
-class Placement:
+class Shard:
     """How a variable is sharded over a mesh, and which shard this rank has.
 
-    `layout` has one mesh axis or None per dimension. `sizes` and `indices` are the length of each
-    mesh axis and this rank's index along it. `cuts` has a `Cut` for each dimension that is sharded
-    over more than one rank.
+    `layout` has one mesh axis or None per dimension; `cuts` has a `Cut` for each dimension that is
+    sharded over more than one rank.
     """
+
+    key: str | None = None  # by which its gradients refer to it, from the first one on
 
     def __init__(
         self,
         path: str,
         global_shape: Sequence[int],
         layout: Sequence[str | None],
-        sizes: Mapping[str, int],
-        indices: Mapping[str, int],
+        mesh: RankMesh,
+        batch_axis: str | None = None,
     ):
-        self.path, self.layout = path, tuple(layout)
+        self.path, self.layout, self.mesh, self.batch_axis = path, tuple(layout), mesh, batch_axis
         self.global_shape = tuple(int(length) for length in global_shape)
-        named = [axis for axis in self.layout if axis is not None]
+        sizes, named = mesh.shape, [axis for axis in self.layout if axis is not None]
         wrong = None
         if len(self.layout) != len(self.global_shape):
             wrong = "must have an item for each dimension"
@@ -203,20 +186,28 @@ class Placement:
                 f"The layout of a variable {wrong}. Received: layout {self.layout} for '{path}' of "
                 f"shape {self.global_shape}"
             )
-        self.cuts = tuple(
-            Cut(dim, axis, length, sizes[axis], indices[axis])
-            for dim, (axis, length) in enumerate(zip(self.layout, self.global_shape, strict=True))
-            if axis is not None and sizes[axis] > 1
-        )
-        bounds = [(0, length) for length in self.global_shape]
-        for cut in self.cuts:
-            bounds[cut.dim] = cut.bounds()
+        bounds, self.cuts = [(0, length) for length in self.global_shape], []
+        for dim, (axis, length) in enumerate(zip(self.layout, self.global_shape, strict=True)):
+            if axis is not None and sizes[axis] > 1:
+                ranks = sizes[axis], mesh.index[axis]
+                bounds[dim] = even_part(length, ranks[1], ranks[0])
+                self.cuts.append(Cut(dim, axis, length, *ranks, bounds[dim]))
+        self.axes = tuple(cut.axis for cut in self.cuts)
+        self.over_batch = batch_axis in self.axes  # then reading it reduces its gradient
         self.place = TableSlice(tuple(b for b, _ in bounds), tuple(e for _, e in bounds))
         self.local_shape = self.place.shape
 
     def take(self, whole: Any) -> Any:
         """This rank's shard of an array or tensor of the global shape."""
         return whole[self.place.slices] if self.cuts else whole
+
+    def whole(self, local: tf.Tensor) -> tf.Tensor:
+        """Gathers the whole value from the ranks; its gradient goes back to the shards."""
+        for cut in self.cuts:
+            line, name = self.mesh.along(cut.axis), f"{self.path}_dim{cut.dim}"
+            gradient = "mean" if cut.axis == self.batch_axis else 1.0
+            local = gather(local, cut.dim, line, name, gradient)
+        return tf.ensure_shape(local, self.global_shape)
 
 
 def initialize(
@@ -263,5 +254,4 @@ def distribute_tensor(tensor: Any, layout: Any) -> Any:
     if layout.device_mesh is None:
         raise ValueError(f"`layout` must have a device mesh. Received: layout={layout!r}")
     tensor, mesh = tf.convert_to_tensor(tensor), rank_mesh(layout.device_mesh)
-    placement = Placement("tensor", tensor.shape, layout.axes, mesh.shape, mesh.index)
-    return placement.take(tensor)
+    return Shard("tensor", tensor.shape, layout.axes, mesh).take(tensor)

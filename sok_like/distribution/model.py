@@ -33,7 +33,6 @@ from sok_like.dist_model_parallel.embedding import Embedding
 from sok_like.distribution.collectives import gather, own_shard, split_batch, summed
 from sok_like.distribution.optimizer import check_variables, distributed_optimizer
 from sok_like.distribution.rules import install, of_call
-from sok_like.distribution.sharded_gradient import put_under
 from sok_like.distribution.sharded_variable import (
     cut_existing,
     path_of,
@@ -50,6 +49,7 @@ from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.saving.containers import keras_files
+from sok_like.table.variable import is_embedding_variable
 
 _of_step = threading.local()  # `data`: of the step that has begun, until it is compared
 # Of digests, relative to the norm: far above rounding differences of processors, far below those of
@@ -90,8 +90,8 @@ def bind(model: Any, distribution: Any) -> None:
         object.__setattr__(model, name, value)
 
 
-def binding(distribution: Any) -> contextlib.ExitStack:
-    """A scope in which models are bound when they are compiled or first called."""
+def bind_models(distribution: Any, scope: contextlib.ExitStack) -> None:
+    """Lets models be bound when they are compiled or first called, until the scope ends."""
     # L1 and L2 penalties are summed over ranks part by part. Others gather whole values.
 
     def compile(own, self, *args, **kwargs):
@@ -127,21 +127,16 @@ def binding(distribution: Any) -> contextlib.ExitStack:
     # The class where Keras looks for a `compile` that the program has overridden.
     compiles = next(base for base in cls.__mro__ if "compile" in vars(base))
     why = "models are bound to the distribution"
-    wrapped = [(compiles, "compile", compile, why), (cls, "__call__", call, why)]
+    put_in = [hooks.wrap(compiles, "compile", compile, why), hooks.wrap(cls, "__call__", call, why)]
     why = "penalties of sharded variables are sums over ranks"
     penalties = (getattr(tf.keras.regularizers, name) for name in ADDITIVE)
-    wrapped += [(regularizer, "__call__", penalty, why) for regularizer in penalties]
-    stack = contextlib.ExitStack()
-    for owner, name, wrapper, why in wrapped:
-        stack.callback(hooks.wrap(owner, name, wrapper, why).undo)
-    if is_keras_3():
+    put_in += [hooks.wrap(regularizer, "__call__", penalty, why) for regularizer in penalties]
+    if is_keras_3():  # whose TensorFlow backend has no such function
         why = "outputs that the layout map names are whole on every rank"
-        hook = hooks.put(
-            *(backend_distribution, "distribute_tensor", lambda tensor, layout: tensor, why),
-            added=True,  # Keras' TensorFlow backend has none
-        )
-        stack.callback(hook.undo)
-    return stack
+        whole = (backend_distribution, "distribute_tensor", lambda tensor, layout: tensor, why)
+        put_in.append(hooks.put(*whole, added=True))
+    for hook in put_in:
+        scope.callback(hook.undo)
 
 
 def _splitting(model, own_call, distribution) -> Callable:
@@ -177,10 +172,15 @@ def _splitting(model, own_call, distribution) -> Callable:
 
 
 def _put_under(model, distribution):
-    put_under(model.variables, distribution)
-    for layer in model._flatten_layers():
-        if isinstance(layer, Embedding):  # whose gradients have each row once in one process, too
-            put_under(layer.variables, distribution, distinct=True)
+    """Stores the distribution of variables, and that gradients of an Embedding have rows once."""
+    tables = [layer for layer in model._flatten_layers() if isinstance(layer, Embedding)]
+    distinct = {id(variable) for layer in tables for variable in layer.variables}
+    for variable in model.variables:
+        for face in (variable, getattr(variable, "_value", None)):
+            if face is not None and not is_embedding_variable(face):
+                object.__setattr__(face, "_sok_distribution", distribution)
+                if id(variable) in distinct:
+                    object.__setattr__(face, "_sok_distinct", True)
 
 
 def _batch_of(args, kwargs):
@@ -253,7 +253,10 @@ def _compared(inputs, distribution) -> Iterator[None]:
     names: list[str] = []
     batches: list[tf.Tensor] = []
     for name, structure in structures:
-        tensors = [t for t in tf.nest.flatten(structure, expand_composites=True) if _is_data(t)]
+        flat = tf.nest.flatten(structure, expand_composites=True)
+        tensors = [value for value in flat if tf.is_tensor(value) or hasattr(value, "__array__")]
+        no_data = (tf.resource, tf.variant)
+        tensors = [t for t in tensors if getattr(t, "dtype", None) not in no_data]
         names += [name if len(tensors) == 1 else f"{name}[{i}]" for i in range(len(tensors))]
         batches += map(tf.convert_to_tensor, tensors)
     ops = libraries.ops()
@@ -272,12 +275,6 @@ def _compared(inputs, distribution) -> Iterator[None]:
         )
     with tf.control_dependencies([same]):
         yield
-
-
-def _is_data(value):
-    if not tf.is_tensor(value) and not hasattr(value, "__array__"):
-        return False
-    return getattr(value, "dtype", None) not in (tf.resource, tf.variant)
 
 
 def _by_rank_0(save) -> Callable:

@@ -7,19 +7,19 @@ import tensorflow as tf
 
 from sok_like.dist_model_parallel.training import slot_reference
 from sok_like.distribution.sharded_gradient import (
-    clip_by_global_norm,
     completed,
     distribution_of,
     local_part,
     sharded_gradient,
 )
 from sok_like.distribution.sharded_variable import (
+    make_sharded,
     on_shards,
     path_of,
     shard_of,
-    slots_like,
     works_on_shards,
 )
+from sok_like.lookup.local_variables import clipped
 from sok_like.optimizers import stages
 from sok_like.optimizers.embedding_aware import embedding_aware
 from sok_like.optimizers.families import LossScaling
@@ -49,10 +49,6 @@ class _WorksOnShards:
     def finalize_variable_values(self, var_list):
         with on_shards():
             super().finalize_variable_values(var_list)
-
-    def _var_key(self, variable):
-        with on_shards():
-            return super()._var_key(variable)
 
 
 def take_parts(optimizer: Any, pairs: list, step: stages.Step) -> list:
@@ -88,8 +84,11 @@ class _OnShards(_WorksOnShards):
         super().build(variables)
 
     def add_variable_from_reference(self, *args, **kwargs):
-        with slots_like(slot_reference(args, kwargs)):
-            return super().add_variable_from_reference(*args, **kwargs)
+        slot = super().add_variable_from_reference(*args, **kwargs)
+        shard = shard_of(slot_reference(args, kwargs))
+        if shard is not None and tuple(slot.shape) == shard.local_shape:
+            make_sharded(slot, shard)
+        return slot
 
     def update_step(self, gradient, variable, *args, **kwargs):
         # Keras 3 creates an empty matrix for a layer's bias where it adds two of them.
@@ -101,46 +100,45 @@ class _OnShards(_WorksOnShards):
         """Clips as Keras does in one process: by norms of whole gradients, or each value."""
         if not any(map(shard_of, self._sok_updated)):
             return super()._clip_gradients(grads)
-        clipped = list(map(sharded_gradient, grads, self._sok_updated))
-        if self.clipnorm:
-            clipped = [tf.clip_by_norm(gradient, self.clipnorm) for gradient in clipped]
-        elif global_norm := getattr(self, "global_clipnorm", None):
-            clipped, _ = clip_by_global_norm(clipped, global_norm)
-        elif limit := self.clipvalue:
-            # A row that occurs several times is not summed first.
-            clipped = [tf.clip_by_value(gradient, -limit, limit) for gradient in clipped]
-        return list(map(local_part, clipped, self._sok_updated))
+        # By value, a row that occurs several times is not summed first.
+        whole = clipped(self, list(map(sharded_gradient, grads, self._sok_updated)))
+        return list(map(local_part, whole, self._sok_updated))
 
 
 class _ScalingOnShards(_WorksOnShards):
     """Mixed into a LossScaleOptimizer of either Keras: all ranks skip a step or none does."""
 
-    def apply(self, grads, trainable_variables=None):  # Keras 3
-        variables = (
-            self._trainable_variables if trainable_variables is None else trainable_variables
-        )
-        parts = _parts(self, list(zip(grads, variables, strict=True)))
-        with on_shards():
-            super().apply([gradient for gradient, _ in parts], [v for _, v in parts])
+    if is_keras_3():
 
-    def apply_gradients(self, grads_and_vars, *args, **kwargs):
-        if is_keras_3():  # Keras 3 calls `apply`
-            return super().apply_gradients(grads_and_vars, *args, **kwargs)
-        parts = _parts(self, list(grads_and_vars))
-        with on_shards():
-            return super().apply_gradients(parts, *args, **kwargs)
+        def apply(self, grads, trainable_variables=None):
+            listed = self._trainable_variables
+            listed = listed if trainable_variables is None else trainable_variables
+            parts = _parts(self, list(zip(grads, listed, strict=True)))
+            with on_shards():
+                super().apply([gradient for gradient, _ in parts], listed)
+    else:
+
+        def apply_gradients(self, grads_and_vars, *args, **kwargs):
+            parts = _parts(self, list(grads_and_vars))
+            with on_shards():
+                return super().apply_gradients(parts, *args, **kwargs)
 
 
 def check_variables(optimizer: Any, variables: Any) -> None:
     """Refuses to train sharded variables by a rule that needs whole variables."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     shards = [variable for variable in variables if shard_of(variable) is not None]
-    reason = _needs_whole_variables(type(optimizer)) if shards else None
-    if reason:
+    lineage = type(getattr(optimizer, "inner_optimizer", optimizer)).__mro__
+    stock = [base.__name__ for base in lineage if base.__module__.startswith(_STOCK)]
+    reason = None if {*stock} & {*_ELEMENTWISE} else "whose rule needs whole variables"
+    for base in lineage:
+        replaced = [name for name in _UPDATES if name in vars(base)]
+        if replaced and not base.__module__.startswith((*_STOCK, "sok_like")):
+            reason = reason or f"whose subclass {base.__name__} has its own {replaced[0]}"
+    if reason and shards:
         raise ValueError(
             "The optimizer of sharded variables must update each element independently "
-            f"({', '.join(_ELEMENTWISE)}). Received: {_stock_class(type(optimizer)).__name__}, "
-            f"{reason}, with the sharded variables {[path_of(variable) for variable in shards]}"
+            f"({', '.join(_ELEMENTWISE)}). Received: {stock[0]}, {reason}, with the sharded "
+            f"variables {[path_of(variable) for variable in shards]}"
         )
     for variable in shards:
         constraint = getattr(variable, "constraint", None)
@@ -151,30 +149,14 @@ def check_variables(optimizer: Any, variables: Any) -> None:
             )
 
 
-def _stock_class(cls):
-    return next(base for base in cls.__mro__ if base.__module__.startswith(_STOCK))
-
-
-def _needs_whole_variables(cls):
-    """Why a class of optimizers cannot work on shards; None if it can."""
-    names = {base.__name__ for base in cls.__mro__ if base.__module__.startswith(_STOCK)}
-    if not names & set(_ELEMENTWISE):
-        return "whose rule needs whole variables"
-    for base in cls.__mro__:
-        if not base.__module__.startswith((*_STOCK, "sok_like")):
-            replaced = [name for name in _UPDATES if name in vars(base)]
-            if replaced:
-                return f"whose subclass {base.__name__} has its own {replaced[0]}"
-    return None
-
-
 @functools.cache
 def _class_on_shards(cls, scales):
     if scales:
         stock, bases = cls, (_ScalingOnShards, *([LossScaling] if is_keras_3() else []), cls)
     else:
         aware = embedding_aware(cls)
-        stock, bases = _stock_class(aware), (_OnShards, aware)
+        stock = next(base for base in aware.__mro__ if base.__module__.startswith(_STOCK))
+        bases = _OnShards, aware
     # The stock name, so that files and `get_config` are those of the stock optimizer.
     return type(stock.__name__, bases, {"__module__": stock.__module__})
 
@@ -195,27 +177,6 @@ def distributed_optimizer(optimizer: Any, distribution: Any) -> Any:
     return on_shards_view
 
 
-def _apply(own, self, grads, trainable_variables=None):
-    variables = self._trainable_variables if trainable_variables is None else trainable_variables
-    return _method(own, self, variables)(grads, trainable_variables)
-
-
-def _apply_gradients(own, self, grads_and_vars, *args, **kwargs):
-    pairs = list(grads_and_vars)
-    return _method(own, self, [variable for _, variable in pairs])(pairs, *args, **kwargs)
-
-
-def _build(own, self, *args, **kwargs):
-    # The argument is named `variables` or `var_list`, depending on the class.
-    variables = list(next(iter((*args, *kwargs.values()))))
-    return _method(own, self, variables)(variables)
-
-
-def _exclude(own, self, *args, **kwargs):
-    with on_shards():  # by whose keys weight decay asks
-        return own(self, *args, **kwargs)
-
-
 def _method(own, optimizer, variables):
     """A method of a stock optimizer; that of its view if it works on shards from outside."""
     shards = [variable for variable in variables if shard_of(variable) is not None]
@@ -227,18 +188,31 @@ def _method(own, optimizer, variables):
 @hooks.at_init
 def _install():
     """Makes stock optimizers train shards in a custom loop without `distribution.optimizer`."""
-    optimizers = keras_optimizers()
+
+    def apply(own, self, grads, trainable_variables=None):
+        listed = self._trainable_variables if trainable_variables is None else trainable_variables
+        return _method(own, self, listed)(grads, trainable_variables)
+
+    def apply_gradients(own, self, grads_and_vars, *args, **kwargs):
+        pairs = list(grads_and_vars)
+        return _method(own, self, [variable for _, variable in pairs])(pairs, *args, **kwargs)
+
+    def build(own, self, *args, **kwargs):
+        # The argument is named `variables` or `var_list`, depending on the class.
+        variables = list(next(iter((*args, *kwargs.values()))))
+        return _method(own, self, variables)(variables)
+
+    optimizers, why = keras_optimizers(), "optimizers train shards of variables"
     if is_keras_3():
-        classes, method = (optimizers.Optimizer, optimizers.LossScaleOptimizer), "apply"
+        scaling, method, wrapper = optimizers.LossScaleOptimizer, "apply", apply
     else:
-        scaling = tf.keras.mixed_precision.LossScaleOptimizer(optimizers.SGD())
-        classes, method = (optimizers.Optimizer, type(scaling)), "apply_gradients"
-    why = "optimizers train shards of variables"
+        scaling = type(tf.keras.mixed_precision.LossScaleOptimizer(optimizers.SGD()))
+        method, wrapper = "apply_gradients", apply_gradients
+    classes = (optimizers.Optimizer, scaling)
     for cls in classes:
-        hooks.wrap(cls, method, _apply if is_keras_3() else _apply_gradients, why)
-    hooks.wrap(optimizers.Optimizer, "exclude_from_weight_decay", _exclude, why)
+        hooks.wrap(cls, method, wrapper, why)
     # Subclasses make their slot variables in their own `build`.
     listed = [cls for cls in vars(optimizers).values() if isinstance(cls, type)]
     for base in {base for cls in (*listed, *classes) for base in cls.__mro__}:
         if issubclass(base, optimizers.Optimizer) and "build" in vars(base):
-            hooks.wrap(base, "build", _build, why)
+            hooks.wrap(base, "build", build, why)

@@ -28,7 +28,6 @@ gradient, without a collective. The gradient of Keras' Embedding has one value p
 id, as in one process, because Keras 3's optimizers square them one by one.
 """
 
-import dataclasses
 import functools
 import itertools
 import re
@@ -40,22 +39,15 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_like.dist_model_parallel.embedding import Embedding
-from sok_like.distribution.collectives import (
-    gather,
-    own_shard,
-    shared,
-    split_batch,
-    summed,
-    with_length,
-)
-from sok_like.distribution.mesh import shard_bounds
+from sok_like.distribution import collectives
 from sok_like.distribution.sharded_variable import held_whole, local_rows, shard_of
 from sok_like.embeddings.all2all_dense_embedding import All2AllDenseEmbedding
 from sok_like.embeddings.distributed_embedding import DistributedEmbedding
 from sok_like.lookup import exporting
-from sok_like.lookup.dense_lookup import lookup_rows, require_in_range
+from sok_like.lookup.dense_lookup import check_ids, lookup_rows, require_in_range
 from sok_like.lookup.ids import FlatIds, as_row_numbers, flat_values, with_flat_values
 from sok_like.lookup.local_variables import unique_in_graph
+from sok_like.planner.placement import even_part
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import exchange_order
 
@@ -130,30 +122,33 @@ def _product(layer, dims, compute, as_addend=tf.convert_to_tensor):
     line, name = shard.mesh.along(cut.axis), shard.path
     # A vector that is sharded like the output needs no collective.
     can_ride = bias is not None and output_dim is not None and len(bias.shape) == 1
-    rides = can_ride and _only_cut(bias) == dataclasses.replace(cut, dim=0)
+    rides = can_ride and _only_cut(bias) == cut._replace(dim=0)
 
     def added(outputs, bias):
         return outputs + as_addend(tf.cast(bias, outputs.dtype))
 
-    def run(inputs):
+    def run(inputs, training=None):
+        inputs = tf.cast(tf.convert_to_tensor(inputs), layer.compute_dtype)
         if input_dim is None:
-            inputs = shared(inputs, line, f"{name}_input")
+            inputs = collectives.shared(inputs, line, f"{name}_input")
         else:
-            inputs = own_shard(inputs, input_dim, line, f"{name}_input")
+            inputs = collectives.own_shard(inputs, input_dim, line, f"{name}_input")
         outputs = compute(inputs, tf.cast(kernel.local, inputs.dtype))
         if output_dim is None:
-            outputs = summed(outputs, line, f"{name}_output")
+            outputs = collectives.summed(outputs, line, f"{name}_output")
         else:
             outputs = added(outputs, bias.local) if rides else outputs
-            outputs = gather(outputs, output_dim, line, f"{name}_output")
-            outputs = with_length(outputs, output_dim, cut.length)
+            outputs = collectives.gather(outputs, output_dim, line, f"{name}_output")
+            shape = outputs.shape.as_list()
+            shape[output_dim] = cut.length
+            outputs = tf.ensure_shape(outputs, shape)
         outputs = outputs if bias is None or rides else added(outputs, bias)
         return outputs if layer.activation is None else layer.activation(outputs)
 
     forward = "all_reduce" if output_dim is None else "all_gather"
     back = "all_reduce" if input_dim is None else "all_gather"
-    collectives = f"{forward} of outputs, {back} of input gradients"
-    return Rule(run, collectives, kernel, bias if rides else None)
+    of_step = f"{forward} of outputs, {back} of input gradients"
+    return Rule(run, of_step, kernel, bias if rides else None)
 
 
 def _einsum(layer, equation):
@@ -179,11 +174,7 @@ def _einsum(layer, equation):
         letters = "".join(itertools.islice(free, num_letters))
         return tf.einsum(equation.replace("...", letters), inputs, kernel)
 
-    def run(inputs, training=None):
-        return rule.run(tf.cast(tf.convert_to_tensor(inputs), layer.compute_dtype))
-
-    rule = _product(layer, (dim(of_input), dim(of_output)), compute)
-    return rule._replace(run=run)
+    return _product(layer, (dim(of_input), dim(of_output)), compute)
 
 
 def _convolution(layer):
@@ -192,12 +183,12 @@ def _convolution(layer):
     # TensorFlow cannot convolve an empty shard, and tf_keras pads causal inputs in `call`.
     if cut is None or cut.length < cut.num_shards or layer.groups > 1 or layer.padding == "causal":
         return None
-    of_input, of_output = len(kernel.shape) - 2, len(kernel.shape) - 1
-    if cut.dim not in (of_input, of_output):
+    side = cut.dim - len(kernel.shape)  # -2: channels of the input, -1: of the output
+    if side < -2:
         return None
     last = layer.data_format == "channels_last"
     channels = -1 if last else 1
-    dims = (channels, None) if cut.dim == of_input else (None, channels)
+    dims = (channels, None) if side == -2 else (None, channels)
 
     def as_addend(bias):
         return bias if last else tf.reshape(bias, [-1] + [1] * layer.rank)
@@ -207,114 +198,71 @@ def _convolution(layer):
 
 def _keras_embedding(layer):
     table = vars(layer).get("_embeddings", getattr(layer, "embeddings", None))
-    if _only_cut(table) is None:
-        return None
 
     def run(inputs):
         ids = tf.convert_to_tensor(inputs)
         ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
         # Keras counts negative ids from the end.
-        ids = tf.where(ids < 0, ids + layer.input_dim, ids)
-        flat = FlatIds(ids, None, dtype=None)
-        rows = _rows_by_occurrence(table, flat.ids, layer.name)
-        rows = tf.ensure_shape(rows, [None, layer.output_dim])
-        return tf.cast(flat.restore(rows), layer.compute_dtype)
+        flat = FlatIds(tf.where(ids < 0, ids + layer.input_dim, ids), None, dtype=None)
+        rows = flat.restore(_rows(table, flat.ids, layer))
+        return tf.cast(rows, layer.compute_dtype)
 
-    return Rule(run, _LOOKUP, table)
+    return None if _only_cut(table) is None else Rule(run, _LOOKUP, table)
 
 
 def _sok_embedding(layer):
     table = layer.embeddings
-    if _only_cut(table) is None:
-        return None
 
     def run(inputs, weights=None):
         ids = inputs if tf.is_tensor(inputs) else tf.convert_to_tensor(inputs)
-        rows, inverse = _unique_rows(table, flat_values(ids), layer.name)
-        # The unique rows form a table with new row numbers. A graph may lose their static width.
-        rows = tf.ensure_shape(rows, [None, layer.output_dim])
-        ids = with_flat_values(ids, inverse)
+        check_ids(ids, layer.combiner, layer.name)
+        # The rows of the unique ids form a table with new row numbers.
+        unique, inverse = tf.unique(flat_values(ids))
+        ids, rows = with_flat_values(ids, inverse), _rows(table, unique, layer)
         combined = lookup_rows(rows, ids, layer.combiner, weights, layer.name)
         return tf.cast(combined, layer.compute_dtype)
 
-    return Rule(run, _LOOKUP, table)
+    return None if _only_cut(table) is None else Rule(run, _LOOKUP, table)
 
 
-def _unique_of(table, ids, table_name):
-    """A table's cut, its ranks and path; the checked ids, unique ones, and positions in these."""
-    shard: Any = shard_of(table)
-    cut = shard.cuts[0]
-    ids = require_in_range(as_row_numbers(ids), shard.global_shape[0], table_name)
-    return cut, shard.mesh.along(cut.axis), shard.path, ids, *tf.unique(ids)
-
-
-def _unique_rows(table, ids, table_name):
-    """The rows of the unique ids, whole on every rank, and the position of each id's row."""
-    cut, line, path, ids, unique, inverse = _unique_of(table, ids, table_name)
-    if cut.dim == 1:
-        columns = local_rows(table, unique)
-        whole = gather(columns, 1, line, f"{path}_columns")
-        return with_length(whole, 1, cut.length), inverse
-
-    mine, exchange = _exchange(unique, cut, line, path)
-    start, _ = cut.bounds()
-    rows = local_rows(table, tf.gather(unique, mine) - start)
-    return _with_gradient(exchange, lambda grad: tf.gather(grad, mine))(rows), inverse
-
-
-def _rows_by_occurrence(table, ids, table_name):
+def _rows(table, ids, layer):
     """A row for each id, `[num_keys, output_dim]`; so is the gradient."""
-    cut, line, path, ids, unique, inverse = _unique_of(table, ids, table_name)
+    shard, cut = shard_of(table), _only_cut(table)
+    line, (start, stop) = shard.mesh.along(cut.axis), cut.bounds
+    ids = require_in_range(as_row_numbers(ids), shard.global_shape[0], layer.name)
+    unique, inverse = tf.unique(ids)
     places = tf.range(tf.size(ids))
     first = tf.math.unsorted_segment_min(places, inverse, tf.size(unique))
 
     if cut.dim == 1:
+        own_rows = local_rows(table, ids)
 
-        def of_columns(columns):
-            columns = tf.gather(columns, first)
-            whole = gather(columns, 1, line, f"{path}_columns")
-            return tf.gather(with_length(whole, 1, cut.length), inverse)
+        def exchanged(columns):
+            return collectives.gather(tf.gather(columns, first), 1, line, f"{shard.path}_columns")
 
-        start, stop = cut.bounds()
-        return _with_gradient(of_columns, lambda grad: grad[:, start:stop])(local_rows(table, ids))
+        def back(grad):
+            return grad[:, start:stop]
+    else:
+        ends = [even_part(cut.length, i, cut.num_shards)[1] for i in range(cut.num_shards)]
+        owner = tf.searchsorted(tf.constant(ends, ids.dtype), ids, side="right")
+        of_unique = tf.gather(owner, first)
+        arriving = tf.argsort(of_unique, stable=True)  # the order in which the ranks' rows arrive
+        is_mine, name = owner == cut.position, unique_in_graph(f"{shard.path}_rows")
+        mine = tf.boolean_mask(places, is_mine)
+        own_rows = local_rows(table, tf.gather(ids, mine) - start)
 
-    mine, exchange = _exchange(unique, cut, line, path)
-    is_mine = _owner(ids, cut) == cut.index
-    own = tf.boolean_mask(places, is_mine)
-    place_among_own = tf.cumsum(tf.cast(is_mine, tf.int32)) - 1
+        def exchanged(rows):
+            own_unique = tf.boolean_mask(arriving, tf.gather(of_unique, arriving) == cut.position)
+            place_among_mine = tf.cumsum(tf.cast(is_mine, tf.int32)) - 1
+            rows = tf.gather(rows, tf.gather(place_among_mine, tf.gather(first, own_unique)))
+            rows = exchange_order.collective_in_turn(line, "all_gather", rows, name)
+            return tf.gather(rows, tf.math.invert_permutation(arriving))
 
-    def of_rows(rows):
-        rows = tf.gather(rows, tf.gather(place_among_own, tf.gather(first, mine)))
-        return tf.gather(exchange(rows), inverse)
+        def back(grad):
+            return tf.gather(grad, mine)
 
-    start, _ = cut.bounds()
-    rows = local_rows(table, tf.gather(ids, own) - start)
-    return _with_gradient(of_rows, lambda grad: tf.gather(grad, own))(rows)
-
-
-def _with_gradient(function, back):
-    return tf.custom_gradient(lambda rows: (function(rows), back))
-
-
-def _exchange(unique, cut, line, path):
-    """Which of the unique ids this rank owns, and a function from their rows to those of all."""
-    name, owner = unique_in_graph(f"{path}_rows"), _owner(unique, cut)
-    by_owner = tf.argsort(owner, stable=True)  # the order in which the ranks' rows arrive
-    mine = tf.boolean_mask(by_owner, tf.gather(owner, by_owner) == cut.index)
-    position = tf.math.invert_permutation(by_owner)
-
-    def exchange(rows):
-        return tf.gather(
-            exchange_order.collective_in_turn(line, "all_gather", rows, name), position
-        )
-
-    return mine, exchange
-
-
-def _owner(ids, cut):
-    """The shard that holds each id."""
-    ends = [shard_bounds(cut.length, cut.num_shards, i)[1] for i in range(cut.num_shards)]
-    return tf.searchsorted(tf.constant(ends, ids.dtype), ids, side="right")
+    rows = tf.custom_gradient(lambda rows: (tf.gather(exchanged(rows), inverse), back))(own_rows)
+    return tf.ensure_shape(rows, [None, layer.output_dim])  # a graph may lose the static width
 
 
 def _batch_normalization(layer):
@@ -329,9 +277,9 @@ def _batch_normalization(layer):
         if not training or mask is not None or not getattr(of_call, "split", False):
             return own_call(layer, inputs, training=training, mask=mask)
         # A rank's samples affect the outputs, and so the gradients, of all samples.
-        whole = gather(inputs, 0, line, f"{layer.name}_samples", gradient="sum")
+        whole = collectives.gather(inputs, 0, line, f"{layer.name}_samples", gradient="sum")
         outputs = own_call(layer, whole, training=training)
-        return split_batch(outputs, line.world_size, line.rank)
+        return collectives.split_batch(outputs, line.world_size, line.rank)
 
     return Rule(run, "all_gather of inputs, reduce_scatter of their gradients")
 
@@ -344,12 +292,12 @@ def _hash_table(layer):
 
     def run(inputs, training=None):
         for line in lines:
-            inputs = split_batch(inputs, line.world_size, line.rank)
+            inputs = collectives.split_batch(inputs, line.world_size, line.rank)
         # The loss is a mean over ranks along the batch axis, and each key counts once.
         with attributes(layer, {"gradient_scale": "mean"}):
             rows = own_call(layer, inputs, training=training)
         for line in reversed(lines):
-            rows = gather(rows, 0, line, f"{layer.name}_rows", gradient=line.world_size)
+            rows = collectives.gather(rows, 0, line, f"{layer.name}_rows", gradient=line.world_size)
         return rows
 
     return Rule(run, "3 all_to_all of keys and rows over all ranks, all_gather of rows")

@@ -10,7 +10,6 @@ to a tensor, which gathers the whole gradient: right, but slow. Optimizers use t
 
 from __future__ import annotations
 
-import functools
 import itertools
 import typing
 import weakref
@@ -23,7 +22,8 @@ import tensorflow as tf
 from tensorflow.python.ops import gradients_util
 
 from sok_like.distribution.collectives import summed
-from sok_like.distribution.sharded_variable import Shard, shard_of
+from sok_like.distribution.mesh import Shard
+from sok_like.distribution.sharded_variable import shard_of
 from sok_like.lookup.local_variables import is_local, is_part, squared_norm, unique_in_graph
 from sok_like.runtime.checks import as_list
 from sok_like.runtime.framework import hooks
@@ -137,78 +137,59 @@ def _whole(gradient, dtype=None, name=None, as_ref=False):
 tf.register_tensor_conversion_function(ShardedGradient, _whole)
 
 
-def _squared_norms(gradients: Sequence[Any], sum_rows: bool = False) -> list:
-    """The squared norms over all ranks; `tf.norm`, not clipping, first sums the values of a row."""
-    squares: list[Any] = [None] * len(gradients)
-    by_axes: dict[tuple[str, ...], list[int]] = {}
-    for i, gradient in enumerate(gradients):
-        if gradient is None:
-            continue
-        if is_part(gradient):
-            squares[i] = squared_norm(gradient)
-            continue
+def _squared_norm(gradients: Sequence[Any], sum_rows: bool = False) -> tf.Tensor:
+    """The squared norm over all ranks; `tf.norm`, not clipping, first sums the values of a row."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    of_tables = [gradient for gradient in present if is_part(gradient)]
+    squares = [squared_norm(*of_tables)] if of_tables else []
+    by_axes: dict[Any, list[tf.Tensor]] = {}  # by mesh and axes, over which they are summed
+    for gradient in present:
+        axes: Any = (None, ())
         if isinstance(gradient, ShardedGradient):
+            axes = gradient._shard.mesh, gradient._shard.axes
             values = comm.summed_values(gradient.local) if sum_rows else gradient.values
-            by_axes.setdefault(gradient._shard.axes, []).append(i)
+        elif is_part(gradient):
+            continue
         else:
             sparse = isinstance(gradient, tf.IndexedSlices)
             values = gradient.values if sparse else tf.convert_to_tensor(gradient)
-        squares[i] = tf.reduce_sum(tf.square(values))
-    for axes, places in by_axes.items():
-        mesh = gradients[places[0]]._shard.mesh
-        total = tf.stack([tf.cast(squares[i], tf.float32) for i in places])
+        by_axes.setdefault(axes, []).append(tf.reduce_sum(tf.square(values)))
+    for (mesh, axes), sums in by_axes.items():
+        total = tf.add_n([tf.cast(one, tf.float32 if axes else present[0].dtype) for one in sums])
         for axis in axes:
             total = summed(total, mesh.along(axis), f"sok_norms_{axis}")
-        for i, norm in zip(places, tf.unstack(total, len(places)), strict=True):
-            squares[i] = tf.cast(norm, squares[i].dtype)
-    return squares
+        squares.append(total)
+    return tf.add_n([tf.cast(square, present[0].dtype) for square in squares])
 
 
 _Gradient = typing.Union[ShardedGradient, tf.Tensor, tf.IndexedSlices]  # noqa: UP007 (TensorFlow reads it)
 
 
-def _with_shards(function):
-    """Without a ShardedGradient in the list, TensorFlow's function or ours for tables is right."""
-
-    @functools.wraps(function)
-    def dispatched(t_list, *args, **kwargs):
-        if not any(isinstance(gradient, ShardedGradient) for gradient in t_list):
-            return NotImplemented
-        return function(t_list, *args, **kwargs)
-
-    return dispatched
-
-
+@tf.experimental.dispatch_for_api(tf.linalg.global_norm, {"t_list": list[_Gradient]})
 def _global_norm(t_list, name=None):
-    squares = [square for square in _squared_norms(t_list) if square is not None]
-    dtype = squares[0].dtype
-    return tf.sqrt(tf.add_n([tf.cast(square, dtype) for square in squares]), name=name)
+    if not any(isinstance(gradient, ShardedGradient) for gradient in t_list):
+        return NotImplemented  # TensorFlow's function or ours for tables is right
+    return tf.sqrt(_squared_norm(t_list), name=name)
 
 
-def clip_by_global_norm(t_list, clip_norm, use_norm=None, name=None):
-    """`tf.clip_by_global_norm` of a list that may contain ShardedGradients and None."""
-    t_list = list(t_list)
+@tf.experimental.dispatch_for_api(tf.clip_by_global_norm, {"t_list": list[_Gradient]})
+def _clip_by_global_norm(t_list, clip_norm, use_norm=None, name=None):
+    sharded = [isinstance(gradient, ShardedGradient) for gradient in t_list]
+    if not any(sharded):
+        return NotImplemented
     norm = _global_norm(t_list) if use_norm is None else use_norm
-    values = [g.values if isinstance(g, ShardedGradient) else g for g in t_list]
+    values = [g.values if is_one else g for g, is_one in zip(t_list, sharded, strict=True)]
     clipped, _ = tf.clip_by_global_norm(values, clip_norm, norm, name)
-    pairs = zip(t_list, clipped, strict=True)
-    return [g.with_values(v) if isinstance(g, ShardedGradient) else v for g, v in pairs], norm
-
-
-for _api, _function in (
-    (tf.linalg.global_norm, _global_norm),
-    (tf.clip_by_global_norm, clip_by_global_norm),
-):
-    tf.experimental.dispatch_for_api(_api, {"t_list": list[_Gradient]})(_with_shards(_function))
+    of_each = zip(t_list, clipped, sharded, strict=True)
+    return [g.with_values(v) if is_one else v for g, v, is_one in of_each], norm
 
 
 @tf.experimental.dispatch_for_api(tf.clip_by_norm, {"t": ShardedGradient})
 def _clip_by_norm(t, clip_norm, axes=None, name=None):
     if axes is not None:
         return tf.clip_by_norm(tf.convert_to_tensor(t), clip_norm, axes, name)
-    (squared,) = _squared_norms([t])
     clip_norm = tf.cast(clip_norm, t.dtype)
-    factor = clip_norm / tf.maximum(tf.sqrt(squared), clip_norm)
+    factor = clip_norm / tf.maximum(tf.sqrt(_squared_norm([t])), clip_norm)
     return t.with_values(t.values * tf.identity(factor, name=name))
 
 
@@ -216,8 +197,7 @@ def _clip_by_norm(t, clip_norm, axes=None, name=None):
 def _norm(tensor, ord="euclidean", axis=None, keepdims=None, name=None):
     if axis is not None or keepdims or ord not in ("euclidean", 2):
         return tf.norm(tf.convert_to_tensor(tensor), ord, axis, keepdims, name)
-    (squared,) = _squared_norms([tensor], sum_rows=True)
-    return tf.sqrt(squared, name=name)
+    return tf.sqrt(_squared_norm([tensor], sum_rows=True), name=name)
 
 
 @tf.experimental.dispatch_for_unary_elementwise_apis(ShardedGradient)
@@ -251,40 +231,17 @@ def _binary(function, x, y):
 
 def _operand(value, one):
     """The operand `value` as seen by a gradient's part; None if that is not known."""
-    if value is one or isinstance(value, (int, float)):
-        return one.values if value is one else value
     if isinstance(value, ShardedGradient):
         same = value.key == one.key and not (value.sparse or one.sparse)
-        return value.values if same else None
-    if value.shape.rank == 0:
+        return value.values if same or value is one else None
+    if isinstance(value, (int, float)) or value.shape.rank == 0:
         return value
-    whole = value.shape == one.shape and not one.sparse
-    return one._shard.take(value) if whole else None
-
-
-def _gradient(own, self, target, sources, *args, **kwargs):
-    gradients = own(self, target, sources, *args, **kwargs)
-    flat = tf.nest.flatten(sources)
-    return tf.nest.pack_sequence_as(sources, _of_whole(tf.nest.flatten(gradients), flat))
-
-
-def _gradients(own, ys, xs, *args, **kwargs):
-    return _of_whole(own(ys, xs, *args, **kwargs), as_list(xs))
+    return one._shard.take(value) if value.shape == one.shape and not one.sparse else None
 
 
 def _of_whole(gradients, sources):
     gradients = completed(gradients, sources, are_parts=True)
     return list(map(sharded_gradient, gradients, sources))
-
-
-def put_under(variables: Sequence[Any], distribution: Any, *, distinct: bool = False) -> None:
-    """Stores a model's variables' distribution; and whether sparse gradients have each row once."""
-    for variable in variables:
-        for face in (variable, getattr(variable, "_value", None)):
-            if face is not None and not is_embedding_variable(face):
-                object.__setattr__(face, "_sok_distribution", distribution)
-                if distinct:
-                    object.__setattr__(face, "_sok_distinct", True)
 
 
 def completed(
@@ -314,7 +271,11 @@ def completed(
         parts = [
             gradients[i] if are_parts else local_part(gradients[i], sources[i]) for i in places
         ]
-        means = _means(parts, [sources[i] for i in places], line)
+        for i, part in zip(places, parts, strict=True):
+            if isinstance(part, tf.IndexedSlices) and not hasattr(sources[i], "_sok_distinct"):
+                setattr(part, comm.REPEATS, True)  # as in one process
+        name = unique_in_graph("sok_distribution_gradients")
+        means = exchange_order.collective_in_turn(line, "average", parts, name)
         for i, part, mean in zip(places, parts, means, strict=True):
             if not isinstance(mean, tf.IndexedSlices):
                 mean = tf.ensure_shape(mean, part.shape)  # as above
@@ -332,30 +293,16 @@ def distribution_of(source: Any, default: Any = None) -> Any:
     return current if hasattr(current, "mesh") else None
 
 
-def _means(gradients, sources, line):
-    """The mean of each gradient, a tensor or `tf.IndexedSlices`, along a line."""
-    name = unique_in_graph("sok_distribution_gradients")
-
-    def average():
-        dense = [None if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-        means = line.average(dense, name)
-        for i, (gradient, source) in enumerate(zip(gradients, sources, strict=True)):
-            if isinstance(gradient, tf.IndexedSlices):
-                # As in one process, one row per occurrence of an id in the batch.
-                values = line.all_gather(gradient.values, f"{name}_{i}_values")
-                rows = line.all_gather(gradient.indices, f"{name}_{i}_rows")
-                values = values / tf.cast(line.world_size, values.dtype)
-                mean = tf.IndexedSlices(values, rows, gradient.dense_shape)
-                is_distinct = getattr(source, "_sok_distinct", False)
-                means[i] = comm.distinct(mean) if is_distinct else mean
-        return means
-
-    return exchange_order.exchange_in_turn(average, name, line)
-
-
 @hooks.at_init
 def _install():
+    def gradient(own, self, target, sources, *args, **kwargs):
+        gradients = tf.nest.flatten(own(self, target, sources, *args, **kwargs))
+        return tf.nest.pack_sequence_as(sources, _of_whole(gradients, tf.nest.flatten(sources)))
+
+    def of_graph(own, ys, xs, *args, **kwargs):
+        return _of_whole(own(ys, xs, *args, **kwargs), as_list(xs))
+
     why = "gradients of variables under a distribution are those of the whole batch"
-    hooks.wrap(tf.GradientTape, "gradient", _gradient, why)
+    hooks.wrap(tf.GradientTape, "gradient", gradient, why)
     # `tf.gradients` of TensorFlow 1 and 2 and `tf.hessians` all call this function.
-    hooks.wrap(gradients_util, "_GradientsHelper", _gradients, why)
+    hooks.wrap(gradients_util, "_GradientsHelper", of_graph, why)

@@ -21,8 +21,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from sok_like.distribution.collectives import gather
-from sok_like.distribution.mesh import Placement, RankMesh
+from sok_like.distribution.mesh import Shard
 from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.lookup.exporting import Spread
 from sok_like.runtime.checks import unmet
@@ -40,25 +39,6 @@ def on_shards() -> contextlib.AbstractContextManager[None]:
 
 def works_on_shards() -> bool:
     return getattr(_mode, "on_shards", False)
-
-
-class Shard(Placement):
-    key: str | None = None  # by which its gradients refer to it, from the first one on
-
-    def __init__(self, path: str, global_shape: Any, layout: Any, mesh: RankMesh, batch_axis: str):
-        super().__init__(path, global_shape, layout, mesh.shape, mesh.index)
-        self.mesh, self.batch_axis = mesh, batch_axis
-        self.axes = tuple(cut.axis for cut in self.cuts)
-        # Reading it reduces its gradient.
-        self.over_batch = batch_axis in self.axes
-
-    def whole(self, local: tf.Tensor) -> tf.Tensor:
-        """Gathers the whole value from the ranks; its gradient goes back to the shards."""
-        for cut in self.cuts:
-            line, name = self.mesh.along(cut.axis), f"{self.path}_dim{cut.dim}"
-            gradient = "mean" if cut.axis == self.batch_axis else 1.0
-            local = gather(local, cut.dim, line, name, gradient)
-        return tf.ensure_shape(local, self.global_shape)
 
 
 def raise_for_saved_model(why: str, received: str, *args: Any, **kwargs: Any) -> None:
@@ -228,60 +208,33 @@ def tf_class(cls: type) -> type:
     return VariableShard
 
 
-def creator(distribution: Any) -> Any:
-    """A function for `tf.variable_creator_scope`."""
-
-    def create(next_creator, **kwargs):
-        variable = _keras_variable_of(kwargs)
-        # An optimizer makes it `on_shards`, see `slots_like`.
-        if works_on_shards() or (variable is None and is_keras_3()):
-            return next_creator(**kwargs)
-        path, shape = _path_and_shape(variable, kwargs)
-        shard = None
-        if shape is not None and tf.TensorShape(shape).is_fully_defined() and _is_of_a_layer():
-            shard = _shard_by_layout(variable, path, shape, distribution)
-        if shard is None:
-            return next_creator(**kwargs)
-        return _made(shard, variable, next_creator, kwargs)
-
-    return create
-
-
-def _made(shard, variable, next_creator, kwargs):
-    """Makes a `tf.Variable` with this rank's shard, for the variable of Keras 3 if there is one."""
-    whole = kwargs.get("initial_value")
+def create(distribution: Any, next_creator: Any, **kwargs: Any) -> Any:
+    """Makes a variable, for `tf.variable_creator_scope`; of one in the layout map the shard."""
+    variable, path, shape = _requested(kwargs)
+    if works_on_shards() or (variable is None and is_keras_3()):
+        return next_creator(**kwargs)
+    # Within an optimizer, whose paths contain a model's, a metric or a seed generator.
+    stack = global_state.get_global_attribute("name_scope_stack") if is_keras_3() else None
+    others = (keras.optimizers.Optimizer, keras.metrics.Metric, keras.random.SeedGenerator)
+    of_layer = not any(isinstance(scope.caller, others) for scope in stack or ())
+    shard = None
+    if of_layer and shape is not None and tf.TensorShape(shape).is_fully_defined():
+        shard = _shard_by_layout(variable, path, shape, distribution)
+    if shard is None:
+        return next_creator(**kwargs)
     if variable is not None:
         make_sharded(variable, shard)
+    whole = kwargs.get("initial_value")
+    # `tf.compat.v1` variables may come without a dtype.
+    kwargs["dtype"] = dtype = kwargs.get("dtype") or getattr(whole, "dtype", tf.float32)
 
     def initial_value():
-        value = tf.cast(whole() if callable(whole) else whole, kwargs["dtype"])
-        return value if works_on_shards() else shard.take(value)
+        return shard.take(tf.cast(whole() if callable(whole) else whole, dtype))
 
-    # `tf.compat.v1` variables may come without a dtype.
-    kwargs["dtype"] = kwargs.get("dtype") or getattr(whole, "dtype", tf.float32)
-    made = next_creator(**{**kwargs, "initial_value": initial_value, "shape": shard.local_shape})
+    kwargs["initial_value"], kwargs["shape"] = initial_value, shard.local_shape
+    made = next_creator(**kwargs)
     make_sharded(made, shard)
-    made._sok_in_function = not tf.executing_eagerly()
     return made
-
-
-@contextlib.contextmanager
-def slots_like(reference: Any) -> Iterator[None]:
-    """A scope in which slot variables made `on_shards` are sharded like `reference`."""
-    shard = shard_of(reference)
-    if shard is None:
-        yield
-        return
-
-    def create(next_creator, **kwargs):
-        variable = _keras_variable_of(kwargs)
-        _, shape = _path_and_shape(variable, kwargs)
-        if shape is None or tuple(shape) != shard.local_shape:
-            return next_creator(**kwargs)
-        return _made(shard, variable, next_creator, kwargs)
-
-    with tf.variable_creator_scope(create):
-        yield
 
 
 def cut_existing(variable: Any, distribution: Any) -> None:
@@ -294,35 +247,33 @@ def cut_existing(variable: Any, distribution: Any) -> None:
             with tf.init_scope():
                 part = tf.convert_to_tensor(shard.take(tf.convert_to_tensor(variable)))
                 local = tf.Variable(part, trainable=variable.trainable, name=variable.name)
-            variable._value = local
-            make_sharded(local, shard)
-            make_sharded(variable, shard)
+                variable._value = local
+                make_sharded(variable, shard)
 
 
 def make_sharded(variable: Any, shard: Shard) -> None:
     """Turns a variable that has, or will have, a shard's value into a sharded variable."""
-    is_keras = isinstance(variable, keras.Variable)
-    variable.__class__ = VariableShard if is_keras else tf_class(type(variable))  # type: ignore[arg-type]
+    if isinstance(variable, keras.Variable):
+        variable.__class__ = VariableShard
+        if getattr(variable, "_value", None) is not None:
+            make_sharded(variable._value, shard)
+    else:
+        variable.__class__ = tf_class(type(variable))  # type: ignore[arg-type]
+        variable._sok_in_function = not tf.executing_eagerly()
     variable._sok_shard = shard
 
 
-def _keras_variable_of(kwargs):
-    """The variable of Keras 3 that requests one: its initializer is a closure over it."""
-    initial_value = kwargs.get("initial_value") if is_keras_3() else None
-    for cell in getattr(initial_value, "__closure__", None) or ():
-        if isinstance(cell.cell_contents, keras.Variable):
-            return cell.cell_contents
-    return None
-
-
-def _path_and_shape(variable, kwargs):
-    """Those of a variable of Keras 3, or those that the requested `tf.Variable` will have."""
-    if variable is not None:
-        return variable.path, variable._shape
-    scope, name, shape = tf.get_current_name_scope(), kwargs.get("name") or "", kwargs.get("shape")
-    if shape is None:
-        shape = getattr(kwargs.get("initial_value"), "shape", None)
-    return f"{scope}/{name}" if scope else name, shape
+def _requested(kwargs):
+    """The variable of Keras 3 that requests one, or None; the path and shape that it will have."""
+    initial_value, shape = kwargs.get("initial_value"), kwargs.get("shape")
+    # The initializer of a variable of Keras 3 is a closure over it.
+    closure = getattr(initial_value, "__closure__", None) if is_keras_3() else None
+    for variable in (cell.cell_contents for cell in closure or ()):
+        if isinstance(variable, keras.Variable):
+            return variable, variable.path, variable._shape
+    scope, name = tf.get_current_name_scope(), kwargs.get("name") or ""
+    shape = getattr(initial_value, "shape", None) if shape is None else shape
+    return None, f"{scope}/{name}" if scope else name, shape
 
 
 def _shard_by_layout(variable, path, shape, distribution):
@@ -336,12 +287,3 @@ def _shard_by_layout(variable, path, shape, distribution):
         return None
     shard = Shard(path, shape, axes, distribution.mesh, distribution.batch_dim_name)
     return shard if shard.cuts else None
-
-
-def _is_of_a_layer():
-    """False within an optimizer, whose paths contain a model's, a metric or a seed generator."""
-    if not is_keras_3():
-        return True
-    stack = global_state.get_global_attribute("name_scope_stack") or []
-    others = (keras.optimizers.Optimizer, keras.metrics.Metric, keras.random.SeedGenerator)
-    return not any(isinstance(scope.caller, others) for scope in stack)

@@ -227,14 +227,17 @@ def _clip_gradients(own, self, grads):
     """As in tf_keras; Keras 3 computes norms by functions of its own."""
     if variables := self.__dict__.pop("_sok_applied", None):
         grads = list(map(marked, grads, variables))
-    if not has_parts(grads):
-        return own(self, grads)
-    if self.clipnorm:
-        return [tf.clip_by_norm(gradient, self.clipnorm) for gradient in grads]
-    if self.global_clipnorm:
-        return tf.clip_by_global_norm(grads, self.global_clipnorm)[0]
-    if self.clipvalue:
-        return [tf.clip_by_value(g, -self.clipvalue, self.clipvalue) for g in grads]
+    return clipped(self, grads) if has_parts(grads) else own(self, grads)
+
+
+def clipped(optimizer: Any, grads: list) -> list:
+    """The gradients, clipped by TensorFlow's functions as a Keras optimizer says."""
+    if optimizer.clipnorm:
+        return [tf.clip_by_norm(gradient, optimizer.clipnorm) for gradient in grads]
+    if optimizer.global_clipnorm:
+        return tf.clip_by_global_norm(grads, optimizer.global_clipnorm)[0]
+    if limit := optimizer.clipvalue:
+        return [tf.clip_by_value(gradient, -limit, limit) for gradient in grads]
     return grads
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import types
 
 import keras
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 import tensorflow as tf
 
 from sok_like import distribution as dist
+from sok_like.distribution.collectives import shard_bounds
 from sok_like.distribution.distributions import random_state, set_random_state
-from sok_like.distribution.mesh import Placement, shard_bounds
+from sok_like.distribution.mesh import Shard
 
 pytestmark = pytest.mark.keras
 
@@ -40,9 +42,10 @@ def test_every_element_lies_on_as_many_ranks_as_its_layout_says(axes):
     for batch in range(2):
         for model in range(3):
             indices = {"batch": batch, "model": model}
-            placement = Placement("p", whole.shape, axes, sizes, indices)
-            mine = placement.take(whole)
-            assert mine.shape == placement.local_shape
+            mesh = types.SimpleNamespace(shape=sizes, index=indices)
+            shard = Shard("p", whole.shape, axes, mesh)
+            mine = shard.take(whole)
+            assert mine.shape == shard.local_shape
             held[mine.reshape(-1)] += 1
     assert set(held) == {6 // np.prod([sizes[axis] for axis in axes if axis], dtype=int)}
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_like as sok
 from sok_like import distribution as dist
 from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.ranks import comm
@@ -344,6 +345,27 @@ def explicit():
 )
 def test_shards(on_processes, body):
     on_processes(2, under, (1, 2), PUBLISHED, body)
+
+
+class OfTable(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.bag = sok.Embedding(9, 3, combiner="sum", name="bag")
+
+    def call(self, ids):
+        return self.bag(ids)
+
+
+def of_floats():
+    """Ids that are not integers are not truncated."""
+    model = OfTable()
+    assert model(tf.constant([[1, 2]])).shape == (1, 3) and local_shapes(model)
+    with pytest.raises(TypeError, match="Ids of table 'bag' must be integers.*float32"):
+        model(tf.constant([[1.7, 2.0]]))
+
+
+def test_ids_of_a_sharded_table(on_processes):
+    on_processes(2, under, (1, 2), {".*embeddings": ("model", None)}, of_floats)
 
 
 @of_keras_3

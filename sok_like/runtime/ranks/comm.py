@@ -24,6 +24,7 @@ _IGNORE_TF_CONFIG = "SOK_IGNORE_TF_CONFIG"
 
 # An attribute of tensors: says of the indices of a sparse gradient that each is there once.
 UNIQUE = "_sok_keys_are_unique"
+REPEATS = "_sok_repeats"  # mark of slices of which `average` sums no equal indices
 
 # The name of all-to-alls that every rank makes in the same order: each meets the others' next one.
 IN_TURN = "in_turn"
@@ -64,7 +65,8 @@ class Communicator(Protocol):
                 values = self.all_gather(tensor.values, f"{name}_values_{i}")
                 indices = self.all_gather(tensor.indices, f"{name}_indices_{i}")
                 values = values / tf.cast(self.world_size, values.dtype)
-                results[i] = distinct(tf.IndexedSlices(values, indices, tensor.dense_shape))
+                rows = tf.IndexedSlices(values, indices, tensor.dense_shape)
+                results[i] = rows if getattr(tensor, REPEATS, False) else distinct(rows)
             elif isinstance(tensor, tf.Tensor):
                 by_dtype.setdefault(tensor.dtype, []).append(i)
         for dtype, places in by_dtype.items():
