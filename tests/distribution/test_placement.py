@@ -127,6 +127,8 @@ def test_scope_restores_what_was(sok):
     assert tf.keras.Model.__call__ is call
     with pytest.raises(TypeError, match="ModelParallel or DataParallel"):
         dist.set_distribution("data")
+    with pytest.raises(TypeError, match="Keras optimizer is required"):
+        outer.optimizer("adam")
 
 
 def test_devices_and_tensors_of_one_rank(sok):
@@ -139,11 +141,6 @@ def test_devices_and_tensors_of_one_rank(sok):
     np.testing.assert_array_equal(dist.distribute_tensor(whole, layout), whole)
     with pytest.raises(ValueError, match="must have a device mesh"):
         dist.distribute_tensor(whole, dist.TensorLayout((None, None)))
-
-
-def test_name_of_an_optimizer_is_refused(sok):
-    with pytest.raises(TypeError, match="Keras optimizer is required"):
-        dist.DataParallel().optimizer("adam")
 
 
 def test_mesh_and_classes_are_those_of_keras(sok):

@@ -43,11 +43,6 @@ def test_groups():
     assert strategy.row_sliced_configs[1][0]["name"] == "t1_rows_4_7"
 
 
-def test_data_parallel_threshold_of_zero_replicates_none():
-    strategy = DistEmbeddingStrategy(tables((1, 1)), 2, data_parallel_threshold=0)
-    assert strategy.table_groups == [[], [0], []]
-
-
 def test_one_rank_holds_tables_whole():
     strategy = DistEmbeddingStrategy(
         tables((10, 10), (3, 4)), 1, "memory_balanced",
@@ -56,6 +51,8 @@ def test_one_rank_holds_tables_whole():
     assert strategy.strategy == "basic"
     assert strategy.table_groups == [[], [0, 1], []]
     assert [c["output_dim"] for c in strategy.local_configs[0]] == [10, 4]
+    none = DistEmbeddingStrategy(tables((1, 1)), 2, data_parallel_threshold=0)
+    assert none.table_groups == [[], [0], []]
 
 
 def test_tables_that_agree_are_joined():

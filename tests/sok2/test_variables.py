@@ -86,7 +86,8 @@ def test_dynamic_variable_under_its_names():
 
 
 def test_scatter():
-    table = sok2.DynamicVariable(2, "1", "hbm")
+    with pytest.warns(UserWarning, match="max_hbm_for_vectors"):  # of HierarchicalKV's layout
+        table = sok2.DynamicVariable(2, "1", "hbm", max_hbm_for_vectors=16)
     table.scatter_add(tf.IndexedSlices(tf.ones([3, 2]), [7, 8, 7]))
     table.scatter_update(tf.IndexedSlices(tf.fill([1, 2], 9.0), [8]))
     keys, rows = sok2.export(table)
@@ -134,11 +135,6 @@ def test_initializers(initializer, var_type, mean, least, largest):
 def test_dynamic_variable_refuses(arguments, error, message):
     with pytest.raises(error, match=message):
         sok2.DynamicVariable(3, **arguments)
-
-
-def test_the_layout_of_hierarchical_kv_is_ignored_with_a_warning():
-    with pytest.warns(UserWarning, match="max_hbm_for_vectors"):
-        sok2.DynamicVariable(3, max_hbm_for_vectors=16)
 
 
 def test_a_table_of_hbm_that_is_full_raises_and_one_of_hybrid_evicts():

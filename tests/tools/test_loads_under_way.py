@@ -27,14 +27,11 @@ def test_loads_before_the_first_use(load):
     assert loads_under_way.most_under_way(code, 32) == 0
 
 
-def test_a_value_moved_out_is_a_use():
-    code = lines(LOAD.format(8), "MOV R24, R9", LOAD.format(12), "MOV R25, R15", LOAD.format(16))
-    assert loads_under_way.most_under_way(code, 128) == 1
-
-
-def test_a_store_is_a_use():
-    code = lines(LOAD.format(8), "STG.E.128 desc[UR4][R4.64], R8", LOAD.format(12))
-    assert loads_under_way.most_under_way(code, 128) == 1
+def test_a_value_moved_out_or_stored_is_a_use():
+    moved = lines(LOAD.format(8), "MOV R24, R9", LOAD.format(12), "MOV R25, R15", LOAD.format(16))
+    stored = lines(LOAD.format(8), "STG.E.128 desc[UR4][R4.64], R8", LOAD.format(12))
+    for code in (moved, stored):
+        assert loads_under_way.most_under_way(code, 128) == 1
 
 
 def test_the_next_iteration_does_not_count():
