@@ -62,8 +62,10 @@ def faces(variable: Any):
 def is_local(variable: Any) -> bool:
     """Whether a variable is this rank's own: neither averaged over ranks nor broadcast.
 
-    True for marked variables and every EmbeddingVariable, whichever layer it belongs to. False for
-    any object that is not a variable.
+    True for marked variables and every EmbeddingVariable, whichever layer it belongs to.
+
+    Args:
+        variable: Any object; for what is not a variable the result is False.
     """
     return is_embedding_variable(variable) or any(
         getattr(face, "de_local", False) for face in faces(variable)

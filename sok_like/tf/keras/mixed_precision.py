@@ -11,6 +11,8 @@ from sok_like.optimizers.wrapper import OptimizerWrapper
 from sok_like.runtime.checks import require
 from sok_like.runtime.framework.running_keras import is_keras_3
 
+__all__ = ["LossScaleOptimizer"]
+
 
 def LossScaleOptimizer(optimizer: Any, loss_scale: float | str = "dynamic") -> Any:
     """tf_keras' loss scaling with the arguments of TensorFlow 1, around a stock optimizer.
@@ -63,3 +65,7 @@ class _InGraphs:
         with tf.init_scope():
             self.inner_optimizer.build([variable for _, variable in pairs])
         return as_op(lambda: step(pairs, *args, **kwargs), self.inner_optimizer.name)
+
+
+def __dir__() -> list[str]:
+    return __all__
