@@ -226,6 +226,16 @@ def test_a_child_of_fork_ends_by_sigterm(tmp_path):
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_it_goes_on_from_backup_to_backup(tmp_path):
+    expected, batches = unbroken("plain")
+    trained = []
+    for stop in (batches[3], batches[8], batches[11], None):
+        model, seen, *_ = train("plain", tmp_path / "b", stop, save_freq=2)
+        trained += seen
+    assert len(trained) <= len(batches) + 3  # at most one interval again, each time
+    check_same(predicted(model), expected)
+
+
 @pytest.mark.parametrize("kind", ["plain", "unknown size", "stream"])
 def test_a_backup_of_the_last_batch_begins_the_next_epoch(kind, tmp_path):
     expected, batches = unbroken(kind)

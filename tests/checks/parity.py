@@ -40,7 +40,7 @@ KERAS = {
 def tables(some):
     """Names of the tables that are trained: of the odd and even ones some combine, some hash."""
     odd = ("sum", "dense", "mean_rows", "sqrtn_rows")
-    return [name for name in TABLES if some == "all" or (name in odd) == (some == "odd")]
+    return [name for name in TABLES if (name in odd) == (some == "odd")]
 
 
 # ---- data ----
@@ -141,8 +141,8 @@ def layer_input(name, keys, lengths):
     return tf.SparseTensor(sparse.indices, sparse.values, shape)
 
 
-def train(optimizer_name, scale, some="all"):
-    """Trains all tables on this rank's samples; vectors, rows and ordinary weights it ends with."""
+def train(optimizer_name, scale, some):
+    """Trains these tables on this rank's samples; the vectors, rows and weights it ends with."""
     rank, world_size = sok.rank(), sok.size()
     names = tables(some)
     layers = {name: make_layer(name, world_size, scale) for name in names}

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 from unittest import mock
 
 import numpy as np
@@ -272,6 +273,41 @@ def unbroken():
 
 def test_keras_backup_in_a_shared_folder(on_processes, tmp_path):
     on_processes(2, backup, tmp_path)
+
+
+class Preempt(tf.keras.callbacks.Callback):
+    """A SIGTERM to rank 1 alone, in the second epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1 and sok.rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def preempted(folder):
+    """`sok.callbacks.BackupAndRestore` saves at a SIGTERM."""
+    before = signal.getsignal(signal.SIGTERM)
+    callback = sok.callbacks.BackupAndRestore(str(folder), sigterm_every=1)
+    with pytest.raises(SystemExit) as end:
+        fit(called(), 4, callbacks=[Preempt(), callback])
+    assert end.value.code == 143 and signal.getsignal(signal.SIGTERM) == before
+
+
+def go_on_after(folder):
+    model, callback = called(), sok.callbacks.BackupAndRestore(str(folder))
+    assert len(fit(model, 4, callbacks=[callback]).history["loss"]) == 2
+    assert int(tf.convert_to_tensor(model.optimizer.iterations)) == 4
+    return model.predict_on_batch(X)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("readers", [1, 2])
+def test_a_sigterm_saves_and_any_number_of_ranks_goes_on(on_processes, tmp_path, readers):
+    on_processes(2, preempted, tmp_path / "b")
+    (expected,) = on_processes(1, unbroken)
+    copy = shutil.copytree(tmp_path / "b", tmp_path / "copy")  # the ranks still have the first
+    for predicted in on_processes(readers, go_on_after, copy):
+        np.testing.assert_allclose(predicted, expected, rtol=0, atol=1e-6)
+    assert not copy.exists()
 
 
 def session_variables():
