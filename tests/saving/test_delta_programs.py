@@ -148,10 +148,6 @@ class Program:
         self.saver.restore(self.table, self.folder / "chain")
         self.oracle = self.dumped.restored()
 
-    def restore_rows(self):
-        self.saver.restore(self.table, self.folder / "chain", rows_only=True)
-        self.oracle = Oracle(self.dumped.rows)
-
     def restore_anew(self):
         self.make()
         self.restore()
@@ -181,7 +177,6 @@ def test_a_restore_gives_the_table_of_the_last_dump(sok, tmp_path, seed):
         # Each dump begins an interval of changes, also one into another folder.
         "step dump clear step dump_elsewhere step dump_elsewhere delta",
         "step dump step dump_elsewhere clear step dump_elsewhere delta",
-        "step dump restore_rows step delta",
     ],
 )
 def test_a_delta_of_more_than_keys_is_whole(sok, tmp_path, calls):

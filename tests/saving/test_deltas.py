@@ -267,3 +267,12 @@ def test_since_must_name_a_dump_that_the_table_knows(sok, tmp_path):
     with pytest.raises(RuntimeError, match="begin with a full dump"):
         saver.dump(other, tmp_path, since=3)
     assert len(list(tmp_path.glob("*.npz"))) == 1
+
+
+def test_a_delta_after_rows_alone_is_whole(sok, tmp_path):
+    saver, table, optimizer = begun(sok, tmp_path, range(5))
+    saver.restore(table, tmp_path, rows_only=True)
+    train(table, optimizer, [2, 7])
+    saver.dump(table, tmp_path, since="last")
+    assert shard_of(tmp_path, 1)["keys"].tolist() == [0, 1, 2, 3, 4, 7]
+    check_restored(sok, tmp_path, table)
