@@ -24,6 +24,12 @@ class Ids(NamedTuple):
     weights: tf.Tensor | None  # floats [num_keys]; None for ones
     sparse: tf.SparseTensor | None  # of which `ragged` was made; None if the input was ragged
 
+    @property
+    def batch(self) -> int | None:
+        """The number of samples, if it is known before the lookup."""
+        source = self.ragged if self.sparse is None else self.sparse
+        return source.shape.with_rank(2)[0]
+
 
 def table_name(table: Any) -> str:
     """A table's name in errors."""

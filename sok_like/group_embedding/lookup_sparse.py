@@ -102,9 +102,8 @@ def group_embedding_lookup_sparse(
         rows_of_tables = _look_up(tables, feature, dense_rows, training, options)
         if is_sequence:
             return list(map(_as_sequence, rows_of_tables, ids))
-        for rows, (ragged, _, sparse) in zip(rows_of_tables, ids, strict=True):
-            source = ragged if sparse is None else sparse
-            rows.set_shape([source.shape.with_rank(2)[0], rows.shape[-1]])
+        for rows, i in zip(rows_of_tables, ids, strict=True):
+            rows.set_shape([i.batch, rows.shape[-1]])
         return rows_of_tables
 
 

@@ -125,21 +125,22 @@ def exchange_lookup(
 def lookup_here(
     features: Sequence[ShardFeature], training: bool = True, name: str = "lookup"
 ) -> list[tf.Tensor]:
-    """Looks up tables that are whole on this rank: without an exchange, in the tables' dtypes."""
+    """Looks up dense tables that are whole on this rank, and hash tables; in the tables' dtypes."""
     hashed = [
-        hash_lookup.HashFeature(f.variable, f.keys, f.combiner, f.row_splits)
+        hash_lookup.HashFeature(f.variable, f.keys, f.combiner, f.row_splits, f.weights)
         for f in features
-        if f.owner == BY_KEY
+        if is_embedding_variable(f.variable)
     ]
-    by_key = iter(hash_lookup.lookup(hashed, training=training, name=name))
-    dense = [f for f in features if f.owner != BY_KEY]
+    options = {"training": training, "gradient_scale": "sum", "name": name}
+    by_key = iter(hash_lookup.lookup(hashed, **options))
+    dense = [f for f in features if not is_embedding_variable(f.variable)]
     numbers = [require_in_range(f.keys, f.key_limit, f.table_name) + f.row_offset for f in dense]
     places, _ = _gather(dense, numbers)
     of_dense = (
-        combined(rows, inverse, f.combiner, f.row_splits)
+        combined(rows, inverse, f.combiner, f.row_splits, f.weights)
         for f, (rows, inverse) in zip(dense, places, strict=True)
     )
-    return [next(by_key if f.owner == BY_KEY else of_dense) for f in features]
+    return [next(by_key if is_embedding_variable(f.variable) else of_dense) for f in features]
 
 
 def in_range(features: Sequence[ShardFeature]) -> tuple[list[ShardFeature], list[tf.Tensor]]:

@@ -55,9 +55,9 @@ def Variable(*args: Any, mode: str | None = None, **kwargs: Any) -> Any:
 
 def home_of(mode: str | None) -> int | None:
     """The rank of mode "localized:#"; None for "distributed" and None."""
-    world_size = comm.current().world_size
     if mode is None or mode == "distributed":
         return None
+    world_size = comm.current().world_size
     kind, _, number = mode.partition(":") if isinstance(mode, str) else ("", "", "")
     if kind != "localized" or not number.isdecimal() or int(number) >= world_size:
         required = "'distributed' or 'localized:#' with the number of one of the "
@@ -103,8 +103,15 @@ class ShardedVariable(ResourceVariable):
             rule, received = required, f"shape={shape}, initializer={initializer!r}"
             raise unmet("`shape` and `initializer`", rule, received, self._of)
         if value is not None:
-            value = self._as_table(value)
-            self._global_shape = tuple(value.shape.as_list())
+            value = value() if callable(value) and not isinstance(value, tf.Variable) else value
+            value = np.asarray(value) if isinstance(value, (list, tuple)) else value
+            value = tf.convert_to_tensor(value)
+            value = value[tf.newaxis] if value.shape.rank == 1 else value
+            dims = value.shape
+            is_table = dims.rank == 2 and dims.is_fully_defined() and dims[1] >= 1
+            required = "of a known shape [rows, dim], or [dim] for one row"
+            require(is_table, "initial_value", required, dims, self._of)
+            self._global_shape = tuple(dims.as_list())
             with tf.device(value.device if tf.executing_eagerly() else None):
                 return tf.gather(value, self._rows_here())
         dims = tf.TensorShape(shape)
@@ -123,19 +130,6 @@ class ShardedVariable(ResourceVariable):
         initializer = tf.keras.initializers.get(initializer)
         whole_table = initializer(shape=(rows, dim), dtype=dtype or tf.float32)
         return tf.gather(tf.convert_to_tensor(whole_table), self._rows_here())
-
-    def _as_table(self, value):
-        """An initial value as a tensor `[rows, dim]`."""
-        value = value() if callable(value) and not isinstance(value, tf.Variable) else value
-        if isinstance(value, (list, tuple)):
-            value = np.asarray(value)
-        value = tf.convert_to_tensor(value)
-        if value.shape.rank == 1:
-            value = value[tf.newaxis]
-        is_table = value.shape.rank == 2 and value.shape.is_fully_defined() and value.shape[1] >= 1
-        required = "of a known shape [rows, dim], or [dim] for one row"
-        require(is_table, "initial_value", required, value.shape, self._of)
-        return value
 
     def _rows_here(self):
         rows = self._global_shape[0]
@@ -189,13 +183,10 @@ class ShardedVariable(ResourceVariable):
 
 
 class DistributedVariable(ShardedVariable):
-    """Rows r, r + n, r + 2 n, ... are on rank r of n.
-
-    Args:
-        *args, **kwargs: As for `Variable`, without `mode`.
+    """A `Variable` whose rows r, r + n, r + 2 n, ... are on rank r of n.
 
     Raises:
-        ValueError, RuntimeError: As for `Variable`.
+        ValueError, RuntimeError: As for `Variable`, whose arguments it takes, except `mode`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -205,11 +196,11 @@ class DistributedVariable(ShardedVariable):
 
 
 class LocalizedVariable(ShardedVariable):
-    """All rows are on rank `target_gpu`, none on others.
+    """A `Variable` whose rows are all on one rank, none on others.
 
     Args:
+        target_gpu: Number of the rank.
         *args, **kwargs: As for `Variable`, without `mode`.
-        target_gpu: Number of a rank.
 
     Raises:
         ValueError, RuntimeError: As for `Variable`; also if the rank does not exist.
@@ -221,21 +212,16 @@ class LocalizedVariable(ShardedVariable):
 
 def is_static(variable: Any) -> bool:
     """Whether a variable was made by `Variable`, even if Keras 3 has wrapped it."""
-    return isinstance(plain(variable), ShardedVariable)
+    return isinstance(getattr(variable, "_value", variable), ShardedVariable)
 
 
 def own_variable(variable: Any, rule: str) -> Any:
     """The table inside a variable of sok2; TypeError, which begins with `rule`, for another one."""
-    table = plain(variable)
-    if not is_static(table) and not is_embedding_variable(table):
+    if is_static(variable):
+        return getattr(variable, "_value", variable)
+    if not is_embedding_variable(variable):
         raise TypeError(f"{rule}. Received: {variable!r}")
-    return table
-
-
-def plain(variable: Any) -> Any:
-    """The table inside a Keras 3 variable; other objects unchanged."""
-    inner = getattr(variable, "_value", None)
-    return inner if isinstance(inner, ShardedVariable) else unwrap(variable)
+    return unwrap(variable)
 
 
 def _by_row(initializer, dim, rows):

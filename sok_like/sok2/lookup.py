@@ -1,9 +1,9 @@
 """`lookup_sparse`, `all2all_dense_embedding` and `sparse_read_and_evict` of SOK 2.x.
 
                      one rank                    several ranks
-    spread tables    group lookup                group lookup: two collectives, and one back
-    dense tables     group lookup                exchange of dense tables: the same number
-    localized        group lookup                together with dense tables
+    spread tables    lookup of hash tables       the same: two collectives, and one back
+    dense tables     TensorFlow's gather         exchange of dense tables: the same number
+    localized        lookup of hash tables       together with dense tables
 
 All tables of a kind travel together.
 """
@@ -13,11 +13,14 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.group_embedding import arguments
-from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 from sok_like.lookup import exporting
-from sok_like.lookup.dense_lookup import lookup_rows
-from sok_like.lookup.exchange import Exchange, ShardFeature, exchange_lookup, most_ids
-from sok_like.lookup.hash_lookup import HashFeature, lookup
+from sok_like.lookup.exchange import (
+    Exchange,
+    ShardFeature,
+    exchange_lookup,
+    lookup_here,
+    most_ids,
+)
 from sok_like.lookup.ids import FlatIds
 from sok_like.lookup.keras_call import by_training, check_listed, training_of_call
 from sok_like.lookup.local_variables import unique_in_graph
@@ -64,24 +67,27 @@ def lookup_sparse(
         ValueError: lists differ in length, or a combiner is unknown.
         tf.errors.InvalidArgumentError: an id is outside its table; on every rank.
     """
-    is_list = isinstance(sp_ids, (list, tuple))
+    is_list, sp_ids = isinstance(sp_ids, (list, tuple)), as_list(sp_ids)
     tables = [_table(param) for param in as_list(params)]
-    ids = arguments.one_each("sp_ids", as_list(sp_ids), len(tables))
-    weights: list[Any] = [None] * len(tables)
-    if sp_weights is not None:
-        weights = arguments.one_each("sp_weights", as_list(sp_weights), len(tables))
     combiners = arguments.combiners("mean" if combiners is None else combiners, len(tables))
     for table in tables if use_low_frequency_filter else ():
         is_hybrid = getattr(table, "backend_type", None) == "hybrid"
         required = "False except for DynamicVariables of var_type 'hybrid'"
         of = f"table '{table.table_name}'"
         require(is_hybrid, "use_low_frequency_filter", required, use_low_frequency_filter, of)
-    name = unique_in_graph("sok2_lookup_sparse")
-    for table, i in zip(tables, ids, strict=True):
+    for table, i in zip(tables, sp_ids, strict=False):
         check_listed(table, getattr(i, "values", i))
-
-    asked = list(zip(tables, ids, weights, combiners, strict=True))
-    outputs = by_training(training_of_call(), lambda training: _look_up(asked, name, training))
+    name = unique_in_graph("sok2_lookup_sparse")
+    with tf.name_scope(name):
+        weights = None if sp_weights is None else as_list(sp_weights)
+        ids = arguments.ids_of_tables(sp_ids, weights, tables, combined=True)
+        features = [
+            _feature(table, as_keys(keys.values), keys.row_splits, combiner, weights)
+            for table, (keys, weights, _), combiner in zip(tables, ids, combiners, strict=True)
+        ]
+        outputs = _look_up(features, name)
+        for rows, i in zip(outputs, ids, strict=True):
+            rows.set_shape([i.batch, rows.shape[-1]])
     return outputs if is_list else outputs[0]
 
 
@@ -106,17 +112,8 @@ def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
     check_listed(table, indices)
     name = unique_in_graph("sok2_all2all_dense_embedding")
     flat = FlatIds(indices, None, hashed=True)
-
-    def look_up(training):
-        if _by_exchange(table):
-            feature = _shard(table, flat.ids, flat.row_splits, flat.combiner, None)
-            return _exchange([feature], name, training)[0]
-        if is_static(table):
-            return lookup_rows(table, flat.ids, None, None, table.table_name)
-        feature = HashFeature(table, flat.ids)
-        return lookup([feature], training=training, gradient_scale="sum", name=name)[0]
-
-    return flat.restore(by_training(training_of_call(), look_up))
+    feature = _feature(table, flat.ids, flat.row_splits, flat.combiner, None)
+    return flat.restore(_look_up([feature], name)[0])
 
 
 def _table(param):
@@ -129,47 +126,11 @@ def _table(param):
     return table
 
 
-def _by_exchange(table):
-    """Whether `exchange_lookup` finds a table's rows, instead of the lookup of its kind."""
-    if comm.current().world_size == 1 or exporting.current() is not None:
-        return False
-    return is_static(table) or table.home is not None
-
-
-def _look_up(asked, name, training):
-    """Outputs of tuples `(table, ids, weights, combiner)`."""
-    outputs: list[Any] = [None] * len(asked)
-    exchanged = [i for i, (table, *_) in enumerate(asked) if _by_exchange(table)]
-    grouped = [i for i in range(len(asked)) if i not in exchanged]
-    if grouped:
-        tables, ids, weights, combiners = map(list, zip(*(asked[i] for i in grouped), strict=True))
-        options = {"name": name, "training": training, "gradient_scale": "sum"}
-        rows_of_tables = group_embedding_lookup_sparse(
-            tables, ids, combiners, sp_weights=weights, **options
-        )
-        for i, rows in zip(grouped, rows_of_tables, strict=True):
-            outputs[i] = rows
-    if not exchanged:
-        return outputs
-    features, shapes = [], []
-    for table, ids, weights, combiner in (asked[i] for i in exchanged):
-        ragged, weights, _ = arguments.ids_of(ids, weights, table.table_name)
-        flat, splits = as_keys(ragged.values), tf.cast(ragged.row_splits, tf.int64)
-        features.append(_shard(table, flat, splits, combiner, weights))
-        shapes.append([ragged.shape[0], table.dim])
-    # After the other tables: if those fail, they fail on all ranks.
-    with tf.control_dependencies([outputs[i] for i in grouped]):
-        rows_of_tables = _exchange(features, f"{name}_dense", training)
-    for i, rows, shape in zip(exchanged, rows_of_tables, shapes, strict=True):
-        outputs[i] = tf.ensure_shape(rows, shape)
-    return outputs
-
-
-def _shard(table, ids, row_splits, combiner, weights):
+def _feature(table, keys, row_splits, combiner, weights):
     static = is_static(table)
     return ShardFeature(
-        keys=ids,
-        row_splits=row_splits,
+        keys=keys,
+        row_splits=tf.cast(row_splits, tf.int64),
         combiner=combiner,
         table_name=table.table_name,
         key_limit=table.global_shape[0] if static else most_ids(comm.current().world_size),
@@ -181,9 +142,27 @@ def _shard(table, ids, row_splits, combiner, weights):
     )
 
 
-def _exchange(features, name, training):
-    rows = exchange_lookup(features, Exchange(name, training, gradient_scale=1.0))
-    return [tf.cast(r, feature.variable.dtype) for r, feature in zip(rows, features, strict=True)]
+def _look_up(features, name):
+    """Rows of features, with the `training` flag of a Keras call."""
+    alone = comm.current().world_size == 1 or exporting.current() is not None
+    # Dense tables, and hash tables on one rank.
+    shards = [i for i, f in enumerate(features) if is_static(f.variable) or f.owner is not None]
+    shards = [] if alone else shards
+    others = [i for i in range(len(features)) if i not in shards]
+
+    def look_up(training):
+        found = lookup_here([features[i] for i in others], training, name)
+        rows = dict(zip(others, found, strict=True))
+        # After the other tables: if those fail, they fail on all ranks.
+        with tf.control_dependencies(found):
+            if shards:
+                how = Exchange(f"{name}_shards", training, gradient_scale=1.0)
+                rows |= zip(
+                    shards, exchange_lookup([features[i] for i in shards], how), strict=True
+                )
+        return [tf.cast(rows[i], f.variable.dtype) for i, f in enumerate(features)]
+
+    return by_training(training_of_call(), look_up)
 
 
 _DROPPED = PolicyCounts._fields.index("dropped")
