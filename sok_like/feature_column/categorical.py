@@ -20,6 +20,12 @@ from sok_like.runtime.checks import as_integer, require, unmet
 from sok_like.table.keys import DTYPES, dtype_hint, may_be_keys
 from sok_like.table.policies import EmbeddingVariableOption, check_option, with_steps_to_live
 
+# Columns of TensorFlow that take strings or integers, as their `dtype` says.
+_OF_EITHER = (
+    *(fc.HashedCategoricalColumn, fc.VocabularyListCategoricalColumn),
+    fc.VocabularyFileCategoricalColumn,
+)
+
 
 class EmbeddingCategoricalColumn(
     fc.CategoricalColumn,
@@ -74,13 +80,12 @@ class EmbeddingCategoricalColumn(
 
     def check_dtype(self, dtype: tf.DType) -> None:
         """Raises ValueError, with a remedy, unless a feature may have this dtype."""
-        wants_strings = self.dtype == tf.string
-        if dtype == tf.string if wants_strings else may_be_keys(dtype):
+        if dtype == tf.string if self.dtype == tf.string else may_be_keys(dtype):
             return
         hint = dtype_hint(dtype)
         if dtype == tf.string:
             hint = "Give `categorical_column_with_embedding` the dtype tf.string"
-        elif wants_strings:
+        elif self.dtype == tf.string:
             hint = "A `tf.keras.Input` of strings has the dtype 'string'"
         required = f"match the dtype of its column, {self.dtype.name}"
         raise unmet(f"Feature '{self.key}'", required, f"{dtype.name}. {hint}")
@@ -226,14 +231,16 @@ def check_features(columns: Sequence[Any], features: Mapping[str, Any], layer: s
         if isinstance(column, EmbeddingCategoricalColumn):
             column.check_dtype(dtype)
             continue
-        wanted = _wanted(column, key)
-        fits = {
-            "numbers": dtype.is_integer or dtype.is_floating,
-            "integers": may_be_keys(dtype),
-            "strings": dtype == tf.string,
-            "integers or strings": may_be_keys(dtype) or dtype == tf.string,
-        }
-        if wanted is not None and not fits[wanted]:
+        wanted, fits = "integers", may_be_keys(dtype)
+        if isinstance(column, fc.NumericColumn) or key == getattr(column, "weight_feature_key", 0):
+            wanted, fits = "numbers", dtype.is_integer or dtype.is_floating
+        elif isinstance(column, fc.CrossedColumn):
+            wanted, fits = "integers or strings", fits or dtype == tf.string
+        elif isinstance(column, _OF_EITHER) and column.dtype == tf.string:
+            wanted, fits = "strings", dtype == tf.string
+        elif not isinstance(column, (fc.IdentityCategoricalColumn, *_OF_EITHER)):
+            continue
+        if not fits:
             raise ValueError(
                 f"Feature '{key}' of column '{column.name}' must hold {wanted}. "
                 f"Received: {dtype.name}. Give `tf.keras.Input` another dtype (layer '{layer}')"
@@ -248,17 +255,3 @@ def _features_of(columns: Sequence[Any]) -> Iterator[tuple[Any, str]]:
                 yield column, parent
             else:
                 yield from _features_of([parent])
-
-
-def _wanted(column, key):
-    """The values that a column of TensorFlow takes; None for others."""
-    if isinstance(column, fc.NumericColumn) or key == getattr(column, "weight_feature_key", None):
-        return "numbers"
-    if isinstance(column, fc.IdentityCategoricalColumn):
-        return "integers"
-    if isinstance(column, fc.CrossedColumn):
-        return "integers or strings"
-    vocabularies = fc.VocabularyListCategoricalColumn, fc.VocabularyFileCategoricalColumn
-    if isinstance(column, (fc.HashedCategoricalColumn, *vocabularies)):
-        return "strings" if column.dtype == tf.string else "integers"
-    return None

@@ -23,7 +23,7 @@ from tensorflow.python.feature_column import feature_column_v2 as fc
 from sok_like.feature_column.categorical import EmbeddingCategoricalColumn, table_column
 from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 from sok_like.group_embedding.variables import get_embedding_variable
-from sok_like.runtime.checks import as_integer, require, unmet
+from sok_like.runtime.checks import check_integer, require, unmet
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.table.variable import EmbeddingVariable
 
@@ -92,8 +92,8 @@ def graph_weights(column: Any, weight_collections: list | None, trainable: bool)
 
 def table_shape(column: Any) -> list[int | None]:
     """Rows of a column's table, None for a hash table, and their length."""
-    is_hashed = column.keys_column is not None
-    return [None if is_hashed else column.categorical_column._num_buckets, column.dimension]
+    rows = None if column.keys_column is not None else column.categorical_column._num_buckets
+    return [rows, column.dimension]
 
 
 def unfit(column: Any, received: str) -> Exception:
@@ -282,8 +282,7 @@ def _make(categorical_columns, shared_name, dimension, combiner, initializer, *r
                 f"ckpt_to_load_from={ckpt_to_load_from!r}"
             )
     of = f"column '{categorical_columns[0].name}'"
-    is_positive = (as_integer(dimension) or 0) >= 1
-    require(is_positive, "dimension", "a positive integer", dimension, of)
+    check_integer("dimension", dimension, of=of)
     is_combiner = combiner in ("mean", "sum", "sqrtn")
     require(is_combiner, "combiner", "'mean', 'sum' or 'sqrtn'", combiner, of)
     if (ckpt_to_load_from is None) != (tensor_name_in_ckpt is None):
@@ -295,10 +294,8 @@ def _make(categorical_columns, shared_name, dimension, combiner, initializer, *r
     if initializer is not None and of_option is not None:
         required = "be given once, to the column or to its InitializerOption"
         raise unmet("`initializer`", required, f"{initializer!r} and {of_option!r}", of)
-    if initializer is None:
-        initializer = of_option
-    if initializer is None:
-        initializer = tf.compat.v1.truncated_normal_initializer(0.0, 1 / math.sqrt(dimension))
+    default = v1.truncated_normal_initializer(0.0, 1 / math.sqrt(dimension))
+    initializer = next(i for i in (initializer, of_option, default) if i is not None)
     of_table = (dimension, combiner, initializer, *rest)
     more = {"group": current_group(), "shared_name": shared_name}
     return [GroupEmbeddingColumn(column, *of_table, **more) for column in categorical_columns]

@@ -7,22 +7,33 @@ params  [EV a, variable b, EV c, EV a]
             +--------|-------+-----+--> sok_like.lookup: two collectives forward and
             |        |       |     |    one back, or one fused op if there is one process
 outputs [ [B, D] , [B, D], [B, D], [B, D] ]
+
+Ids of every kind are converted to one form. Arguments are never changed; lists are copied.
 """
 
 import sys
-from typing import Any
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.ops.variables import PartitionedVariable
 
-from sok_like.group_embedding import arguments
-from sok_like.group_embedding.arguments import Ids, table_name
-from sok_like.lookup.dense_lookup import lookup_rows
-from sok_like.lookup.hash_lookup import HashFeature, lookup
-from sok_like.lookup.ids import FlatIds
+from sok_like.lookup import dense_lookup, exporting
+from sok_like.lookup.exchange import feature_here, lookup_here
+from sok_like.lookup.ids import FlatIds, row_splits, samples_by_table, samples_of
 from sok_like.lookup.keras_call import by_training, training_of_call
-from sok_like.runtime.checks import check_integer, unmet, wrong_argument
-from sok_like.table.keys import as_keys
-from sok_like.table.variable import EmbeddingVariable
+from sok_like.runtime.checks import (
+    COMBINERS,
+    as_list,
+    check_integer,
+    require,
+    unmet,
+    wrong_argument,
+)
+from sok_like.runtime.framework.graphs import checked
+from sok_like.table.keys import as_keys, dtype_hint
+from sok_like.table.variable import EmbeddingVariable, unwrap
 
 
 def group_embedding_lookup_sparse(
@@ -74,32 +85,22 @@ def group_embedding_lookup_sparse(
         tf.errors.InvalidArgumentError: an id is outside a tf.Variable, or weights are not at the
             positions of the ids.
     """
-    tables = arguments.tables(params)
-    combiners = arguments.combiners(combiners, len(tables))
-    arguments.check_partition_strategy(partition_strategy)
-    name = name or "group_embedding_lookup_sparse"
-    arguments.check_mode(training, gradient_scale, wire_dtype, name)
+    tables = _tables(params, partition_strategy)
+    combiners = combiners_of(combiners, len(tables))
     if sp_weights is not None and is_sequence:
         required = "None if is_sequence is True: nothing is combined"
         raise wrong_argument("sp_weights", required, sp_weights)
     check_integer("params_num_per_group", params_num_per_group)
+    name = name or "group_embedding_lookup_sparse"
     with tf.name_scope(name):
-        ids = arguments.ids_of_tables(sp_ids, sp_weights, tables, combined=not is_sequence)
+        ids = ids_of_tables(sp_ids, sp_weights, tables, combined=not is_sequence)
 
-        def feature(i):
-            ragged, weights, _ = ids[i]
-            combined = () if is_sequence else (combiners[i], ragged.row_splits, weights)
-            return HashFeature(tables[i], as_keys(ragged.values), *combined)
-
-        def dense_rows(i):
-            (ragged, weights, _), of = ids[i], table_name(tables[i])
-            if is_sequence:
-                return lookup_rows(tables[i], ragged, None, None, of).values
-            weights = None if weights is None else ragged.with_values(weights)
-            return lookup_rows(tables[i], ragged, combiners[i], weights, of)
-
+        features = []
+        for table, combiner, (ragged, weights, _) in zip(tables, combiners, ids, strict=True):
+            combined = () if is_sequence else (ragged.row_splits, combiner, weights)
+            features.append(feature_here(table, _name(table), as_keys(ragged.values), *combined))
         options = {"gradient_scale": gradient_scale, "wire_dtype": wire_dtype, "name": name}
-        rows_of_tables = _look_up(tables, feature, dense_rows, training, options)
+        rows_of_tables = _look_up(features, training, options)
         if is_sequence:
             return list(map(_as_sequence, rows_of_tables, ids))
         for rows, i in zip(rows_of_tables, ids, strict=True):
@@ -130,46 +131,35 @@ def group_embedding_lookup(
     Raises:
         ValueError, TypeError, tf.errors.InvalidArgumentError: As there; also if ids are not dense.
     """
-    tables = arguments.tables(params)
-    ids = arguments.one_each("ids", ids, len(tables))
-    arguments.check_partition_strategy(partition_strategy)
-    name = name or "group_embedding_lookup"
-    arguments.check_mode(training, gradient_scale, wire_dtype, name)
+    tables = _tables(params, partition_strategy)
+    ids = _one_each("ids", ids, len(tables))
     for i, table in zip(ids, tables, strict=True):
         if isinstance(i, (tf.SparseTensor, tf.RaggedTensor)):
             required = "be dense; sok.group_embedding_lookup_sparse takes others"
-            raise unmet("`ids`", required, f"{i!r}", f"table '{table_name(table)}'", TypeError)
+            raise unmet("`ids`", required, f"{i!r}", f"table '{_name(table)}'", TypeError)
+    name = name or "group_embedding_lookup"
     with tf.name_scope(name):
         ids = [tf.convert_to_tensor(i) for i in ids]
         for i, table in zip(ids, tables, strict=True):
-            arguments.check_integers("ids", i, table_name(table))
+            check_integers("ids", i, _name(table))
         flat = [FlatIds(i, None, hashed=True) for i in ids]
 
-        def feature(i):
-            return HashFeature(tables[i], flat[i].ids)
-
-        def dense_rows(i):
-            return lookup_rows(tables[i], flat[i].ids, None, None, table_name(tables[i]))
-
+        features = [
+            feature_here(table, _name(table), f.ids) for table, f in zip(tables, flat, strict=True)
+        ]
         options = {"gradient_scale": gradient_scale, "wire_dtype": wire_dtype, "name": name}
-        rows_of_tables = _look_up(tables, feature, dense_rows, training, options)
+        rows_of_tables = _look_up(features, training, options)
         return [f.restore(rows) for f, rows in zip(flat, rows_of_tables, strict=True)]
 
 
-def _look_up(tables, feature, dense_rows, training, options):
-    """Rows by table: of hash tables by one lookup of features, of each tf.Variable by itself."""
-    hashed = [i for i, table in enumerate(tables) if isinstance(table, EmbeddingVariable)]
-    features = list(map(feature, hashed))
-
-    def look_up(training):
-        return lookup(features, training=training, **options)
-
-    rows = by_training(training_of_call() if training is None else training, look_up)
-    by_table = dict(zip(hashed, rows, strict=True))
-    return [by_table[i] if i in by_table else dense_rows(i) for i in range(len(tables))]
+def _look_up(features, training, options):
+    if not isinstance(training, bool | None):
+        raise wrong_argument("training", "a Python bool or None", training, error=TypeError)
+    training = training_of_call() if training is None else training
+    return by_training(training, lambda training: lookup_here(features, training, **options))
 
 
-def _as_sequence(rows, ids: Ids):
+def _as_sequence(rows, ids):
     """`[num_keys, dim]` to `[batch, T, dim]`."""
     dim = rows.shape[-1]
     if ids.sparse is None:
@@ -179,3 +169,165 @@ def _as_sequence(rows, ids: Ids):
     shape = tf.concat([ids.sparse.dense_shape, [dim]], 0)
     padded = tf.scatter_nd(ids.sparse.indices, rows, shape)
     return tf.ensure_shape(padded, ids.sparse.shape.with_rank(2).concatenate([dim]))
+
+
+def _tables(params, partition_strategy):
+    """`params` as a list of EmbeddingVariables and of dense tables for TensorFlow's gather."""
+    require(params is not None, "params", "given", params)
+    require(bool(as_list(params)), "params", "at least one table", params)
+    if partition_strategy != "mod":  # the only way to spread keys over ranks
+        raise ValueError(
+            "`partition_strategy` must be 'mod'. (Pass weights by keyword, `sp_weights=`, because "
+            "the order of arguments differs between releases of DeepRec.) "
+            f"Received: partition_strategy={partition_strategy!r}"
+        )
+    tables = []
+    for param in as_list(params):
+        if isinstance(param, PartitionedVariable):
+            if len(list(param)) > 1:
+                required = "not hold a PartitionedVariable of several parts"
+                received = f"'{param.name}' in {len(list(param))} parts"
+                raise unmet("`params`", required, received, error=TypeError)
+            (param,) = param
+        table = unwrap(param)
+        if not isinstance(table, EmbeddingVariable):
+            table = dense_lookup.as_tf_table(table)
+            if not isinstance(table, (tf.Variable, tf.Tensor)) or table.shape.rank != 2:
+                required = "hold sok.EmbeddingVariables or tf.Variables of shape "
+                required += "[input_dim, output_dim]"
+                raise unmet("`params`", required, f"{param!r}", error=TypeError)
+        tables.append(table)
+    return tables
+
+
+def _name(table):
+    """A table's name in errors."""
+    if isinstance(table, EmbeddingVariable):
+        return table.table_name
+    return "table" if isinstance(table, tf.Tensor) and tf.executing_eagerly() else table.name
+
+
+def _one_each(name, values, num_tables):
+    """A copy of a list or tuple with one item per table; ValueError for anything else."""
+    form = {"sp_ids": ", or one RaggedTensor [num_tables, batch, None]"}.get(name, "")
+    require(isinstance(values, (list, tuple)), name, f"a list or a tuple{form}", values)
+    if len(values) != num_tables:
+        required = f"have an item for each of the {num_tables} tables of `params`"
+        raise unmet(f"`{name}`", required, f"{len(values)} items")
+    return list(values)
+
+
+def combiners_of(given: Sequence[str] | str | None, num_tables: int) -> list[str]:
+    """One combiner per table; None means "mean", with a warning."""
+    if given is None:
+        warnings.warn("`combiners` is None: 'mean' is used.", stacklevel=3)
+        given = "mean"
+    by_table = [given] * num_tables if isinstance(given, str) else given
+    by_table = _one_each("combiners", by_table, num_tables)
+    legal = all(combiner in COMBINERS for combiner in by_table)
+    require(legal, "combiners", f"each one of {COMBINERS}", given)
+    return by_table
+
+
+class Ids(NamedTuple):
+    ragged: Any  # tf.RaggedTensor [batch, None] of integers; None if `sparse` is not sorted yet
+    weights: tf.Tensor | None  # floats [num_keys]; None for ones
+    sparse: tf.SparseTensor | None  # of which `ragged` was made; None if the input was ragged
+
+    @property
+    def batch(self) -> int | None:
+        """The number of samples, if it is known before the lookup."""
+        source = self.ragged if self.sparse is None else self.sparse
+        return source.shape.with_rank(2)[0]
+
+
+def ids_of_tables(sp_ids: Any, sp_weights: Any, tables: Sequence[Any], combined: bool) -> list[Ids]:
+    """Ids by table, and their weights. Sparse ids of hash tables that are combined: by one op."""
+    if isinstance(sp_ids, tf.RaggedTensor) and sp_ids.shape.rank == 3:
+        return _packed(sp_ids, sp_weights, tables)
+    sp_ids = _one_each("sp_ids", sp_ids, len(tables))
+    sp_weights = [None] * len(tables) if sp_weights is None else sp_weights
+    ids = []
+    for i, weights, table in zip(
+        sp_ids, _one_each("sp_weights", sp_weights, len(tables)), tables, strict=True
+    ):
+        together = combined and isinstance(table, EmbeddingVariable)
+        ids.append(_ids_of(i, weights, _name(table), together))
+    unsorted = [i for i in ids if i.ragged is None]
+    samples = iter(samples_of([i.sparse for i in unsorted], [i.weights for i in unsorted]))
+    return [i if i.ragged is not None else _ragged(*next(samples), i.sparse) for i in ids]
+
+
+def _ragged(keys, row_splits, weights, sparse=None):
+    ragged = tf.RaggedTensor.from_row_splits(keys, row_splits, validate=False)
+    return Ids(ragged, weights, sparse)
+
+
+def _ids_of(sp_ids, sp_weights, name, together=False):
+    """Ids of one table and their weights in one form; unsorted if one op sorts all `together`."""
+    if not isinstance(sp_ids, (tf.SparseTensor, tf.RaggedTensor)):
+        required = "be SparseTensors or RaggedTensors; sok.group_embedding_lookup takes dense ids"
+        raise unmet("`sp_ids`", required, f"{sp_ids!r}", f"table '{name}'", TypeError)
+    is_ragged = isinstance(sp_ids, tf.RaggedTensor)
+    if sp_ids.shape.rank not in (2, None) or (is_ragged and sp_ids.ragged_rank != 1):
+        raise unmet("`sp_ids`", "be 2-D, [batch, None]", f"shape {sp_ids.shape}", f"table '{name}'")
+    check_integers("sp_ids", sp_ids, name)
+    of = "sp_", f" (table '{name}')"
+    if sp_weights is not None:
+        dense_lookup.check_weights(sp_ids, sp_weights, *of)
+    if together and not is_ragged and sp_ids.shape.rank == 2:
+        if sp_weights is None or sp_weights.indices is sp_ids.indices:
+            return Ids(None, None if sp_weights is None else sp_weights.values, sp_ids)
+    weights = None if sp_weights is None else dense_lookup.flat_weights(sp_ids, sp_weights, *of)
+    if is_ragged:
+        return Ids(sp_ids, weights, None)
+    sp_ids = tf.sparse.reorder(sp_ids)
+    return _ragged(sp_ids.values, row_splits(sp_ids), weights, sp_ids)
+
+
+def _packed(sp_ids, sp_weights, tables):
+    """Ids by table, of one RaggedTensor `[num_tables, batch, None]`."""
+    num_tables = len(tables)
+    required = f"of shape [num_tables, batch, None] and of ragged_rank 2 for {num_tables} tables"
+    shape = f"shape {sp_ids.shape} of ragged_rank {sp_ids.ragged_rank}"
+    fits = sp_ids.ragged_rank == 2 and sp_ids.shape[0] in (None, num_tables)
+    require(fits, "sp_ids", required, shape)
+    if sp_weights is not None:
+        same = isinstance(sp_weights, tf.RaggedTensor) and sp_weights.ragged_rank == 2
+        same = same and sp_weights.shape.rank == 3
+        require(same, "sp_weights", "a RaggedTensor of the shape of `sp_ids`", sp_weights)
+    names = "', '".join(_name(table) for table in tables)
+    samples, table_splits = sp_ids.values, sp_ids.row_splits
+    ids = _ids_of(samples, None if sp_weights is None else sp_weights.values, names)
+    weights = ids.weights
+    if weights is not None:
+        places = table_splits, sp_weights.row_splits
+        weights = dense_lookup.at_same_places(weights, *places, "sp_", f" (table '{names}')")
+    if exporting.current() is None and all(isinstance(t, EmbeddingVariable) for t in tables):
+        by_table = []
+        for keys, splits, its_weights in samples_by_table(
+            samples, weights, table_splits, num_tables
+        ):
+            if sp_ids.shape[1] is not None:
+                splits.set_shape([sp_ids.shape[1] + 1])
+            by_table.append(_ragged(keys, splits, its_weights))
+        return by_table
+    fits = tf.equal(sp_ids.nrows(), tf.cast(num_tables, table_splits.dtype))
+    rule = f"`sp_ids` must hold the ids of {num_tables} tables"
+    table_splits = checked(table_splits, fits, rule)
+
+    flat = [samples] if weights is None else [samples, samples.with_values(weights)]
+    every, *of_weights = (
+        tf.RaggedTensor.from_row_splits(each, table_splits, validate=False) for each in flat
+    )
+    return [
+        Ids(every[i], of_weights[0][i].values if of_weights else None, None)
+        for i in range(num_tables)
+    ]
+
+
+def check_integers(argument: str, ids: Any, name: str) -> None:
+    """Raises TypeError unless the ids of a table are integers."""
+    if not ids.dtype.is_integer:
+        received = f"{ids.dtype.name} (table '{name}'). {dtype_hint(ids.dtype)}"
+        raise unmet(f"`{argument}`", "be integers", received, error=TypeError)

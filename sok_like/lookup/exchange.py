@@ -34,8 +34,8 @@ class ShardFeature:
     """Ids to look up in one shard of a table."""
 
     keys: tf.Tensor  # int64 [num_keys], flat
-    # int64 [batch + 1], the position of each sample's first key; [0] if `combiner` is "none".
-    row_splits: tf.Tensor
+    # int64 [batch + 1], the position of each sample's first key; not read if `combiner` is "none".
+    row_splits: tf.Tensor | None
     combiner: str  # "sum", "mean", or "none" for one row per key; hash tables also have "sqrtn"
     table_name: str  # in errors
     # Number of rows of the whole table. 0 for a hash table by key, where every key is legal. A hash
@@ -122,8 +122,25 @@ def exchange_lookup(
         return hash_lookup.over_ranks(features, lookup, gather, route)
 
 
+def feature_here(
+    table: Any, name: str, keys: Any, row_splits: Any = None, combiner: str = "none", weights=None
+) -> ShardFeature:
+    """The feature of a dense table that is whole on this rank, or of a hash table."""
+    if is_embedding_variable(table):
+        limit, dim, owner = table.key_limit, table.dim, BY_KEY
+    else:
+        limit, dim, owner = tf.shape(table, tf.int64)[0], table.shape[-1], ALL_RANKS
+    splits = None if row_splits is None else tf.cast(row_splits, tf.int64)
+    weights = None if weights is None else tf.cast(weights, tf.float32)
+    return ShardFeature(keys, splits, combiner, name, limit, dim, owner, 0, table, weights)
+
+
 def lookup_here(
-    features: Sequence[ShardFeature], training: bool = True, name: str = "lookup"
+    features: Sequence[ShardFeature],
+    training: bool = True,
+    name: str = "lookup",
+    gradient_scale: str = "sum",
+    wire_dtype: Any = None,
 ) -> list[tf.Tensor]:
     """Looks up dense tables that are whole on this rank, and hash tables; in the tables' dtypes."""
     hashed = [
@@ -131,8 +148,8 @@ def lookup_here(
         for f in features
         if is_embedding_variable(f.variable)
     ]
-    options = {"training": training, "gradient_scale": "sum", "name": name}
-    by_key = iter(hash_lookup.lookup(hashed, **options))
+    scales = {"gradient_scale": gradient_scale, "wire_dtype": wire_dtype}
+    by_key = iter(hash_lookup.lookup(hashed, training=training, name=name, **scales))
     dense = [f for f in features if not is_embedding_variable(f.variable)]
     numbers = [require_in_range(f.keys, f.key_limit, f.table_name) + f.row_offset for f in dense]
     places, _ = _gather(dense, numbers)

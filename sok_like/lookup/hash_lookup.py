@@ -78,10 +78,10 @@ def lookup(
     `lookup_options` explains `gradient_scale` and `wire_dtype`. Errors of one rank are raised on
     every rank and name the rank at fault.
     """
-    if not features:
-        return []
     lookup_options.check_gradient_scale(gradient_scale)
     wire_dtype = lookup_options.check_row_dtype(wire_dtype, f"lookup '{name}'")
+    if not features:
+        return []
     for feature in features:
         check_listed(feature.variable, feature.keys)
     if _recomputed:

@@ -9,19 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import agreed, check_same
 from sok_like.runtime.ranks.exchange_order import exchange_in_turn
 from sok_like.table import table_reader
 from sok_like.table.content import TableShard
 from sok_like.table.variable import EmbeddingVariable, unwrap
 
 CHUNK_BYTES = 64 * 2**20  # of rows that are sent or written at once
-
-
-def check_same_call(required: str, text: str) -> None:
-    """Raises ValueError on all ranks if they describe their calls by different texts."""
-    texts = agreed(lambda: text, comm.current(), raises=ValueError)
-    check_same(texts, f"Every rank must call {required}", ValueError)
 
 
 def variables_of(model: Any) -> list[Any]:

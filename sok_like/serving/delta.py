@@ -7,6 +7,7 @@ What the exporter knows of the servers changes last, when all ranks have agreed 
 written. So after an error the next call writes what this one should have written.
 """
 
+import dataclasses
 import functools
 import os
 import secrets
@@ -23,10 +24,10 @@ from sok_like.lookup.stock_rows import decay_of
 from sok_like.lookup.stock_table import StockTables, encoded
 from sok_like.runtime.checks import unmet, wrong_argument
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import agreed, all_or_none
+from sok_like.runtime.ranks.agreement import agreed, all_or_none, check_same
 from sok_like.saving.format import durable
 from sok_like.serving import contents
-from sok_like.serving.parts import Parts, Rows, Slice, SpreadVariables, key_of
+from sok_like.serving.parts import Parts, Rows, Slice, key_of
 from sok_like.serving.refresh import VERSIONS, Update, is_plain_name
 from sok_like.table.variable import EmbeddingVariable
 
@@ -34,41 +35,38 @@ _NEARLY_FULL = 0.9
 _DECAYS = "decays"  # in a delta
 
 
+@dataclasses.dataclass(eq=False)
 class Followed:
     """The last refreshable export of a model; `placements` are of keys that this rank placed."""
 
-    def __init__(
-        self,
-        tables: Sequence[EmbeddingVariable],
-        stock: StockTables,
-        instants: Sequence[int],
-        placements: Sequence[Placement | None],
-        row_dtype: str,
-    ):
-        self.tables, self.instants, self.placements = list(tables), list(instants), placements
-        self.firsts = [(table.first_row, table.first_bucket) for table in stock.tables]
-        self.has_decays = stock.decays is not None
-        self.row_dtype = tf.as_dtype(row_dtype)
-        self.export_id, self.number = secrets.token_hex(8), 0
+    tables: list[EmbeddingVariable]
+    stock: StockTables
+    instants: list[int]
+    placements: list[Placement | None]
+    # Those that the served model has. `export_saved_model` sets them.
+    spread: Any = None  # a pair, SpreadVariables and these names
+    # On rank 0, by the name of the tensor.
+    dense: dict[str, tf.Variable] = dataclasses.field(default_factory=dict)
+    number: int = 0  # of deltas
+    export_id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
+    version: str = ""
+
+    def __post_init__(self):
         self.version = f"{self.export_id}.0"
-        # Those that the served model has, by name. `export_saved_model` sets them.
-        self.spread: tuple[SpreadVariables, list[str]]
-        # On rank 0, by the name of the tensor.
-        self.dense: dict[str, tf.Variable] = {}
 
     def updates(
-        self, stock: StockTables, dense: Sequence[tf.Variable], spread: Mapping[str, tf.Variable]
+        self, dense: Sequence[tf.Variable], spread: Mapping[str, tf.Variable]
     ) -> list[Update]:
         """What a delta changes, on rank 0; `spread` are the variables that stand for shards."""
-        updates = []
+        updates, stock = [], self.stock
         for table in stock.tables:
-            name = _names(table.number)
-            updates.append(Update(stock.rows[table.dim], name("rows"), name("at")))
+            name = f"table_{table.number}/"
+            updates.append(Update(stock.rows[table.dim], f"{name}rows", f"{name}at"))
             if stock.scales:
-                updates.append(Update(stock.scales[table.dim], name("scales"), name("at")))
+                updates.append(Update(stock.scales[table.dim], f"{name}scales", f"{name}at"))
             if table.layout is not None:
-                updates.append(Update(stock.keys, name("keys"), name("buckets")))
-                updates.append(Update(stock.numbers, name("numbers"), name("slots")))
+                updates.append(Update(stock.keys, f"{name}keys", f"{name}buckets"))
+                updates.append(Update(stock.numbers, f"{name}numbers", f"{name}slots"))
         if stock.decays is not None:
             updates.append(Update(stock.decays, _DECAYS))
         updates += [Update(variable, key_of(name)) for name, variable in spread.items()]
@@ -95,13 +93,8 @@ class Delta(NamedTuple):
     fullness: float
 
 
-# By model; a second refreshable export replaces the first.
-_followed: weakref.WeakKeyDictionary[Any, Followed] = weakref.WeakKeyDictionary()
-
-
-def follow(model: Any, followed: Followed) -> None:
-    """Lets `export_delta` continue this export."""
-    _followed[model] = followed
+# The exports that `export_delta` continues, by model; a second one replaces the first.
+followed_exports: weakref.WeakKeyDictionary[Any, Followed] = weakref.WeakKeyDictionary()
 
 
 class FullExportDue(ValueError):
@@ -140,10 +133,10 @@ def export_delta(model: Any, path: str | os.PathLike) -> Delta:
     path = os.fspath(path)
     if not tf.executing_eagerly():
         raise RuntimeError("sok.export_delta must be called eagerly, not in a graph.")
-    all_or_none(lambda: _check(model, path), communicator)
-    followed = _followed[model]
-    required = "sok.export_delta with the same path, after the same exports"
-    contents.check_same_call(required, f"{path} {followed.number}")
+    followed = all_or_none(lambda: _checked(model, path), communicator)
+    calls = agreed(lambda: f"{path} {followed.number}", communicator, raises=ValueError)
+    required = "Every rank must call sok.export_delta with the same path, after the same exports"
+    check_same(calls, required, ValueError)
     work = _Writing(followed, communicator)
     try:
         work.read()
@@ -169,15 +162,15 @@ def export_delta(model: Any, path: str | os.PathLike) -> Delta:
     return delta
 
 
-def _check(model, path):
-    name = os.path.basename(path)
-    if not is_plain_name(name):
+def _checked(model, path):
+    """The export that a delta continues."""
+    if not is_plain_name(os.path.basename(path)):
         required = (
             "have letters, digits, '_', '.', '=' and '-' only, and begin with a letter or a digit"
         )
         raise unmet("The name of a delta", required, f"path={path!r}")
     try:
-        followed = _followed.get(model)
+        followed = followed_exports.get(model)
     except TypeError:  # neither a model nor a module
         followed = None
     if followed is None:
@@ -190,6 +183,7 @@ def _check(model, path):
         raise unmet("`model`", f"have the tables that it had at the export, {before}", now)
     if comm.current().rank == 0 and durable.exists(f"{path}.index"):
         raise wrong_argument("path", "the name of a new delta", path)
+    return followed
 
 
 class _Writing:
@@ -211,8 +205,9 @@ class _Writing:
 
     def place(self, number):
         """Finds where a table's changes go in the served model."""
-        followed, (changes, _), name = self._followed, self._changes[number], _names(number)
+        followed, (changes, _), name = self._followed, self._changes[number], f"table_{number}/"
         table, world_size = followed.tables[number], self._communicator.world_size
+        stock = followed.stock
         whole = [rank for rank in range(world_size) if self._whole[rank][number]]
         if table.home is not None:
             whole = list(range(world_size)) if table.home in whole else []
@@ -229,23 +224,24 @@ class _Writing:
             rows = np.zeros([len(part), table.dim], np.float32)
             has_row = part < len(changes.rows)
             rows[has_row] = changes.rows[part[has_row]]
-            coded = encoded(rows, followed.row_dtype, table.table_name)
+            coded = encoded(rows, stock.rows[table.dim].dtype, table.table_name)
             return dict(zip(("at", "rows", "scales"), (positions[part], *coded), strict=False))
 
         def changed_index(parts, start, stop):
             return {part: index[part][start:stop] for part in parts}
 
         self._columns.append(_Columns(name, len(positions), 8 + 4 * table.dim, changed))
-        index = {} if placement is None else placement.changed(followed.firsts[number][1])
-        for parts in (("slots", "numbers"), ("buckets", "keys")) if index else ():
-            values, num_rows = functools.partial(changed_index, parts), len(index[parts[0]])
-            self._columns.append(_Columns(name, num_rows, 8 * (1 + SLOTS), values))
+        if placement is not None:
+            index = placement.changed(stock.tables[number].first_bucket)
+            for parts in (("slots", "numbers"), ("buckets", "keys")):
+                values, num_rows = functools.partial(changed_index, parts), len(index[parts[0]])
+                self._columns.append(_Columns(name, num_rows, 8 * (1 + SLOTS), values))
 
     def _placed(self, number, keys, erased, whole):
         """The rows of these keys in the served table."""
         placement = self._followed.placements[number]
         if placement is None:
-            return self._followed.firsts[number][0] + keys
+            return self._followed.stock.tables[number].first_row + keys
         table, world_size = self._followed.tables[number].table_name, self._communicator.world_size
         call, layout = f"deltas of table '{table}'", placement.layout
         erased, _ = contents.to_ranks(erased, layout.ranks_of(erased, world_size), call)
@@ -292,7 +288,8 @@ class _Writing:
 
         def slices(start, stop):
             for part, value in columns.values(start, stop).items():
-                yield Slice(columns.name(part), [total, *value.shape[1:]], [begin + start], value)
+                whole = [total, *value.shape[1:]]
+                yield Slice(columns.prefix + part, whole, [begin + start], value)
 
         # Rank 0 writes an empty tensor if there are no rows.
         return Rows(columns.num_rows or int(not rank and not total), columns.row_bytes, slices)
@@ -302,7 +299,7 @@ class _Writing:
         tensors: dict[str, Any] = {VERSIONS: [followed.version, self._version]}
         # Reading a variable copies it after a sparse update.
         tensors |= {name: v.read_value_no_copy() for name, v in followed.dense.items()}
-        if followed.has_decays:
+        if followed.stock.decays is not None:
             tensors[_DECAYS] = [decay_of(table) for table in followed.tables]
         for name, value in tensors.items():
             value = tf.convert_to_tensor(value)
@@ -323,14 +320,10 @@ class _Writing:
             placement.keep()
 
 
-def _names(number):
-    return lambda part: f"table_{number}/{part}"
-
-
 class _Columns(NamedTuple):
     """Tensors of a table, of which this rank has some rows."""
 
-    name: Callable[[str], str]  # of each of them
+    prefix: str  # of their names
     num_rows: int
     row_bytes: int
     values: Callable[[int, int], dict[str, Any]]  # of rows

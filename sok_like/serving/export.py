@@ -21,12 +21,12 @@ from sok_like.lookup.exporting import Exporting, exporting
 from sok_like.lookup.stock_table import ROW_DTYPES
 from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import agreed, all_or_none
+from sok_like.runtime.ranks.agreement import agreed, all_or_none, check_same
 from sok_like.saving.containers import checkpoints
 from sok_like.saving.format import durable
 from sok_like.serving import contents, tables
 from sok_like.serving import signatures as signature
-from sok_like.serving.delta import Followed, follow
+from sok_like.serving.delta import Followed, followed_exports
 from sok_like.serving.parts import Parts, SpreadVariables
 from sok_like.serving.refresh import ServedState
 from sok_like.table.variable import EmbeddingVariable
@@ -96,10 +96,15 @@ def export_saved_model(
     if not held and row_dtype != "float32":
         raise wrong_argument("row_dtype", "'float32' for a model without hash tables", row_dtype)
     names = [table.table_name for table in held]
-    deltas = _folder_of_deltas(path, refreshable)
+    deltas = ""  # the folder that `refresh` reads
+    if refreshable is True:
+        deltas = _beside(path)
+    elif refreshable:
+        deltas = os.fspath(refreshable).rstrip("/") or "/"
     text = f"{path} missing={missing} row_dtype={row_dtype} {sorted(functions)} tables={names}"
     text += f" refreshable={refreshable} headroom={headroom}" if deltas else ""
-    contents.check_same_call("sok.export_saved_model with the same arguments and tables", text)
+    required = "Every rank must call sok.export_saved_model with the same arguments and tables"
+    check_same(agreed(lambda: text, communicator, raises=ValueError), required, ValueError)
     spread = SpreadVariables(model, variables)
     all_or_none(None if communicator.rank else lambda: _check_path(path), communicator)
     parts = Parts(path, "sok.export_saved_model")
@@ -110,7 +115,7 @@ def export_saved_model(
         for part, variable in stock.large().items():
             setattr(module, tables.attribute_of(part), variable)
         module.tables = [_About(table) for table in stock.tables]
-        followed = Followed(held, stock, instants, placements, row_dtype)
+        followed = Followed(held, stock, instants, placements)
         stands_for = {id(v): table for v, table in zip(held, stock.tables, strict=True)}
         traced: dict[str, Any] = {}
         with spread.replaced() as (of_holders, replacements):
@@ -122,7 +127,7 @@ def export_saved_model(
                 traced.update({name: _traced(call, what) for name, call in functions.items()})
                 used = _hold(model, module, traced, replacements)
                 if deltas:
-                    traced.update(_refreshable(traced, module, followed, deltas, (stock, used)))
+                    traced.update(_refreshable(traced, module, followed, deltas, used))
                 for name, function in traced.items():
                     _check_ops(function.graph, name)
                 return list(used)
@@ -136,7 +141,7 @@ def export_saved_model(
     finally:
         parts.remove()
     if deltas:
-        follow(model, followed)
+        followed_exports[model] = followed
 
 
 class _About(tf.Module):
@@ -146,15 +151,6 @@ class _About(tf.Module):
         super().__init__(name="table")
         with tf.device("/CPU:0"):
             self.about = tf.Variable(table.about(), trainable=False, name="about")
-
-
-def _folder_of_deltas(path, refreshable):
-    """The folder that `refresh` reads; empty if there is no such signature."""
-    if not refreshable or refreshable is True:
-        return _beside(path) if refreshable else ""
-    if not isinstance(refreshable, (str, os.PathLike)):
-        raise wrong_argument("refreshable", "True, False or a folder", refreshable)
-    return os.fspath(refreshable).rstrip("/") or "/"
 
 
 def _beside(path):
@@ -174,6 +170,8 @@ def _check_arguments(model, missing, row_dtype, refreshable, headroom):
     require(is_legal, "headroom", "a number >= 0", headroom)
     is_used = bool(refreshable) or headroom == HEADROOM
     require(is_used, "headroom", "given with `refreshable` only", headroom)
+    is_folder = not refreshable or isinstance(refreshable, (bool, str, os.PathLike))
+    require(is_folder, "refreshable", "True, False or a folder", refreshable)
     is_built = not isinstance(model, tf.keras.layers.Layer) or model.built
     require(is_built, "model", "built: call it once", model)
 
@@ -214,7 +212,7 @@ def _write(path, module, concrete, parts, deltas):
         ) from error
 
 
-def _refreshable(concrete, module, followed, folder, changed):
+def _refreshable(concrete, module, followed, folder, spread):
     """The same functions with answers of one version, and `refresh`."""
     if REFRESH in concrete:
         raise ValueError(
@@ -222,11 +220,9 @@ def _refreshable(concrete, module, followed, folder, changed):
             f"Received: {sorted(concrete)}"
         )
     state = module.served = ServedState(followed.version)
-    stock, spread = changed
-    of_tables = {id(v) for v in (*stock.large().values(), *stock.small())}
+    of_tables = {id(v) for v in (*followed.stock.large().values(), *followed.stock.small())}
     dense = [v for v in module.captured if id(v) not in of_tables]
-    updates = followed.updates(stock, dense, spread)
-    refresh = state.refresh(folder, updates).get_concrete_function()
+    refresh = state.refresh(folder, followed.updates(dense, spread)).get_concrete_function()
     served = {REFRESH: refresh}
     for name, function in concrete.items():
         _, specs = function.structured_input_signature

@@ -129,9 +129,20 @@ class Parts:
                 for piece in self._sent(source, slices):
                     take(piece)
 
-    def _pieces(self, rows):
+    def _pieces(self, all_rows):
         """Functions that make slices, as many as on the rank that has the most."""
-        pieces = list(_pieces(rows))
+        # Each has about `contents.CHUNK_BYTES` of some ranges of rows, at least one row.
+        pieces: list[list[tuple[Rows, int, int]]] = []
+        left = 0
+        for rows in all_rows:
+            at, size = 0, max(1, rows.row_bytes)
+            while at < rows.num_rows:
+                if left < size:
+                    pieces.append([])
+                    left = contents.CHUNK_BYTES
+                end = min(rows.num_rows, at + max(1, left // size))
+                pieces[-1].append((rows, at, end))
+                left, at = left - (end - at) * size, end
         for number in range(max(self._agreed(lambda: len(pieces)))):
             piece = pieces[number] if number < len(pieces) else []
             yield lambda ranges=piece: [s for rows, *bounds in ranges for s in rows.slices(*bounds)]
@@ -155,7 +166,14 @@ class Parts:
             data = np.ascontiguousarray(value).view(np.uint8).reshape(-1)
             blocks.append(np.pad(data, (0, -len(data) % 8)).view(np.int64))
         words = send(np.concatenate(blocks), self._communicator, False, "parts of an export")
-        return [] if self._communicator.rank else _slices(heads_of_source, words)
+        data, at, received = words.view(np.uint8), 0, []
+        for name, whole, begin, shape, dtype in [] if self._communicator.rank else heads_of_source:
+            kind = np.dtype(tf.as_dtype(dtype).as_numpy_dtype)
+            size = int(np.prod(shape)) * kind.itemsize
+            value = data[at : at + size].view(kind).reshape(shape)
+            received.append(Slice(name, whole, begin, value))
+            at += -(-size // 8) * 8
+        return received
 
     def _save(self, prefix, slices):
         if not slices:
@@ -181,23 +199,6 @@ class Parts:
             durable.remove_folder(self.folder)
 
 
-def _pieces(all_rows) -> Iterator[list[tuple[Rows, int, int]]]:
-    """Rows in pieces of about `contents.CHUNK_BYTES`, each at least one row."""
-    piece: list[tuple[Rows, int, int]] = []
-    left = contents.CHUNK_BYTES
-    for rows in all_rows:
-        at, size = 0, max(1, rows.row_bytes)
-        while at < rows.num_rows:
-            if piece and left < size:
-                yield piece
-                piece, left = [], contents.CHUNK_BYTES
-            end = min(rows.num_rows, at + max(1, left // size))
-            piece.append((rows, at, end))
-            left, at = left - (end - at) * size, end
-    if piece:
-        yield piece
-
-
 def _save(prefix, slices):
     """Writes a checkpoint."""
     specs = []
@@ -212,18 +213,6 @@ def _save(prefix, slices):
         shape_and_slices=specs,
         tensors=[tf.convert_to_tensor(one.value) for one in slices],
     )
-
-
-def _slices(heads, words):
-    """The slices that a rank has sent."""
-    data, at, slices = words.view(np.uint8), 0, []
-    for name, whole, begin, shape, dtype in heads:
-        kind = np.dtype(tf.as_dtype(dtype).as_numpy_dtype)
-        size = int(np.prod(shape)) * kind.itemsize
-        value = data[at : at + size].view(kind).reshape(shape)
-        slices.append(Slice(name, whole, begin, value))
-        at += -(-size // 8) * 8
-    return slices
 
 
 class SpreadVariables:

@@ -8,16 +8,17 @@
 All tables of a kind travel together.
 """
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
 
-from sok_like.group_embedding import arguments
+from sok_like.group_embedding.lookup_sparse import check_integers, combiners_of, ids_of_tables
 from sok_like.lookup import exporting
 from sok_like.lookup.exchange import (
     Exchange,
-    ShardFeature,
     exchange_lookup,
+    feature_here,
     lookup_here,
     most_ids,
 )
@@ -69,7 +70,7 @@ def lookup_sparse(
     """
     is_list, sp_ids = isinstance(sp_ids, (list, tuple)), as_list(sp_ids)
     tables = [_table(param) for param in as_list(params)]
-    combiners = arguments.combiners("mean" if combiners is None else combiners, len(tables))
+    combiners = combiners_of("mean" if combiners is None else combiners, len(tables))
     for table in tables if use_low_frequency_filter else ():
         is_hybrid = getattr(table, "backend_type", None) == "hybrid"
         required = "False except for DynamicVariables of var_type 'hybrid'"
@@ -80,7 +81,7 @@ def lookup_sparse(
     name = unique_in_graph("sok2_lookup_sparse")
     with tf.name_scope(name):
         weights = None if sp_weights is None else as_list(sp_weights)
-        ids = arguments.ids_of_tables(sp_ids, weights, tables, combined=True)
+        ids = ids_of_tables(sp_ids, weights, tables, combined=True)
         features = [
             _feature(table, as_keys(keys.values), keys.row_splits, combiner, weights)
             for table, (keys, weights, _), combiner in zip(tables, ids, combiners, strict=True)
@@ -108,12 +109,11 @@ def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
     """
     table = _table(param)
     indices = tf.convert_to_tensor(indices)
-    arguments.check_integers("indices", indices, table.table_name)
+    check_integers("indices", indices, table.table_name)
     check_listed(table, indices)
     name = unique_in_graph("sok2_all2all_dense_embedding")
     flat = FlatIds(indices, None, hashed=True)
-    feature = _feature(table, flat.ids, flat.row_splits, flat.combiner, None)
-    return flat.restore(_look_up([feature], name)[0])
+    return flat.restore(_look_up([_feature(table, flat.ids)], name)[0])
 
 
 def _table(param):
@@ -126,41 +126,34 @@ def _table(param):
     return table
 
 
-def _feature(table, keys, row_splits, combiner, weights):
-    static = is_static(table)
-    return ShardFeature(
-        keys=keys,
-        row_splits=tf.cast(row_splits, tf.int64),
-        combiner=combiner,
-        table_name=table.table_name,
-        key_limit=table.global_shape[0] if static else most_ids(comm.current().world_size),
-        dim=table.dim,
-        owner=table.owner if static else table.home,
-        row_offset=0,
-        variable=table,
-        weights=None if weights is None else tf.cast(weights, tf.float32),
-    )
+def _feature(table, keys, *of_samples):
+    feature = feature_here(table, table.table_name, keys, *of_samples)
+    if is_static(table):
+        return dataclasses.replace(feature, key_limit=table.global_shape[0], owner=table.owner)
+    if table.home is None:
+        return feature
+    limit = most_ids(comm.current().world_size)
+    return dataclasses.replace(feature, key_limit=limit, owner=table.home)
 
 
 def _look_up(features, name):
     """Rows of features, with the `training` flag of a Keras call."""
     alone = comm.current().world_size == 1 or exporting.current() is not None
-    # Dense tables, and hash tables on one rank.
-    shards = [i for i, f in enumerate(features) if is_static(f.variable) or f.owner is not None]
-    shards = [] if alone else shards
-    others = [i for i in range(len(features)) if i not in shards]
+    shards, others = [], []  # dense tables, and hash tables on one rank; spread hash tables
+    for feature in features:
+        spread = alone or not (is_static(feature.variable) or feature.variable.home is not None)
+        (others if spread else shards).append(feature)
 
     def look_up(training):
-        found = lookup_here([features[i] for i in others], training, name)
-        rows = dict(zip(others, found, strict=True))
+        found, of_shards = lookup_here(others, training, name), []
         # After the other tables: if those fail, they fail on all ranks.
         with tf.control_dependencies(found):
             if shards:
                 how = Exchange(f"{name}_shards", training, gradient_scale=1.0)
-                rows |= zip(
-                    shards, exchange_lookup([features[i] for i in shards], how), strict=True
-                )
-        return [tf.cast(rows[i], f.variable.dtype) for i, f in enumerate(features)]
+                of_shards = exchange_lookup(shards, how)
+        pairs = zip([*others, *shards], [*found, *of_shards], strict=True)
+        by_feature = {id(f): tf.cast(rows, f.variable.dtype) for f, rows in pairs}
+        return [by_feature[id(feature)] for feature in features]
 
     return by_training(training_of_call(), look_up)
 
