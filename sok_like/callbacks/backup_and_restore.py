@@ -126,7 +126,10 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self._progress, self._saved = now, None
         self._is_later = saved[:2] > (now.epochs, 0)  # than the end of this `fit`, which is empty
         self._begin_at(saved)
-        self._listen()
+        self._signalled = False
+        if threading.current_thread() is threading.main_thread():
+            self._process = os.getpid()
+            self._previous = signal.signal(signal.SIGTERM, self._on_signal)
 
     def _restore(self, path):
         self._checkpoint.restore(path).assert_existing_objects_matched()
@@ -155,23 +158,17 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
 
     # ---- backing up ----
 
-    def _back_up(self):
+    def _back_up(self, background):
         """Makes a backup, or begins one."""
-        if not self._background:
-            self._save()
-            return
-        self._finish()  # the next one waits for it
-        self._note_progress()
-        path = f"{self._manager._prefix}-{int(self._checkpoint.save_counter) + 1}"
-        self._running = checkpoints.begin(self._checkpoint, path, self._manager.save)
-
-    def _save(self):
-        self._note_progress()
-        self._manager.save()
-
-    def _note_progress(self):
+        if background:
+            self._finish()  # the next one waits for it
         self._variable.assign(self._progress)
         self._saved = self._progress
+        if not background:
+            self._manager.save()
+            return
+        path = f"{self._manager._prefix}-{int(self._checkpoint.save_counter) + 1}"
+        self._running = checkpoints.begin(self._checkpoint, path, self._manager.save)
 
     def _finish(self):
         running, self._running = self._running, None
@@ -190,7 +187,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self._progress = last._replace(epoch=epoch + 1, batch=0)
         # A backup of the epoch's last batch cannot know that it is the last.
         if self._batches is None or self._saved == last:
-            self._back_up()
+            self._back_up(self._background)
         self._ask_ranks()
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -203,7 +200,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         taken = self._progress.taken + count
         self._progress = self._progress._replace(batch=batch + 1, taken=taken)
         if self._batches is not None and self._seen % self._batches == 0:
-            self._back_up()
+            self._back_up(self._background)
         if comm.current().world_size == 1 or self._seen % self._sigterm_every == 0:
             self._ask_ranks()
 
@@ -224,12 +221,6 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self._begin_at(Progress())  # another `fit` of the model begins at the beginning
 
     # ---- SIGTERM ----
-
-    def _listen(self):
-        self._signalled = False
-        if threading.current_thread() is threading.main_thread():
-            self._process = os.getpid()
-            self._previous = signal.signal(signal.SIGTERM, self._on_signal)
 
     def _stop_listening(self):
         if self._previous is not None:
@@ -257,7 +248,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
             self._finish()
         if not any(signalled):
             return
-        self._save()
+        self._back_up(background=False)
         if communicator.rank == 0:
             print(
                 f"SIGTERM on rank {signalled.index(True)}: saved to {self.backup_dir}; the next "

@@ -133,8 +133,10 @@ class GlobalMetrics(tf.keras.callbacks.Callback):
 
     def _results(self, model: Any, logs: Any, results: Callable[[], Any]) -> Any:
         """What `results()` returns while the states of metrics are sums over ranks."""
-        metrics = [part for metric in model.metrics for part in _parts(metric)]
-        states = {}
+        metrics, states = [], {}
+        for metric in model.metrics:  # Keras 3 has those that were compiled in a container
+            inner = getattr(metric, "metrics", None) if _is_keras(type(metric)) else None
+            metrics += inner or [metric]
         for metric in metrics:
             cls = type(metric)
             if _is_keras(cls.result) or issubclass(cls, self.sums):
@@ -164,11 +166,6 @@ class GlobalMetrics(tf.keras.callbacks.Callback):
 
 def _is_keras(function_or_class):
     return function_or_class.__module__.partition(".")[0] in ("keras", "tf_keras")
-
-
-def _parts(metric):
-    """The metrics in Keras 3's container of compiled metrics; any other metric itself."""
-    return (_is_keras(type(metric)) and getattr(metric, "metrics", None)) or [metric]
 
 
 def _ranks_of(model):
@@ -217,13 +214,6 @@ def _in_scope(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
         return own(self, *args, **kwargs)
 
 
-def _result(own, self, logs):
-    callback = getattr(_now, "callback", None)
-    if callback is None:
-        return own(self, logs)
-    return callback._results(self, logs, lambda: own(self, logs))
-
-
 def _average_first(own: Callable, self: Any, logs: Any = None) -> Any:
     """`CallbackList.on_train_begin`."""
     averages = [i for i, c in enumerate(self.callbacks) if isinstance(c, MetricAverage)]
@@ -239,8 +229,15 @@ def _average_first(own: Callable, self: Any, logs: Any = None) -> Any:
 def _install():
     why = "MetricAverage must come before callbacks that monitor metrics"
     hooks.wrap(tf.keras.callbacks.CallbackList, "on_train_begin", _average_first, why)
+
+    def result(own, self, logs):
+        callback = getattr(_now, "callback", None)
+        if callback is None:
+            return own(self, logs)
+        return callback._results(self, logs, lambda: own(self, logs))
+
     why = "GlobalMetrics adds the states of metrics over ranks"
     for name in ("fit", "evaluate"):
         hooks.wrap(tf.keras.Model, name, _in_scope, why)
     name = "_get_metrics_result_or_logs" if is_keras_3() else "_validate_and_get_metrics_result"
-    hooks.wrap(tf.keras.Model, name, _result, why)
+    hooks.wrap(tf.keras.Model, name, result, why)

@@ -61,7 +61,7 @@ class All2AllDenseEmbedding(EmbeddingLayer):
     def request(self, inputs):
         if not tf.is_tensor(inputs) or isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):
             raise self._bad_input(inputs)
-        self._check_shape(inputs.shape)
+        self._check_shape(inputs)
         # Each position is a sample of one key, or of none if it is padding.
         flat = FlatIds(inputs, None, hashed=True, pad_key=self.pad_key)
         multiple = 1 if self.dynamic_input else self.slot_num * self.nnz_per_slot
@@ -76,7 +76,8 @@ class All2AllDenseEmbedding(EmbeddingLayer):
             f"Received: {inputs!r} (layer '{self.name}')"
         )
 
-    def _check_shape(self, shape):
+    def _check_shape(self, inputs):
+        shape = tf.TensorShape(inputs.shape)
         if self.dynamic_input:
             if shape.rank not in (None, 1):
                 raise ValueError(
@@ -102,6 +103,3 @@ class All2AllDenseEmbedding(EmbeddingLayer):
     def compute_mask(self, inputs, mask=None):
         shape = None if self.dynamic_input else (-1, self.slot_num, self.nnz_per_slot)
         return mask_of(inputs, self.pad_key, shape)
-
-    def _check_symbol(self, inputs):
-        self._check_shape(tf.TensorShape(inputs.shape))

@@ -19,9 +19,9 @@ from sok_like.table.keys import as_key_dtype, check_dtype
 class EmbeddingLayer(TableLayer):
     """A layer over one table of its name. `sok.DistributedEmbedding` tells the arguments."""
 
-    # Methods of a subclass: the error for an input of another kind, and the check of a shape.
+    # Methods of a subclass: the error for an input of another kind, and the check of its shape.
     _bad_input: Any
-    _check_symbol: Any
+    _check_shape: Any
     _arguments: tuple[str, ...] = (
         *("max_vocabulary_size_per_gpu", "embedding_vec_size", "slot_num", "use_hashtable"),
         *("key_dtype", "embedding_initializer", "gradient_scale", "row_dtype", "wire_dtype"),
@@ -89,7 +89,7 @@ class EmbeddingLayer(TableLayer):
         if not isinstance(inputs, tf.keras.KerasTensor):
             raise self._bad_input(inputs)
         check_dtype(inputs.dtype)
-        self._check_symbol(inputs)
+        self._check_shape(inputs)
         shape = self.compute_output_shape(inputs.shape)
         return tf.keras.KerasTensor(shape, dtype=self.compute_dtype)
 
@@ -168,7 +168,12 @@ class DistributedEmbedding(EmbeddingLayer):
         elif isinstance(inputs, tf.RaggedTensor):
             fits = inputs.flat_values.shape.rank == 1 and inputs.shape.rank in (2, 3)
             if fits and inputs.shape.rank == 3:
-                problem = self._uneven(inputs)
+                fields = inputs.row_lengths()
+                wrong = tf.boolean_mask(fields, tf.not_equal(fields, self.slot_num))[:1]
+                required = f"A sample must have slot_num={self.slot_num} fields. Received: "
+                text = tf.concat([[required], tf.strings.as_string(wrong)], 0)
+                is_right = tf.equal(tf.size(wrong), 0)
+                problem = tf.where(is_right, "", tf.strings.reduce_join(text))
                 inputs = inputs.values  # [batch * slot_num, None]
         else:
             fits = tf.is_tensor(inputs) and inputs.shape.rank in (2, 3)
@@ -182,14 +187,6 @@ class DistributedEmbedding(EmbeddingLayer):
         more = {"declared": self.combiner, "problem": problem}
         feature = HashFeature(self.table, *of_keys, **limits, **more)
         return feature, [-1, self.slot_num, self.embedding_vec_size]
-
-    def _uneven(self, inputs):
-        """What is wrong with the samples of ragged keys `[batch, slot_num, None]`: text or ""."""
-        fields = inputs.row_lengths()
-        wrong = tf.boolean_mask(fields, tf.not_equal(fields, self.slot_num))[:1]
-        required = f"A sample must have slot_num={self.slot_num} fields. Received: "
-        text = tf.strings.reduce_join(tf.concat([[required], tf.strings.as_string(wrong)], 0))
-        return tf.where(tf.equal(tf.size(wrong), 0), "", text)
 
     def _dense_hotness(self, inputs):
         """Keys per field, None if unknown; raises if the static shape is wrong."""
@@ -220,6 +217,6 @@ class DistributedEmbedding(EmbeddingLayer):
             batch //= self.slot_num
         return (batch, self.slot_num, self.embedding_vec_size)
 
-    def _check_symbol(self, inputs):
+    def _check_shape(self, inputs):
         if not (getattr(inputs, "sparse", False) or getattr(inputs, "ragged", False)):
             self._dense_hotness(inputs)

@@ -114,9 +114,12 @@ def fuse_lookups(model: Any) -> Any:
             args, kwargs = _arguments(node, replaced)
             before, now = map(tf.nest.flatten, (node.outputs, layer_of(node)(*args, **kwargs)))
             replaced |= zip(map(id, before), now, strict=True)
-    outputs = _structure(model, "output")
+    inputs, outputs = (
+        getattr(model, f"_{what}s_struct" if is_keras_3() else f"_nested_{what}s")
+        for what in ("input", "output")
+    )
     outputs = tf.nest.map_structure(lambda tensor: replaced.get(id(tensor), tensor), outputs)
-    fused = tf.keras.Model(_structure(model, "input"), outputs, name=model.name)
+    fused = tf.keras.Model(inputs, outputs, name=model.name)
     _check_nothing_is_lost(model, fused, layers)
     return fused
 
@@ -137,26 +140,12 @@ def _check_nothing_is_lost(model, fused, layers):
         )
 
 
-def _structure(model, what):
-    return getattr(model, f"_{what}s_struct" if is_keras_3() else f"_nested_{what}s")
-
-
 def _arguments(node, tensors):
     if is_keras_3():
         arguments = node.arguments.args, node.arguments.kwargs
     else:
         arguments = node.call_args, node.call_kwargs
     return tf.nest.map_structure(lambda x: tensors.get(id(x), x), arguments)
-
-
-def _only_looks_up(node):
-    """Whether a fused lookup does everything that this call does."""
-    layer = layer_of(node)
-    if not isinstance(layer, EmbeddingLayer) or type(layer).call is not EmbeddingLayer.call:
-        return False
-    args, kwargs = _arguments(node, {})
-    given = len(args) > 1 or any(value is not None for value in kwargs.values())
-    return not given and layer.activity_regularizer is None
 
 
 def _chosen(nodes):
@@ -168,8 +157,13 @@ def _chosen(nodes):
     for node, layer in zip(nodes, layers, strict=True):
         makers = [maker[key] for key in map(id, inputs_of(node)) if key in maker]
         above[id(node)] = {id(m) for m in makers}.union(*(above[id(m)] for m in makers))
+        if not isinstance(layer, EmbeddingLayer) or type(layer).call is not EmbeddingLayer.call:
+            continue
+        args, kwargs = _arguments(node, {})
+        only_looks_up = len(args) == 1 and all(value is None for value in kwargs.values())
+        only_looks_up = only_looks_up and layer.activity_regularizer is None
         once = sum(other is layer for other in layers) == 1
         alone = not above[id(node)] & {id(other) for other in chosen}
-        if once and alone and _only_looks_up(node):
+        if once and alone and only_looks_up:
             chosen.append(node)
     return chosen

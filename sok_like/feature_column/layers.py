@@ -4,6 +4,7 @@ They are for eager programs, tf.functions and Keras models, and replace Keras' o
 no longer has. Make a layer once and call it many times; its weights include the columns' tables.
 """
 
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,25 +75,6 @@ def _table_of(column):
     return getattr(column, "shared_name", None) or column
 
 
-class _Columns:
-    """The sorted columns of a layer, and its hash tables by key. It is opaque to Keras."""
-
-    def __init__(self, feature_columns, sequence):
-        self.all = lookup.check_columns(feature_columns, in_graph=False, sequence=sequence)
-        self.fused = [column for column in self.all if is_fused(column)]
-        self.stock = [column for column in self.all if not is_fused(column)]
-        self.width = sum(column.variable_shape.num_elements() for column in self.all)
-        # By the key of each table, which is its shared name or its column's, one of its columns.
-        self.firsts = {column.shared_name or column.name: column for column in reversed(self.fused)}
-        sharing: dict[str, GroupEmbeddingColumn] = {}
-        for column in self.all:
-            if isinstance(column, GroupEmbeddingColumn) and column.shared_name is not None:
-                first = sharing.setdefault(column.shared_name, column)
-                if table_shape(first) != table_shape(column):
-                    raise unfit(column, f"{table_shape(first)} for column '{first.name}'")
-        self.tables: dict[str, EmbeddingVariable] = {}
-
-
 class _ColumnsLayer(TablesLayer):
     _sequence = False
     _arguments = ("gradient_scale",)
@@ -101,23 +83,30 @@ class _ColumnsLayer(TablesLayer):
         # Keras would cast the weights of keys.
         super().__init__(autocast=False, **kwargs)
         self.gradient_scale = check_gradient_scale(gradient_scale)
-        self._columns = _Columns(feature_columns, self._sequence)
+        every = lookup.check_columns(feature_columns, in_graph=False, sequence=self._sequence)
         self._state = _State(self)
-        tables: dict[str, EmbeddingVariable] = {}
-        for key, column in sorted(self._columns.firsts.items()):
+        # Opaque to Keras: the columns, sorted, and the hash tables by their shared name or their
+        # column's.
+        self._columns = types.SimpleNamespace(every=every, tables={})
+        fused, sharing = {}, {}  # one of the columns of each table, by its name
+        for column in every:
+            if is_fused(column):
+                fused.setdefault(column._var_scope_name, column)
+            if isinstance(column, GroupEmbeddingColumn) and column.shared_name is not None:
+                first = sharing.setdefault(column.shared_name, column)
+                if table_shape(first) != table_shape(column):
+                    raise unfit(column, f"{table_shape(first)} for column '{first.name}'")
+        for key, column in sorted(fused.items()):
             if column.keys_column is None:
                 column.create_state(self._state)
                 continue
-            variable = EmbeddingVariable(
-                name=f"{self.name}/{key}/{WEIGHTS}",
-                trainable=column.trainable,
-                **table_options(column),
-            )
-            setattr(self, f"_table_{len(tables)}", variable.as_weight())
-            tables[key] = variable
-        self._columns.tables = tables
-        for column in self._columns.stock:
-            column.create_state(self._state)
+            name, options = f"{self.name}/{key}/{WEIGHTS}", table_options(column)
+            table = EmbeddingVariable(name=name, trainable=column.trainable, **options)
+            setattr(self, f"_table_{len(self._columns.tables)}", table.as_weight())
+            self._columns.tables[key] = table
+        for column in every:
+            if not is_fused(column):
+                column.create_state(self._state)
         self._freeze_tables()
         self.built = True
 
@@ -129,13 +118,11 @@ class _ColumnsLayer(TablesLayer):
     def _call(self, features, training):
         # A graph is also built when tf_keras builds a model.
         self._check(features, in_graph=not tf.executing_eagerly())
-        columns, tables = self._columns, {}
-        for column in columns.fused:
-            key = column.shared_name or column.name
-            if key in columns.tables:
-                tables[column] = columns.tables[key]
-            else:
-                tables[column] = self._state.get_variable(column, WEIGHTS)
+        tables = {}
+        for column in filter(is_fused, self._columns.every):
+            table = self._columns.tables.get(column._var_scope_name)
+            is_stock = table is None
+            tables[column] = self._state.get_variable(column, WEIGHTS) if is_stock else table
         inputs = lookup.LayerInputs(dict(features), self._state)
         return lookup.Call(tables, inputs, training, self.gradient_scale)
 
@@ -143,11 +130,12 @@ class _ColumnsLayer(TablesLayer):
         is_named, of = isinstance(features, Mapping), f"layer '{self.name}'"
         require(is_named, "features", "a dictionary of features by name", features, of)
         if in_graph:
-            check_features(self._columns.all, features, self.name)
+            check_features(self._columns.every, features, self.name)
 
     def compute_output_shape(self, input_shape):
         shapes = [shape for shape in input_shape.values() if shape is not None and len(shape)]
-        batch, width = shapes[0][0] if shapes else None, self._columns.width
+        batch = shapes[0][0] if shapes else None
+        width = sum(column.variable_shape.num_elements() for column in self._columns.every)
         return ((batch, None, width), (batch,)) if self._sequence else (batch, width)
 
     def compute_output_spec(self, features, training=None):
@@ -159,7 +147,7 @@ class _ColumnsLayer(TablesLayer):
         return symbol(shape[0], dtype=dtype), symbol(shape[1], dtype="int64")
 
     def get_config(self):
-        columns = serialization.serialize_feature_columns(self._columns.all)
+        columns = serialization.serialize_feature_columns(self._columns.every)
         return {**super().get_config(), "feature_columns": columns}
 
     @classmethod
@@ -194,9 +182,11 @@ class DenseFeatures(_ColumnsLayer):
         def tensors(training):
             call = self._call(features, training)
             outputs = call.embeddings()
-            for column in self._columns.stock:
-                outputs[column] = column.get_dense_tensor(call.inputs, self._state)
-            flat = [lookup.flat(column, outputs[column]) for column in self._columns.all]
+            flat = []
+            for column in self._columns.every:
+                if column not in outputs:
+                    outputs[column] = column.get_dense_tensor(call.inputs, self._state)
+                flat.append(lookup.flat(column, outputs[column]))
             return tf.concat(flat, 1)
 
         return tf.cast(by_training(training, tensors), self.compute_dtype)

@@ -72,8 +72,17 @@ def report(model: Any, *, print_table: bool = True) -> list[TableReport]:
         TypeError: `model` is something else.
     """
     reports, _ = measure_ranks(tables_of(model))
-    if print_table and comm.current().rank == 0:
-        print(as_text(reports))
+    if not print_table or comm.current().rank:
+        return reports
+    lines = [["table", "keys", "MiB", "load", "refused", "evicted", "most keys of a rank / mean"]]
+    of_batch = any(t.unique_ratio is not None for t in reports)
+    lines[0] += ["unique", "hottest 1 %"] if of_batch else []
+    for t in reports:
+        line = [t.name, f"{t.keys:,}", f"{t.bytes / 2**20:.1f}", f"{t.load:.2f}"]
+        line += [f"{t.refused:,}", f"{t.evicted:,}", f"{t.imbalance:.2f}"]
+        shares = (t.unique_ratio, t.hottest_share) if of_batch else ()
+        lines.append(line + ["" if share is None else f"{share:.2f}" for share in shares])
+    print("\n".join(aligned(lines, left={0})))
     return reports
 
 
@@ -97,51 +106,32 @@ def measure_ranks(
     """One TableReport per table, and each rank's `number`; `with_bytes` also reads the index."""
 
     def measure():
-        return [number, *([float(n) for n in _numbers(table, with_bytes)] for table in tables)]
+        of_tables = []
+        for table in tables:
+            size = int(table.total_count()[0]), 0, 0.0
+            if with_bytes:
+                stats = table.stats()
+                size = stats.size, stats.bytes, stats.load_factor
+            counts = table.statistics() if table.keeps_records else None
+            policies = (0, 0) if counts is None else (int(counts.evicted), int(counts.refused))
+            batch = training_statistics.observed_batch(table.table_name)
+            of_tables.append([float(n) for n in (*size, *policies, *batch)])
+        return [number, *of_tables]
 
     ranks = agreed(measure, comm.current(), "a measurement of tables")
     counts = [f"{len(of_tables)} tables" for _, *of_tables in ranks]
     check_same(counts, "Every rank must report the same tables", ValueError)
-    numbers = [np.array([rank[1 + i] for rank in ranks]) for i in range(len(tables))]
-    return list(map(_of_ranks, tables, numbers)), [rank[0] for rank in ranks]
-
-
-def _numbers(table, with_bytes):
-    evicted = refused = 0
-    if table.keeps_records:
-        counts = table.statistics()
-        evicted, refused = int(counts.evicted), int(counts.refused)
-    batch = training_statistics.observed_batch(table.table_name)
-    if not with_bytes:
-        return int(table.total_count()[0]), 0, 0.0, evicted, refused, *batch
-    stats = table.stats()
-    return stats.size, stats.bytes, stats.load_factor, evicted, refused, *batch
-
-
-def _of_ranks(table, ranks):
-    """The report of a table from the numbers of all ranks, `[ranks, numbers]`."""
-    keys, bytes_, load, evicted, refused, batch, unique, hottest = ranks.T
-    num_keys, num_bytes, *counts = (int(n.sum()) for n in (keys, bytes_, evicted, refused))
-    by_rank = (tuple(map(int, keys)), tuple(map(int, bytes_)))
-    seen = batch.sum()
-    shares = (float(n.sum() / seen) if seen else None for n in (unique, hottest))
-    total = num_keys, num_bytes, float(load.mean()), *counts
-    return TableReport(table.table_name, *total, *by_rank, *shares)
-
-
-def as_text(tables: list[TableReport]) -> str:
-    head = ["table", "keys", "MiB", "load", "refused", "evicted", "most keys of a rank / mean"]
-    of_batch = any(t.unique_ratio is not None for t in tables)
-    head += ["unique", "hottest 1 %"] if of_batch else []
-    lines = []
-    for t in tables:
-        line = [t.name, f"{t.keys:,}", f"{t.bytes / 2**20:.1f}", f"{t.load:.2f}"]
-        line += [f"{t.refused:,}", f"{t.evicted:,}", f"{t.imbalance:.2f}"]
-        if of_batch:
-            shares = (t.unique_ratio, t.hottest_share)
-            line += ["" if share is None else f"{share:.2f}" for share in shares]
-        lines.append(line)
-    return "\n".join(aligned([head, *lines], left={0}))
+    reports = []
+    for i, table in enumerate(tables):
+        of_table = np.array([rank[1 + i] for rank in ranks])
+        keys, bytes_, load, evicted, refused, batch, unique, hottest = of_table.T
+        by_rank = (tuple(map(int, keys)), tuple(map(int, bytes_)))
+        policies = int(evicted.sum()), int(refused.sum())
+        total = *map(sum, by_rank), float(load.mean()), *policies
+        seen = batch.sum()
+        shares = (float(n.sum() / seen) if seen else None for n in (unique, hottest))
+        reports.append(TableReport(table.table_name, *total, *by_rank, *shares))
+    return reports, [rank[0] for rank in ranks]
 
 
 class MemoryEstimate(NamedTuple):
@@ -189,7 +179,10 @@ def estimate_memory(
     num_keys = check_integer("num_keys", num_keys, 0)
     keys = -(-num_keys // check_integer("world_size", world_size))
     floats = _row_floats(check_integer("embedding_dim", embedding_dim), optimizer)
-    index, rows = _index_bytes(keys), _row_bytes(keys, floats)
+    lines = -(-floats // 16) * 16
+    row_bytes = 4 * (lines if (lines - floats) * 8 <= lines else -(-floats // 4) * 4)
+    chunk_rows = 2 ** max(0, math.ceil(math.log2(_CHUNK_BYTES / row_bytes)))
+    index, rows = _index_bytes(keys), -(-keys // chunk_rows) * chunk_rows * row_bytes
     if storage_option is not None and not isinstance(storage_option, StorageOption):
         raise wrong_argument("storage_option", "None or a StorageOption", storage_option)
     if storage_option is not None and storage_option.is_on_disk:
@@ -234,12 +227,3 @@ def _index_bytes(keys):
             expected += buckets * max(0.0, fits - below)
             below, buckets = max(below, fits), buckets * 2
     return round(expected * _BUCKET_BYTES)
-
-
-def _row_bytes(keys, floats):
-    lines = -(-floats // 16) * 16
-    stride = lines if (lines - floats) * 8 <= lines else -(-floats // 4) * 4
-    chunk_rows = 1
-    while chunk_rows * stride * 4 < _CHUNK_BYTES:
-        chunk_rows *= 2
-    return -(-keys // chunk_rows) * chunk_rows * stride * 4

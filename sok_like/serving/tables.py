@@ -11,7 +11,7 @@ of one table, and about 30 bytes for each key in it while it places them. Rows t
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -49,198 +49,183 @@ def write(
     (None without refreshes or an index) and its instant for `contents.changes`.
     """
     follows = headroom is not None
-    rooms = [_room(variable, headroom) for variable in variables]
+    writers = [_Writer(variable, headroom) for variable in variables]
 
     def prepare():
         tables = []
-        for variable, room in zip(variables, rooms, strict=True):
+        for variable, room in ((writer.variable, writer.room) for writer in writers):
             missing_rows = MissingRows(variable, missing == "initial")
-            layout = None if variable.key_limit else buckets.layout_for(room.size)
-            tables.append(StockTable(variable, max(1, room.size), missing_rows, layout))
+            layout = None if variable.key_limit else buckets.layout_for(room)
+            tables.append(StockTable(variable, max(1, room), missing_rows, layout))
         return StockTables(tables, row_dtype, follows)
 
     stock = all_or_none(prepare, comm.current())
-    placements: list[Placement | None] = []
     instants = []
-    for variable, room, table in zip(variables, rooms, stock.tables, strict=True):
-        keys, instant = _keys(variable, room, follows)
-        share = _share(variable, table, keys, room)
+    for writer, table in zip(writers, stock.tables, strict=True):
+        keys, instant = writer.keys(follows)
+        writer.take_share(table, keys)
         del keys
-        if follows and share.placed is not None:
-            first_row, kind = table.first_row + share.begin, stock.number_dtype
-            placement = Placement(share.placed, first_row, share.capacity, kind)
-            share = share._replace(placement=placement)
-        placements.append(share.placement)
+        if follows and writer.placed is not None:
+            first_row, kind = table.first_row + writer.begin, stock.number_dtype
+            writer.placement = Placement(writer.placed, first_row, writer.capacity, kind)
         instants.append(instant)
-        _write(variable, table, share, stock, parts)
-    return stock, placements, instants
+        writer.write(table, stock, parts)
+        writer.placed = None
+    return stock, [writer.placement for writer in writers], instants
 
 
-def _call(variable):
-    return f"export of table '{variable.table_name}'"
+class _Writer:
+    """A table that is written; all ranks take the steps of all tables together."""
 
-
-class _Room(NamedTuple):
-    """Of a table on all ranks."""
-
-    size: int  # rows
-    counts: list[int]  # of keys, by rank
-
-
-def _room(variable, headroom):
-    def count():
-        if headroom is not None and variable.keeps_records:
-            variable.evict()  # the instant at which deltas begin would do it
-        return int(variable.size())
-
-    counts = agreed(count, comm.current(), _call(variable), ValueError)
-    if variable.key_limit:
-        return _Room(variable.key_limit, counts)
-    total = sum(counts)
-    room = total if headroom is None else _LEAST_ROOM + int(total * (1 + headroom))
-    return _Room(room, counts)
-
-
-def _keys(variable, room, follows):
-    """This rank's keys, and their instant."""
-
-    def read():
-        number = int(variable.register_for_read(with_slots=False))
-        with contextlib.closing(table_reader.TableReader(number, 0 if follows else None)) as stream:
-            keys = np.zeros([0], np.int64) if variable.key_limit else stream.keys()
-            instant = stream.instant
-        if not variable.key_limit and len(keys) != room.counts[comm.current().rank]:
-            raise _has_changed(variable, "another number of keys")
-        return keys, instant
-
-    return all_or_none(read, comm.current(), _call(variable))
-
-
-def _has_changed(variable, what):
-    return ValueError(
-        f"A table must not change while it is exported. Received: {what} of table "
-        f"'{variable.table_name}'"
-    )
-
-
-class _Share(NamedTuple):
-    """The rows of a table that this rank writes: some with keys, and then rows of zeros."""
-
+    placed: Buckets | None = None  # this rank's keys
+    placement: Placement | None = None  # of them, if the table can be refreshed
+    # The rows that this rank writes: some with keys, and then rows of zeros.
     begin: int
     size: int  # with keys
     capacity: int
-    placed: Buckets | None = None
-    placement: Placement | None = None  # if the table can be refreshed
 
+    def __init__(self, variable, headroom):
+        self.variable, self._communicator = variable, comm.current()
+        self._call = f"export of table '{variable.table_name}'"
 
-def _share(variable, table, keys, room):
-    """This rank's share of the rows; sets the salt of the table's layout."""
-    communicator, placed = comm.current(), None
-    ranks = range(communicator.world_size)
-    if variable.key_limit:
-        ends = [variable.key_limit * (rank + 1) // len(ranks) for rank in ranks]
-        sizes = capacities = np.diff([0, *ends])
-    else:
-        name, total = _call(variable), sum(room.counts)
-        placed = _placed(keys, room.size, name, max(room.counts))
-        del keys
-        table.layout = placed.layout
-        sizes = np.array(agreed(lambda: placed.num_keys, communicator, name))
-        ends = [placed.layout.range_of(rank, len(ranks))[1] for rank in ranks]
-        spare = (room.size - total) * np.array([0, *ends]) // placed.layout.num_buckets
-        capacities = sizes + np.diff(spare)
-    if not capacities.any():  # a gather needs a row
-        capacities = (np.arange(len(ranks)) == 0).astype(np.int64)
-    rank = communicator.rank
-    begin, capacity = int(capacities[:rank].sum()), int(capacities[rank])
-    return _Share(begin, int(sizes[rank]), capacity, placed)
+        def count():
+            if headroom is not None and variable.keeps_records:
+                variable.evict()  # the instant at which deltas begin would do it
+            return int(variable.size())
 
+        self._counts = agreed(count, self._communicator, self._call, ValueError)  # by rank
+        self.room = total = sum(self._counts)  # rows of all ranks
+        if variable.key_limit:
+            self.room = variable.key_limit
+        elif headroom is not None:
+            self.room = _LEAST_ROOM + int(total * (1 + headroom))
 
-def _write(variable, table, share, stock, parts):
-    """Writes this rank's share: rows with keys, the index, and rows of zeros."""
-    name, placed, begin = _call(variable), share.placed, share.begin
-    row_parts = [f"rows_{table.dim}", *([f"scales_{table.dim}"] if stock.scales else [])]
+    def keys(self, follows):
+        """This rank's keys, and their instant."""
+        variable = self.variable
 
-    def slice_of(part, at, value):
-        return Slice(key_of(attribute_of(part)), stock.large()[part].shape, [at], value)
-
-    def rows_at(at, rows):
-        coded = encoded(rows, stock.rows[table.dim].dtype, table.table_name)
-        for part, value in zip(row_parts, coded, strict=True):
-            yield slice_of(part, table.first_row + at, value)
-
-    def zeros(at, end):
-        return rows_at(begin + share.size + at, np.zeros([end - at, table.dim], np.float32))
-
-    def index(at, end):
-        bucket = table.first_bucket + placed.begin + at
-        yield slice_of("keys", bucket, placed.keys[at:end])
-        if share.placement is None:
-            numbers = (table.first_row + begin + starts[at:end]).astype(stock.number_dtype)
-            yield slice_of("starts", bucket, numbers)
-        else:
-            yield slice_of("numbers", bucket * SLOTS, share.placement.numbers(at, end))
-
-    def keys_at(at, end):
-        if placed is None:
-            return np.arange(begin + at, begin + min(end, share.size))
-        return placed.keys[at:end][np.arange(SLOTS) < placed.counts[at:end, np.newaxis]]
-
-    step = contents.CHUNK_BYTES // (8 + 4 * table.dim)
-    if variable.home is not None:  # which all ask at once
-        step //= comm.current().world_size
-    step = max(1, step if placed is None else step // SLOTS)
-    starts: Any = range(share.size) if placed is None else placed.starts()
-    for at in range(0, max(agreed(lambda: len(starts), comm.current(), name)), step):
-        rows = _rows(variable, keys_at(at, at + step), name)
-        parts.write(lambda: rows_at(begin + int(starts[at]), rows) if len(rows) else ())  # noqa: B023
-    spare = Rows(share.capacity - share.size, 4 * table.dim, zeros)
-    parts.write_rows([spare] if placed is None else [Rows(len(starts), 12 * SLOTS, index), spare])
-
-
-def _placed(keys, room, name, most) -> Buckets:
-    """This rank's buckets, of the keys of all ranks; `most` is the most keys of one of them."""
-    communicator = comm.current()
-    rank, world_size = communicator.rank, communicator.world_size
-    step = contents.CHUNK_BYTES // 8
-    for attempt in range(buckets.TRIES):
-        layout = buckets.layout_for(room, attempt)
-        own_keys = keys
-        if world_size > 1:
-            chunks = (keys[at : at + step] for at in range(0, max(1, most), step))
-            own_keys = np.concatenate(
-                [
-                    contents.to_ranks(chunk, layout.ranks_of(chunk, world_size), name)[0]
-                    for chunk in chunks
-                ]
+        def read():
+            number, since = (
+                int(variable.register_for_read(with_slots=False)),
+                0 if follows else None,
             )
-        placed: list[Any] = []
+            with contextlib.closing(table_reader.TableReader(number, since)) as stream:
+                keys = np.zeros([0], np.int64) if variable.key_limit else stream.keys()
+                instant = stream.instant
+            if not variable.key_limit and len(keys) != self._counts[self._communicator.rank]:
+                raise self._has_changed("another number of keys")
+            return keys, instant
 
-        def place():
-            bounds = layout.range_of(rank, world_size)  # noqa: B023
-            placed.append(buckets.place(own_keys, layout, *bounds))  # noqa: B023
-            return placed[0] is not None  # noqa: B023
+        return all_or_none(read, self._communicator, self._call)
 
-        if all(agreed(place, communicator, name, ValueError)):
-            return placed[0]
-    raise RuntimeError(
-        f"{room} keys found no place in {layout.num_buckets} buckets of {SLOTS}, with any of "
-        f"{buckets.TRIES} salts."
-    )
+    def _has_changed(self, what):
+        return ValueError(
+            f"A table must not change while it is exported. Received: {what} of table "
+            f"'{self.variable.table_name}'"
+        )
 
+    def take_share(self, table, keys):
+        """Finds this rank's share of the rows; sets the salt of the table's layout."""
+        rank, ranks = self._communicator.rank, range(self._communicator.world_size)
+        if self.variable.key_limit:
+            ends = [self.room * (rank + 1) // len(ranks) for rank in ranks]
+            sizes = capacities = np.diff([0, *ends])
+        else:
+            placed = self.placed = self._place(keys)
+            del keys
+            table.layout = placed.layout
+            sizes = np.array(agreed(lambda: placed.num_keys, self._communicator, self._call))
+            ends = [placed.layout.range_of(rank, len(ranks))[1] for rank in ranks]
+            free = self.room - sum(self._counts)
+            spare = free * np.array([0, *ends]) // placed.layout.num_buckets
+            capacities = sizes + np.diff(spare)
+        if not capacities.any():  # a gather needs a row
+            capacities = (np.arange(len(ranks)) == 0).astype(np.int64)
+        self.begin, self.size = int(capacities[:rank].sum()), int(sizes[rank])
+        self.capacity = int(capacities[rank])
 
-def _rows(variable, keys, name):
-    """The rows of keys that any rank owns, float32 `[num_keys, dim]`; every rank must call it."""
-    communicator = comm.current()
-    owners = table_keys.owners(keys, communicator.world_size)
-    if variable.home is not None:
-        owners[:] = variable.home % communicator.world_size
-    asked, answer = contents.to_ranks(keys, owners, name)
+    def _place(self, keys):
+        """This rank's buckets, of the keys of all ranks."""
+        rank, world_size = self._communicator.rank, self._communicator.world_size
+        step = contents.CHUNK_BYTES // 8
+        for attempt in range(buckets.TRIES):
+            layout, own_keys = buckets.layout_for(self.room, attempt), keys
+            if world_size > 1:
+                starts = range(0, max(1, *self._counts), step)
+                chunks = (keys[at : at + step] for at in starts)
+                owned = (
+                    contents.to_ranks(chunk, layout.ranks_of(chunk, world_size), self._call)[0]
+                    for chunk in chunks
+                )
+                own_keys = np.concatenate(list(owned))
+            placed: list[Any] = []
 
-    def find():
-        rows, present = variable.find(asked)
-        if not variable.key_limit and not present.numpy().all():
-            raise _has_changed(variable, "keys that are gone,")
-        return rows.numpy()
+            def place():
+                bounds = layout.range_of(rank, world_size)  # noqa: B023
+                placed.append(buckets.place(own_keys, layout, *bounds))  # noqa: B023
+                return placed[0] is not None  # noqa: B023
 
-    return answer(all_or_none(find, communicator, name))
+            if all(agreed(place, self._communicator, self._call, ValueError)):
+                return placed[0]
+        raise RuntimeError(
+            f"{self.room} keys found no place in {layout.num_buckets} buckets of {SLOTS}, with any "
+            f"of {buckets.TRIES} salts."
+        )
+
+    def write(self, table, stock, parts):
+        """Writes this rank's share: rows with keys, the index, and rows of zeros."""
+        placed, begin = self.placed, self.begin
+        row_parts = [f"rows_{table.dim}", *([f"scales_{table.dim}"] if stock.scales else [])]
+
+        def slice_of(part, at, value):
+            return Slice(key_of(attribute_of(part)), stock.large()[part].shape, [at], value)
+
+        def rows_at(at, rows):
+            coded = encoded(rows, stock.rows[table.dim].dtype, table.table_name)
+            for part, value in zip(row_parts, coded, strict=True):
+                yield slice_of(part, table.first_row + at, value)
+
+        def zeros(at, end):
+            return rows_at(begin + self.size + at, np.zeros([end - at, table.dim], np.float32))
+
+        def index(at, end):
+            bucket = table.first_bucket + placed.begin + at
+            yield slice_of("keys", bucket, placed.keys[at:end])
+            if self.placement is None:
+                numbers = (table.first_row + begin + starts[at:end]).astype(stock.number_dtype)
+                yield slice_of("starts", bucket, numbers)
+            else:
+                yield slice_of("numbers", bucket * SLOTS, self.placement.numbers(at, end))
+
+        def keys_at(at, end):
+            if placed is None:
+                return np.arange(begin + at, begin + min(end, self.size))
+            return placed.keys[at:end][np.arange(SLOTS) < placed.counts[at:end, np.newaxis]]
+
+        step = contents.CHUNK_BYTES // (8 + 4 * table.dim)
+        if self.variable.home is not None:  # which all ask at once
+            step //= self._communicator.world_size
+        step = max(1, step if placed is None else step // SLOTS)
+        starts: Any = range(self.size) if placed is None else placed.starts()
+        for at in range(0, max(agreed(lambda: len(starts), self._communicator, self._call)), step):
+            rows = self._rows(keys_at(at, at + step))
+            parts.write(lambda: rows_at(begin + int(starts[at]), rows) if len(rows) else ())  # noqa: B023
+        spare = Rows(self.capacity - self.size, 4 * table.dim, zeros)
+        of_index = [] if placed is None else [Rows(len(starts), 12 * SLOTS, index)]
+        parts.write_rows([*of_index, spare])
+
+    def _rows(self, keys):
+        """The rows of keys that any rank owns, float32 `[num_keys, dim]`."""
+        variable, world_size = self.variable, self._communicator.world_size
+        owners = table_keys.owners(keys, world_size)
+        if variable.home is not None:
+            owners[:] = variable.home % world_size
+        asked, answer = contents.to_ranks(keys, owners, self._call)
+
+        def find():
+            rows, present = variable.find(asked)
+            if not variable.key_limit and not present.numpy().all():
+                raise self._has_changed("keys that are gone,")
+            return rows.numpy()
+
+        return answer(all_or_none(find, self._communicator, self._call))

@@ -12,7 +12,6 @@ Each begins with a head of 296 bytes; texts are padded with spaces on the left, 
 The numbers after it are little-endian. In names "_" replaces punctuation.
 """
 
-import string
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -27,16 +26,6 @@ HEAD = 296
 
 _NAME, _SLOT_NAME = 256, 32
 _DTYPES = (*(np.int32, np.int64, np.uint32, np.uint64), *(np.float16, np.float32, np.float64))
-
-
-def stem(name: str) -> str:
-    """The name of a variable as it appears in file names."""
-    return name.translate({ord(letter): "_" for letter in string.punctuation})
-
-
-def file_name(table: str, kind: int, optimizer: str = "", slot: str = "") -> str:
-    """The name of a file; `table` is a `stem`."""
-    return f"{table}{('-key', '-weight', f'-{optimizer}-{slot}')[kind]}"
 
 
 def slot_files(folder: str, tables: Iterable[str]) -> Iterator[str]:
@@ -81,7 +70,7 @@ def read(path: str, kind: int, dim: int | None = None) -> Any:
 
 
 class RowFile:
-    """RowFile in a file, of which some are read; the file is on any file system."""
+    """Rows in a file, of which some are read."""
 
     def __init__(self, path: str, dtype: np.dtype, shape: tuple[int, int]):
         self._path, self._dtype, self.shape = path, dtype, shape

@@ -5,7 +5,8 @@ each table has its earlier files or its new ones.
 """
 
 import os
-from typing import Any, NamedTuple
+import string
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -47,15 +48,13 @@ def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None
         RuntimeError: in a graph; a rank could not write; the folder is not shared.
     """
     dumped = _dumped("dump", dump_vars, optimizer)
-    steps = Steps(f"sok2.dump of {[table.stem for table in dumped]}", own_error=True)
+    stems = [table.stem for table in dumped]
 
     def find():
         return os.fspath(path), [file for table in dumped for file in table.joined_files()]
 
-    def find_outdated(folder):
-        return files.slot_files(folder, [table.stem for table in dumped])
-
-    Saving(steps, [JoinedFiles("files of sok2.dump", find, find_outdated)]).run()
+    part = JoinedFiles("files of sok2.dump", find, lambda folder: files.slot_files(folder, stems))
+    Saving(Steps(f"sok2.dump of {stems}", own_error=True), [part]).run()
 
 
 def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None:
@@ -74,30 +73,29 @@ def load(path: str | os.PathLike, load_vars: Any, optimizer: Any = None) -> None
             variable. If memory runs out while rows are written, the error names the variables that
             were loaded.
     """
-    folder, dumped = os.fspath(path), _dumped("load", load_vars, optimizer)
-    call = f"sok2.load of {[table.stem for table in dumped]}"
-    transaction.load(call, None, lambda: transaction.prepare(_staged(folder, dumped)))
+    dumped = _dumped("load", load_vars, optimizer)
+    stems = [table.stem for table in dumped]
+    contents: list[tuple] = []
 
-
-def _staged(folder, dumped):
-    """What the files have of all variables of a load."""
-    contents = [table.read(folder) for table in dumped]
-    for table, content in zip(dumped, contents, strict=True):
-        table.check_room(content.keys)
+    def read():
+        contents.extend(table.read(os.fspath(path)) for table in dumped)
+        for table, (keys, *_) in zip(dumped, contents, strict=True):
+            table.check_room(keys)
+        transaction.prepare(StagedContent(commit, may_fail=True))
 
     def commit():
         for number, (table, content) in enumerate(zip(dumped, contents, strict=True)):
             try:
-                table.take(content)
+                table.take(*content)
             except (MemoryError, tf.errors.ResourceExhaustedError) as error:
-                loaded = [before.stem for before in dumped[:number]]
                 text = (
-                    f"{getattr(error, 'message', error)}. Loaded before it on this rank: {loaded}; "
-                    f"possibly loaded in part: '{table.stem}'; other ranks may have loaded all"
+                    f"{getattr(error, 'message', error)}. Loaded before it on this rank: "
+                    f"{stems[:number]}; possibly loaded in part: '{table.stem}'; other ranks may "
+                    "have loaded all"
                 )
                 raise tf.errors.ResourceExhaustedError(None, None, text) from error
 
-    return StagedContent(commit, may_fail=True)
+    transaction.load(f"sok2.load of {stems}", None, read)
 
 
 def incremental_model_dump(sok_vars: Any, time_threshold: Any, sess: Any = None) -> Any:
@@ -143,26 +141,18 @@ def _dumped(call, variables, optimizer):
     return dumped
 
 
-class Sok2Content(NamedTuple):
-    """The result of `Dumped.read` for this rank."""
-
-    keys: np.ndarray  # int64 [num_keys]
-    rows: np.ndarray  # [num_keys, dim]
-    slots: dict[str, np.ndarray]
-    iterations: int | None
-
-
 class Dumped:
     """This rank's keys, rows and slots of a variable, in NumPy; each kind has a subclass."""
 
     _content: Any  # this rank's keys and rows
     _slot_rows: Any  # the values of a slot, in the order of these keys
     _positions: Any  # of this rank's keys among those of a file, ascending
-    take: Any  # writes what `read` returned, with slots and iterations
+    take: Any  # writes what `read` returned
 
     def __init__(self, variable: Any, optimizer: Any):
         self._variable, self._optimizer = variable, optimizer
-        self.stem = files.stem(variable.name)
+        # The name as it appears in names of files.
+        self.stem = variable.name.translate({ord(sign): "_" for sign in string.punctuation})
         self._slot_names = [] if optimizer is None else list(optimizer.get_slot_names())
 
     def joined_files(self) -> list[JoinedFile]:
@@ -186,7 +176,7 @@ class Dumped:
         stock = getattr(self._optimizer, "optimizer", self._optimizer)
         name = type(stock).__name__.removesuffix("Optimizer")
         name = "SGD" if name in ("GradientDescent", "Momentum") else name
-        return files.file_name(self.stem, kind, name, slot)
+        return f"{self.stem}{('-key', '-weight', f'-{name}-{slot}')[kind]}"
 
     def _slot(self, name):
         if isinstance(self._optimizer, OptimizerWrapper):
@@ -200,8 +190,8 @@ class Dumped:
     def check_room(self, keys: np.ndarray) -> None:
         """Raises ResourceExhaustedError if the tables cannot hold all of these keys."""
 
-    def read(self, folder: str) -> Sok2Content:
-        """This rank's part of the files in a folder; raises if one is missing or does not fit."""
+    def read(self, folder: str) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray], int | None]:
+        """This rank's int64 keys, rows, slots and iterations; raises if a file does not fit."""
         keys = files.read(durable.join(folder, self._file(files.KEY)), files.KEY)
         here = self._positions(keys)
 
@@ -227,7 +217,7 @@ class Dumped:
             iterations = int(files.read(path, files.SLOT)[0]) if durable.exists(path) else None
         keys = keys[here]
         keys = keys.view(np.uint64).view(np.int64) if keys.itemsize == 8 else keys.astype(np.int64)
-        return Sok2Content(keys, rows, slots, iterations)
+        return keys, rows, slots, iterations
 
     def _take_iterations(self, iterations):
         if iterations is not None:
@@ -256,12 +246,12 @@ class _Static(Dumped):
             raise unmet(f"A dump of variable '{self.stem}'", required, f"{len(keys)} keys")
         return np.flatnonzero(np.isin(numbers, self._variable._rows_here()))
 
-    def take(self, content: Sok2Content) -> None:
-        order = np.argsort(content.keys)
-        self._variable.assign(content.rows[order])
-        for name, values in content.slots.items():
+    def take(self, keys, rows, slots, iterations):
+        order = np.argsort(keys)
+        self._variable.assign(rows[order])
+        for name, values in slots.items():
             self._slot(name).assign(values[order])
-        self._take_iterations(content.iterations)
+        self._take_iterations(iterations)
 
 
 class _Dynamic(Dumped):
@@ -295,20 +285,20 @@ class _Dynamic(Dumped):
         signed = np.array(keys, np.uint64 if keys.dtype == np.uint64 else np.int64).view(np.int64)
         return np.flatnonzero(held_here(self._variable, tf.constant(signed)).numpy())
 
-    def take(self, content: Sok2Content) -> None:
-        if content.slots and not self._has_slot_tables:
+    def take(self, keys, rows, slots, iterations):
+        if slots and not self._has_slot_tables:
             core_names = self._optimizer.core_slots
-            slots = slot_fields({core_names[name]: rows for name, rows in content.slots.items()})
-            table = TableContent(content.keys, content.rows.astype(np.float32), **slots)
-            if content.iterations is not None:
-                table.optimizer_step = content.iterations
+            fields = slot_fields({core_names[name]: values for name, values in slots.items()})
+            table = TableContent(keys, rows.astype(np.float32), **fields)
+            if iterations is not None:
+                table.optimizer_step = iterations
             self._variable.load_snapshot(table, replace=False)
             return
-        assign(self._variable, content.keys, content.rows)
-        for name, values in content.slots.items():
-            assign(self._slot(name), content.keys, values)
+        assign(self._variable, keys, rows)
+        for name, values in slots.items():
+            assign(self._slot(name), keys, values)
         if self._has_slot_tables:
-            self._take_iterations(content.iterations)
+            self._take_iterations(iterations)
 
     def check_room(self, keys: np.ndarray) -> None:
         slots = map(self._slot, self._slot_names) if self._has_slot_tables else ()

@@ -75,26 +75,33 @@ class RowOptimizer:
     """An optimizer of `tf_keras.optimizers.legacy` that takes (gradient, table) pairs."""
 
     def __init__(self, optimizer: Any):
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            raise NotImplementedError(
+                f"In a graph of tf.compat.v1, tables do not support {type(optimizer).__name__}; "
+                "they support SGD and Adam of Keras, and the optimizers of tf.compat.v1.train"
+            )
         self._optimizer = optimizer
-        self._initial = _initial_slots(optimizer)
+        with tf.init_scope():  # the slots of a variable of one element
+            weights = list(optimizer._weights)
+            probe = tf.Variable([0.0], trainable=False)
+            optimizer._create_slots([probe])
+            slots = optimizer._slots.pop(probe._unique_id, {})
+            optimizer._weights = weights
+            # The initial value of each slot, by name.
+            self.initial = {name: float(slot[0]) for name, slot in slots.items()}
         # By `id` of a table: itself and the tables of its slots, each with a variable [None, dim].
         self._tables: dict[int, list[tuple[EmbeddingVariable, tf.Variable]]] = {}
-
-    @property
-    def slot_names(self) -> list[str]:
-        """Names of the optimizer's slots."""
-        return list(self._initial)
 
     def slots(self, table: EmbeddingVariable) -> dict[str, EmbeddingVariable]:
         """The tables that hold the slots of a table, by name."""
         held = [held for held, _ in self._with_slots(table)]
-        return dict(zip(self._initial, held[1:], strict=True))
+        return dict(zip(self.initial, held[1:], strict=True))
 
     def _with_slots(self, table):
         if id(table) in self._tables:
             return self._tables[id(table)]
         held = [table]
-        for name, initial in self._initial.items():
+        for name, initial in self.initial.items():
             slot = EmbeddingVariable(
                 table.dim,
                 name=f"{table.table_name}_{name}",
@@ -145,22 +152,6 @@ class RowOptimizer:
         for held, its_copy in self._with_slots(table):
             its_copy.assign(held.find(summed.indices)[0])
         slots_of_copy = self._optimizer._slots.setdefault(copy._unique_id, {})
-        slots_of_copy |= dict(zip(self._initial, (slot for _, slot in slots), strict=True))
+        slots_of_copy |= dict(zip(self.initial, (slot for _, slot in slots), strict=True))
         positions = tf.range(tf.size(summed.indices))
         return summed.indices, tf.IndexedSlices(summed.values, positions)
-
-
-def _initial_slots(optimizer):
-    """The initial value of each slot, found with a variable of one element."""
-    if not tf.compat.v1.executing_eagerly_outside_functions():
-        raise NotImplementedError(
-            f"In a graph of tf.compat.v1, tables do not support {type(optimizer).__name__}; they "
-            "support SGD and Adam of Keras, and the optimizers of tf.compat.v1.train"
-        )
-    with tf.init_scope():
-        weights = list(optimizer._weights)
-        probe = tf.Variable([0.0], trainable=False)
-        optimizer._create_slots([probe])
-        slots = optimizer._slots.pop(probe._unique_id, {})
-        optimizer._weights = weights
-        return {name: float(slot[0]) for name, slot in slots.items()}

@@ -195,7 +195,7 @@ class OptimizerWrapper:
 
     def get_slot_names(self) -> list[str]:
         """Names of the optimizer's slots of each row."""
-        return list(self.core_slots if self._rows is None else self._rows.slot_names)
+        return list(self.core_slots if self._rows is None else self._rows.initial)
 
     def get_slot(self, var: Any, name: str) -> Any:
         """A slot of the rows of a variable, for `export` and `assign`.

@@ -253,7 +253,7 @@ class Backup(Manager):
         self.callback.on_train_begin()  # as the next `fit` after the exception
         self.callback._stop_listening()
         super().prepare(number)
-        self.callback._back_up()
+        self.callback._back_up(self.callback._background)
 
     def call(self):
         self.callback._finish()
