@@ -101,11 +101,10 @@ class GlobalMetrics(tf.keras.callbacks.Callback):
     """Gives `fit` and `evaluate` the metrics of the samples of all ranks, the same on every rank.
 
     Keras' metrics keep sums over samples, such as totals, counts and confusion matrices. At the end
-    of an epoch and of an evaluation these are added over ranks, and the results computed from them.
-    An AUC is thus that of all samples, and ranks may have unequal batches. All callbacks, wherever
-    they stand in the list, the history and the returned values have these numbers. Two small
-    collectives each time. During an epoch, the progress bar shows the rank's own values. Each rank
-    goes on with its own states.
+    of an epoch and of an evaluation these are added over ranks, by two small collectives, and the
+    results computed from them. So an AUC is that of all samples, and ranks may have unequal
+    batches. All callbacks, the history and the returned values have these numbers; until the epoch
+    ends the progress bar shows the rank's own. Each rank goes on with its own states.
 
     Every rank needs it, `fit(..., callbacks=[GlobalMetrics()])`, `evaluate` as well. Under a
     distribution that splits batches, metrics are those of all samples without it.

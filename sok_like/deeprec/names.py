@@ -131,12 +131,9 @@ def _added() -> list[tuple[Any, str, Any]]:
 def install() -> None:
     """Puts DeepRec's names into `tf` and `tf.compat.v1`; a second call does nothing.
 
-    Added: `get_embedding_variable` and the option classes (`EmbeddingVariableOption`,
-    `CounterFilter`, ...), `config.experimental.enable_distributed_strategy`,
-    `nn.group_embedding_lookup_sparse`, `nn.group_embedding_lookup`, and in `feature_column`
-    `group_embedding_column_scope`, `categorical_column_with_embedding`,
-    `sequence_categorical_column_with_embedding` and `sparse_column_with_embedding`, all from this
-    package.
+    Added: this package's `get_embedding_variable`, `get_multihash_variable` and option classes,
+    `config.experimental.enable_distributed_strategy`, the lookups of groups in `nn`, DeepRec's
+    optimizers in `train`, and in `feature_column` its scope and its columns with keys.
 
     Wrapped, in `tf.compat.v1`, the first also in `tf`. Each is this package's in the case beside it
     and as before in all others: `feature_column.embedding_column` and `shared_embedding_columns` in

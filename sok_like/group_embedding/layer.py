@@ -9,10 +9,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -26,8 +24,7 @@ from sok_like.table.options import option_config, option_from_config
 from sok_like.table.variable import EmbeddingVariable
 
 
-@dataclasses.dataclass(frozen=True)
-class _Feature:
+class _Feature(NamedTuple):
     dim: int
     table: str  # its name
     combiner: str | None
@@ -105,12 +102,10 @@ class GroupEmbedding(TablesLayer):
         if combiners is None or isinstance(combiners, str):
             combiners = dict.fromkeys(dims, combiners) if self._is_dict else [combiners] * len(dims)
         combiners = _by_feature("combiners", combiners, dims, dict.fromkeys(dims, "mean"))
-        self._features = {
-            name: _Feature(
-                int(dim), table_names[name], check_combiner(combiners[name], OPTIONAL_COMBINERS)
-            )
-            for name, dim in dims.items()
-        }
+        self._features = {}
+        for name, dim in dims.items():
+            combiner = check_combiner(combiners[name], OPTIONAL_COMBINERS)
+            self._features[name] = _Feature(int(dim), table_names[name], combiner)
         self._table_options = {
             name: {
                 key: tf.keras.initializers.get(value)
@@ -123,9 +118,8 @@ class GroupEmbedding(TablesLayer):
         # Bypasses Keras' __setattr__: it sees the attributes that `_make_tables` sets.
         object.__setattr__(self, "_tables", self._make_tables())
         self._freeze_tables()
-        self.supports_masking = pad_key is not None and any(
-            feature.combiner is None for feature in self._features.values()
-        )
+        has_rows = any(feature.combiner is None for feature in self._features.values())
+        self.supports_masking = pad_key is not None and has_rows
         self.built = True
 
     def _make_tables(self):
@@ -168,9 +162,7 @@ class GroupEmbedding(TablesLayer):
 
     def _given(self, inputs):
         """The layer's features by name, from a dictionary or a list."""
-        if self._is_dict != isinstance(inputs, Mapping) or not (
-            self._is_dict or isinstance(inputs, (list, tuple))
-        ):
+        if not isinstance(inputs, Mapping if self._is_dict else (list, tuple)):
             kind = "a dictionary" if self._is_dict else "a list"
             required = f"be {kind} of features, as `embedding_dims` is"
             raise unmet("The input", required, f"{inputs!r}", f"layer '{self.name}'")
@@ -190,12 +182,10 @@ class GroupEmbedding(TablesLayer):
             dtypes[name] = value.dtype
             keys[name] = keys_of_ids(value)
         # One op sorts the sparse features of all tables.
-        sparse = {
-            name: value
-            for name, value in keys.items()
-            if isinstance(value, tf.SparseTensor) and value.shape.rank == 2
-        }
-        for name, (flat, splits, _) in zip(sparse, samples_of([*sparse.values()]), strict=True):
+        values = keys.items()
+        sparse = [n for n, v in values if isinstance(v, tf.SparseTensor) and v.shape.rank == 2]
+        samples = samples_of([keys[name] for name in sparse])
+        for name, (flat, splits, _) in zip(sparse, samples, strict=True):
             keys[name] = tf.RaggedTensor.from_row_splits(flat, splits, validate=False)
         ids = []
         for name, value in keys.items():
@@ -251,7 +241,8 @@ class GroupEmbedding(TablesLayer):
         return self._structure(masks)
 
     def compute_output_shape(self, input_shape):
-        return self._structure(itertools.starmap(self._shape, self._given(input_shape).items()))
+        shapes = self._given(input_shape).items()
+        return self._structure(self._shape(name, shape) for name, shape in shapes)
 
     def _shape(self, name, shape):
         feature = self._features[name]

@@ -13,7 +13,7 @@ import os
 import secrets
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,10 +108,6 @@ def export_delta(model: Any, path: str | os.PathLike) -> Delta:
     all tables and all other weights as one checkpoint, `path.index` and `path.data-...`. The index
     appears last. Signature `refresh` of the served model takes its name (docs/serving.md).
 
-    An optimizer that moves rows outside of the batch (dense Adam, momentum, weight decay) has
-    changed all rows, so the delta holds all of them. Optimizers of the batch's rows (Adagrad,
-    `LazyAdam`, SGD) keep it small.
-
     Args:
         model: A model that this process exported by
             `sok.export_saved_model(model, ..., refreshable=True)`.
@@ -191,7 +187,7 @@ class _Writing:
 
     def __init__(self, followed, communicator):
         self._followed, self._communicator = followed, communicator
-        self._columns: list[_Columns] = []
+        self._rows: list[Rows] = []  # of this rank; their slices know neither shape nor place
         self._counts = {"num_rows": 0, "num_new": 0, "num_erased": 0}
         self._version = f"{followed.export_id}.{followed.number + 1}.{secrets.token_hex(4)}"
 
@@ -225,17 +221,18 @@ class _Writing:
             has_row = part < len(changes.rows)
             rows[has_row] = changes.rows[part[has_row]]
             coded = encoded(rows, stock.rows[table.dim].dtype, table.table_name)
-            return dict(zip(("at", "rows", "scales"), (positions[part], *coded), strict=False))
+            values = zip(("at", "rows", "scales"), (positions[part], *coded), strict=False)
+            return [Slice(name + column, (), (), value) for column, value in values]
 
-        def changed_index(parts, start, stop):
-            return {part: index[part][start:stop] for part in parts}
+        def changed_index(columns, start, stop):
+            return [Slice(name + column, (), (), index[column][start:stop]) for column in columns]
 
-        self._columns.append(_Columns(name, len(positions), 8 + 4 * table.dim, changed))
+        self._rows.append(Rows(len(positions), 8 + 4 * table.dim, changed))
         if placement is not None:
             index = placement.changed(stock.tables[number].first_bucket)
-            for parts in (("slots", "numbers"), ("buckets", "keys")):
-                values, num_rows = functools.partial(changed_index, parts), len(index[parts[0]])
-                self._columns.append(_Columns(name, num_rows, 8 * (1 + SLOTS), values))
+            for columns in (("slots", "numbers"), ("buckets", "keys")):
+                slices = functools.partial(changed_index, columns)
+                self._rows.append(Rows(len(index[columns[0]]), 8 * (1 + SLOTS), slices))
 
     def _placed(self, number, keys, erased, whole):
         """The rows of these keys in the served table."""
@@ -270,29 +267,28 @@ class _Writing:
     def write(self, path):
         """Writes the delta."""
         spread, names = self._followed.spread
-        counts = agreed(lambda: [each.num_rows for each in self._columns], self._communicator)
+        counts = agreed(lambda: [rows.num_rows for rows in self._rows], self._communicator)
         parts = Parts(path, "sok.export_delta")
         try:
             rest = Rows(int(not self._communicator.rank), 0, self._rest)
-            rows = map(self._rows_of, self._columns, zip(*counts, strict=True))
+            rows = map(self._of_all_ranks, self._rows, zip(*counts, strict=True))
             parts.write_rows([*rows, *spread.rows(parts, names), rest])
             move = None if self._communicator.rank else functools.partial(_move, parts, path)
             all_or_none(move, self._communicator)
         finally:
             parts.remove()
 
-    def _rows_of(self, columns, counts):
-        """A table's tensors hold what the ranks have, in rank order."""
+    def _of_all_ranks(self, rows, counts):
+        """These rows in tensors that hold what the ranks have, in rank order."""
         rank, total = self._communicator.rank, sum(counts)
-        begin = sum(counts[:rank])
 
         def slices(start, stop):
-            for part, value in columns.values(start, stop).items():
-                whole = [total, *value.shape[1:]]
-                yield Slice(columns.prefix + part, whole, [begin + start], value)
+            begin = [sum(counts[:rank]) + start]
+            for one in rows.slices(start, stop):
+                yield one._replace(shape=[total, *one.value.shape[1:]], begin=begin)
 
         # Rank 0 writes an empty tensor if there are no rows.
-        return Rows(columns.num_rows or int(not rank and not total), columns.row_bytes, slices)
+        return Rows(rows.num_rows or int(not rank and not total), rows.row_bytes, slices)
 
     def _rest(self, *_):
         followed = self._followed
@@ -318,15 +314,6 @@ class _Writing:
         followed.version = self._version
         for placement in filter(None, followed.placements):
             placement.keep()
-
-
-class _Columns(NamedTuple):
-    """Tensors of a table, of which this rank has some rows."""
-
-    prefix: str  # of their names
-    num_rows: int
-    row_bytes: int
-    values: Callable[[int, int], dict[str, Any]]  # of rows
 
 
 def _move(parts, path):

@@ -72,14 +72,12 @@ def export_saved_model(
         refreshable: True or a folder: the SavedModel has a signature `refresh`, by which it follows
             the training, see `sok.export_delta`. It finds deltas in this folder, as the server sees
             it; True is `path` with `.deltas` appended, which an export empties. Tables must be in
-            host memory; from now on they record which keys change, at 4 bytes per row and 8 per key
-            changed. The ranks together keep 15 bytes for each key that there is room for.
+            host memory. They record changes then, at 4 bytes per row and 8 per key changed, and the
+            ranks together keep 15 bytes for each key that there is room for.
         headroom: With `refreshable`, room for new keys as a fraction of the keys, beside 1,024 per
             table.
 
-    A signature takes and returns tensors by name. A ragged `x` becomes `x_values` and
-    `x_row_splits`, with `x_row_splits_1` and so on for further ragged dimensions; a sparse one
-    becomes `x_indices`, `x_values` and `x_dense_shape`.
+    A signature takes and returns tensors by name; docs/serving.md says which names they have.
 
     Raises:
         ValueError: an argument is out of range, or a part of the model cannot be exported; names

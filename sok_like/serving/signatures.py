@@ -105,11 +105,10 @@ def _of_function(name, function):
         required, received = "be a list", f"{function.input_signature!r}"
         raise unmet(f"The `input_signature` of signature '{name}'", required, received)
     names = list(function.function_spec.arg_names)[: len(arguments)]
-    if all(isinstance(item, _SPECS) for item in arguments) and len(names) == len(arguments):
-        named = zip(arguments, names, strict=True)
-        names = [getattr(spec, "name", None) or name for spec, name in named]
-        return Signature(function, arguments, names)
-    return Signature(function, arguments)
+    if len(names) < len(arguments) or not all(isinstance(item, _SPECS) for item in arguments):
+        return Signature(function, arguments)
+    named = zip(arguments, names, strict=True)
+    return Signature(function, arguments, [getattr(s, "name", None) or name for s, name in named])
 
 
 def _of_keras(model):
