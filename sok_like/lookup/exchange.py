@@ -129,7 +129,8 @@ def feature_here(
     if is_embedding_variable(table):
         limit, dim, owner = table.key_limit, table.dim, BY_KEY
     else:
-        limit, dim, owner = tf.shape(table, tf.int64)[0], table.shape[-1], ALL_RANKS
+        (limit, dim), owner = table.shape.as_list(), ALL_RANKS
+        limit = tf.shape(table, tf.int64)[0] if limit is None else limit
     splits = None if row_splits is None else tf.cast(row_splits, tf.int64)
     weights = None if weights is None else tf.cast(weights, tf.float32)
     return ShardFeature(keys, splits, combiner, name, limit, dim, owner, 0, table, weights)
