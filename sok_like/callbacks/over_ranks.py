@@ -132,7 +132,8 @@ class GlobalMetrics(tf.keras.callbacks.Callback):
 
     def _results(self, model: Any, logs: Any, results: Callable[[], Any]) -> Any:
         """What `results()` returns while the states of metrics are sums over ranks."""
-        metrics, states = [], {}
+        metrics: list[Any] = []
+        states: dict[int, tuple[str, Any]] = {}
         for metric in model.metrics:  # Keras 3 has those that were compiled in a container
             inner = getattr(metric, "metrics", None) if _is_keras(type(metric)) else None
             metrics += inner or [metric]

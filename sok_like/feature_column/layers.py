@@ -88,7 +88,8 @@ class _ColumnsLayer(TablesLayer):
         # Opaque to Keras: the columns, sorted, and the hash tables by their shared name or their
         # column's.
         self._columns = types.SimpleNamespace(every=every, tables={})
-        fused, sharing = {}, {}  # one of the columns of each table, by its name
+        fused: dict[str, Any] = {}  # one of the columns of each table, by its name
+        sharing: dict[str, Any] = {}
         for column in every:
             if is_fused(column):
                 fused.setdefault(column._var_scope_name, column)

@@ -125,12 +125,20 @@ def measure_ranks(
     for i, table in enumerate(tables):
         of_table = np.array([rank[1 + i] for rank in ranks])
         keys, bytes_, load, evicted, refused, batch, unique, hottest = of_table.T
-        by_rank = (tuple(map(int, keys)), tuple(map(int, bytes_)))
-        policies = int(evicted.sum()), int(refused.sum())
-        total = *map(sum, by_rank), float(load.mean()), *policies
         seen = batch.sum()
-        shares = (float(n.sum() / seen) if seen else None for n in (unique, hottest))
-        reports.append(TableReport(table.table_name, *total, *by_rank, *shares))
+        report = TableReport(
+            name=table.table_name,
+            keys=int(keys.sum()),
+            bytes=int(bytes_.sum()),
+            load=float(load.mean()),
+            evicted=int(evicted.sum()),
+            refused=int(refused.sum()),
+            keys_by_rank=tuple(map(int, keys)),
+            bytes_by_rank=tuple(map(int, bytes_)),
+            unique_ratio=float(unique.sum() / seen) if seen else None,
+            hottest_share=float(hottest.sum() / seen) if seen else None,
+        )
+        reports.append(report)
     return reports, [rank[0] for rank in ranks]
 
 
