@@ -26,9 +26,12 @@ from sok_like.runtime.checks import unmet, wrong_argument
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed, all_or_none, check_same
 from sok_like.saving.format import durable
-from sok_like.serving import contents
+from sok_like.serving import parts
 from sok_like.serving.parts import Parts, Rows, Slice, key_of
 from sok_like.serving.refresh import VERSIONS, Update, is_plain_name
+from sok_like.serving.tables import to_ranks
+from sok_like.table import table_reader
+from sok_like.table.content import TableShard
 from sok_like.table.variable import EmbeddingVariable
 
 _NEARLY_FULL = 0.9
@@ -173,7 +176,7 @@ def _checked(model, path):
         how = "sok.export_saved_model(model, path, refreshable=True)"
         required = f"have been exported by this process with refreshable=True: {how}"
         raise unmet("`model`", required, f"{model!r}")
-    tables = [v for v in contents.variables_of(model) if isinstance(v, EmbeddingVariable)]
+    tables = [v for v in parts.variables_of(model) if isinstance(v, EmbeddingVariable)]
     if [id(table) for table in tables] != [id(table) for table in followed.tables]:
         before, now = ([table.table_name for table in of] for of in (followed.tables, tables))
         raise unmet("`model`", f"have the tables that it had at the export, {before}", now)
@@ -194,7 +197,7 @@ class _Writing:
     def read(self):
         def read():
             since = zip(self._followed.tables, self._followed.instants, strict=True)
-            self._changes = [contents.changes(table, instant) for table, instant in since]
+            self._changes = [changes_since(table, instant) for table, instant in since]
             return [changes.whole for changes, _ in self._changes]
 
         self._whole = agreed(read, self._communicator, raises=ValueError)  # by rank and table
@@ -241,8 +244,8 @@ class _Writing:
             return self._followed.stock.tables[number].first_row + keys
         table, world_size = self._followed.tables[number].table_name, self._communicator.world_size
         call, layout = f"deltas of table '{table}'", placement.layout
-        erased, _ = contents.to_ranks(erased, layout.ranks_of(erased, world_size), call)
-        keys, answer = contents.to_ranks(keys, layout.ranks_of(keys, world_size), call)
+        erased, _ = to_ranks(erased, layout.ranks_of(erased, world_size), call)
+        keys, answer = to_ranks(keys, layout.ranks_of(keys, world_size), call)
         positions = []
 
         def change():
@@ -268,15 +271,15 @@ class _Writing:
         """Writes the delta."""
         spread, names = self._followed.spread
         counts = agreed(lambda: [rows.num_rows for rows in self._rows], self._communicator)
-        parts = Parts(path, "sok.export_delta")
+        into = Parts(path, "sok.export_delta")
         try:
             rest = Rows(int(not self._communicator.rank), 0, self._rest)
             rows = map(self._of_all_ranks, self._rows, zip(*counts, strict=True))
-            parts.write_rows([*rows, *spread.rows(parts, names), rest])
-            move = None if self._communicator.rank else functools.partial(_move, parts, path)
+            into.write_rows([*rows, *spread.rows(into, names), rest])
+            move = None if self._communicator.rank else functools.partial(_move, into, path)
             all_or_none(move, self._communicator)
         finally:
-            parts.remove()
+            into.remove()
 
     def _of_all_ranks(self, rows, counts):
         """These rows in tensors that hold what the ranks have, in rank order."""
@@ -316,16 +319,39 @@ class _Writing:
             placement.keep()
 
 
-def _move(parts, path):
+def _move(into, path):
     """Makes the delta of its parts. Its index appears last, and whole."""
     name = "merged"
-    parts.merge(durable.join(parts.folder, name))
-    files = [file for file in durable.names(parts.folder) if file.startswith(f"{name}.")]
+    into.merge(durable.join(into.folder, name))
+    files = [file for file in durable.names(into.folder) if file.startswith(f"{name}.")]
     try:
         for file in sorted(files):
             target = path + file.removeprefix(name)
-            tf.io.gfile.rename(durable.join(parts.folder, file), target, overwrite=True)
+            tf.io.gfile.rename(durable.join(into.folder, file), target, overwrite=True)
     except (OSError, tf.errors.OpError) as error:
         for left in tf.io.gfile.glob([f"{path}.index*", f"{path}.data-*"]):
             durable.remove(left)
         raise ValueError(f"{path} could not be written: {error}") from error
+
+
+def changes_since(variable: EmbeddingVariable, since: int) -> tuple[TableShard, int]:
+    """What changed in this rank's shard of a table since an instant, by its number; and now's."""
+    try:
+        read, now = _read(variable, since)
+        # An optimizer may have moved rows outside of the batch.
+        has_moved = bool(read.steps[:, 0].any())
+    except ValueError:  # the log of changes had become larger than the table
+        has_moved = True
+    return _read(variable, 0) if has_moved else (read, now)
+
+
+def _read(variable, since):
+    number = int(variable.register_for_read())
+    with table_reader.content(number, variable.dim, since) as (shard, now):
+        keys = np.empty(shard.keys.shape, np.int64)
+        rows = np.empty(shard.rows.shape, np.float32)
+        end = 0
+        for part in shard.parts(max(1, parts.CHUNK_BYTES // (8 + 4 * variable.dim))):
+            at, end = end, end + len(part["keys"])
+            keys[at:end], rows[at:end] = part["keys"], part["rows"]
+        return dataclasses.replace(shard, keys=keys, rows=rows, read=None), now

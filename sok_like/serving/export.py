@@ -24,10 +24,10 @@ from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed, all_or_none, check_same
 from sok_like.saving.containers import checkpoints
 from sok_like.saving.format import durable
-from sok_like.serving import contents, tables
 from sok_like.serving import signatures as signature
+from sok_like.serving import tables
 from sok_like.serving.delta import Followed, followed_exports
-from sok_like.serving.parts import Parts, SpreadVariables
+from sok_like.serving.parts import Parts, SpreadVariables, is_spread, variables_of
 from sok_like.serving.refresh import ServedState
 from sok_like.table.variable import EmbeddingVariable
 
@@ -89,7 +89,7 @@ def export_saved_model(
     path = os.fspath(path)
     _check_arguments(model, missing, row_dtype, refreshable, headroom)
     functions = all_or_none(lambda: signature.find(model, signatures), communicator)
-    variables = contents.variables_of(model)
+    variables = variables_of(model)
     held = [variable for variable in variables if isinstance(variable, EmbeddingVariable)]
     if not held and row_dtype != "float32":
         raise wrong_argument("row_dtype", "'float32' for a model without hash tables", row_dtype)
@@ -181,7 +181,7 @@ def _hold(model, module, concrete, replacements):
     for name, variable in used.items():
         setattr(module, name, variable)  # no path is shorter, so it is the name in the checkpoint
     # The replacements of spread variables are among these and the tables.
-    module.captured = [v for v in read.values() if not contents.is_spread(v)]
+    module.captured = [v for v in read.values() if not is_spread(v)]
     module.resources = [
         item
         for item in tf.train.TrackableView(model).descendants()

@@ -23,8 +23,9 @@ from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed, check_same, send
 from sok_like.saving.format import durable
 from sok_like.saving.format.progress import Progress
-from sok_like.serving import contents
+from sok_like.table.variable import EmbeddingVariable, unwrap
 
+CHUNK_BYTES = 64 * 2**20  # of rows that are sent or written at once
 _FILE_ERRORS = (OSError, tf.errors.OpError)
 # Of which TensorFlow reads slices; a tensor of another dtype must be written whole.
 _SLICED = {
@@ -99,7 +100,7 @@ class Parts:
             raise ValueError(f"{self._path} could not be written: {error}") from error
 
     def write_rows(self, rows: Iterable[Rows]) -> None:
-        """Writes rows, at most `contents.CHUNK_BYTES` at once."""
+        """Writes rows, at most `CHUNK_BYTES` at once."""
         for make in self._pieces(rows):
             self.write(make)
 
@@ -131,7 +132,7 @@ class Parts:
 
     def _pieces(self, all_rows):
         """Functions that make slices, as many as on the rank that has the most."""
-        # Each has about `contents.CHUNK_BYTES` of some ranges of rows, at least one row.
+        # Each has about `CHUNK_BYTES` of some ranges of rows, at least one row.
         pieces: list[list[tuple[Rows, int, int]]] = []
         left = 0
         for rows in all_rows:
@@ -139,7 +140,7 @@ class Parts:
             while at < rows.num_rows:
                 if left < size:
                     pieces.append([])
-                    left = contents.CHUNK_BYTES
+                    left = CHUNK_BYTES
                 end = min(rows.num_rows, at + max(1, left // size))
                 pieces[-1].append((rows, at, end))
                 left, at = left - (end - at) * size, end
@@ -215,15 +216,34 @@ def _save(prefix, slices):
     )
 
 
+def variables_of(model: Any) -> list[Any]:
+    """The model's variables, including other variables that it tracks; each once."""
+    tracked = tf.train.TrackableView(model).descendants()
+    items = map(unwrap, [*getattr(model, "variables", ()), *tracked])
+    by_id = {id(v): v for v in items if isinstance(v, tf.Variable) or is_spread(v)}
+    return list(by_id.values())
+
+
+def holders_of(model: Any) -> list[Any]:
+    """Layers that spread their tables over ranks themselves."""
+    layers = getattr(model, "_flatten_layers", lambda: ())()
+    items = [*layers, *tf.train.TrackableView(model).descendants()]
+    by_id = {id(i): i for i in items if hasattr(i, "spread_for_export") and not is_spread(i)}
+    return list(by_id.values())
+
+
+def is_spread(variable: Any) -> bool:
+    """Whether ranks hold parts of a variable."""
+    return isinstance(variable, EmbeddingVariable) or hasattr(variable, "_sok_shard")
+
+
 class SpreadVariables:
     """Variables, beside hash tables, of which ranks hold slices: each rank writes its own."""
 
     # While the model is traced, on rank 0, a variable without a value stands for each of them.
 
     def __init__(self, model: Any, variables: Iterable[Any]):
-        self._holders = [
-            (id(holder), holder.spread_for_export()) for holder in contents.holders_of(model)
-        ]
+        self._holders = [(id(holder), holder.spread_for_export()) for holder in holders_of(model)]
         self._sharded = [variable for variable in variables if hasattr(variable, "_sok_shard")]
         spreads = [spread for _, of_holder in self._holders for spread in of_holder.values()]
         spreads += [variable.spread_for_export() for variable in self._sharded]

@@ -6,14 +6,16 @@
 
 Keys and rows are those of one table after the other. A rank needs memory for its share of the index
 of one table, and about 30 bytes for each key in it while it places them. Rows take a few times
-`contents.CHUNK_BYTES` in transit.
+`parts.CHUNK_BYTES` in transit.
 """
 
 import contextlib
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from sok_like.lookup import buckets
 from sok_like.lookup.buckets import SLOTS, Buckets, Placement
@@ -21,7 +23,8 @@ from sok_like.lookup.stock_rows import MissingRows
 from sok_like.lookup.stock_table import StockTable, StockTables, encoded
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed, all_or_none
-from sok_like.serving import contents
+from sok_like.runtime.ranks.exchange_order import exchange_in_turn
+from sok_like.serving import parts
 from sok_like.serving.parts import Parts, Rows, Slice, key_of
 from sok_like.table import keys as table_keys
 from sok_like.table import table_reader
@@ -38,7 +41,7 @@ def attribute_of(part: str) -> str:
 
 def write(
     variables: Sequence[EmbeddingVariable],
-    parts: Parts,
+    into: Parts,
     row_dtype: str,
     missing: str,
     headroom: Any,
@@ -46,7 +49,7 @@ def write(
     """Writes the tables of a model; every rank must call it. `headroom` None: for no refreshes.
 
     Returns the tables of the SavedModel, and of each variable the placement of this rank's keys
-    (None without refreshes or an index) and its instant for `contents.changes`.
+    (None without refreshes or an index) and its instant for `delta.changes_since`.
     """
     follows = headroom is not None
     writers = [_Writer(variable, headroom) for variable in variables]
@@ -69,7 +72,7 @@ def write(
             first_row, kind = table.first_row + writer.begin, stock.number_dtype
             writer.placement = Placement(writer.placed, first_row, writer.capacity, kind)
         instants.append(instant)
-        writer.write(table, stock, parts)
+        writer.write(table, stock, into)
         writer.placed = None
     return stock, [writer.placement for writer in writers], instants
 
@@ -147,14 +150,14 @@ class _Writer:
     def _place(self, keys):
         """This rank's buckets, of the keys of all ranks."""
         rank, world_size = self._communicator.rank, self._communicator.world_size
-        step = contents.CHUNK_BYTES // 8
+        step = parts.CHUNK_BYTES // 8
         for attempt in range(buckets.TRIES):
             layout, own_keys = buckets.layout_for(self.room, attempt), keys
             if world_size > 1:
                 starts = range(0, max(1, *self._counts), step)
                 chunks = (keys[at : at + step] for at in starts)
                 owned = (
-                    contents.to_ranks(chunk, layout.ranks_of(chunk, world_size), self._call)[0]
+                    to_ranks(chunk, layout.ranks_of(chunk, world_size), self._call)[0]
                     for chunk in chunks
                 )
                 own_keys = np.concatenate(list(owned))
@@ -172,7 +175,7 @@ class _Writer:
             f"of {buckets.TRIES} salts."
         )
 
-    def write(self, table, stock, parts):
+    def write(self, table, stock, into):
         """Writes this rank's share: rows with keys, the index, and rows of zeros."""
         placed, begin = self.placed, self.begin
         row_parts = [f"rows_{table.dim}", *([f"scales_{table.dim}"] if stock.scales else [])]
@@ -202,17 +205,17 @@ class _Writer:
                 return np.arange(begin + at, begin + min(end, self.size))
             return placed.keys[at:end][np.arange(SLOTS) < placed.counts[at:end, np.newaxis]]
 
-        step = contents.CHUNK_BYTES // (8 + 4 * table.dim)
+        step = parts.CHUNK_BYTES // (8 + 4 * table.dim)
         if self.variable.home is not None:  # which all ask at once
             step //= self._communicator.world_size
         step = max(1, step if placed is None else step // SLOTS)
         starts: Any = range(self.size) if placed is None else placed.starts()
         for at in range(0, max(agreed(lambda: len(starts), self._communicator, self._call)), step):
             rows = self._rows(keys_at(at, at + step))
-            parts.write(lambda: rows_at(begin + int(starts[at]), rows) if len(rows) else ())  # noqa: B023
+            into.write(lambda: rows_at(begin + int(starts[at]), rows) if len(rows) else ())  # noqa: B023
         spare = Rows(self.capacity - self.size, 4 * table.dim, zeros)
         of_index = [] if placed is None else [Rows(len(starts), 12 * SLOTS, index)]
-        parts.write_rows([*of_index, spare])
+        into.write_rows([*of_index, spare])
 
     def _rows(self, keys):
         """The rows of keys that any rank owns, float32 `[num_keys, dim]`."""
@@ -220,7 +223,7 @@ class _Writer:
         owners = table_keys.owners(keys, world_size)
         if variable.home is not None:
             owners[:] = variable.home % world_size
-        asked, answer = contents.to_ranks(keys, owners, self._call)
+        asked, answer = to_ranks(keys, owners, self._call)
 
         def find():
             rows, present = variable.find(asked)
@@ -229,3 +232,31 @@ class _Writer:
             return rows.numpy()
 
         return answer(all_or_none(find, self._communicator, self._call))
+
+
+def to_ranks(
+    block: np.ndarray, ranks: np.ndarray, name: str
+) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
+    """Sends each item of `block` `[n, ...]` to its rank; returns those that came, by rank."""
+    # Also returns a function that sends an answer to each of them back, and returns the answers to
+    # `block`. Every rank must call it, or none.
+    communicator = comm.current()
+    if communicator.world_size == 1:
+        return block, lambda answers: answers
+
+    def exchanged(items, splits):
+        items, splits = tf.constant(items), tf.constant(splits, tf.int32)
+        collective = functools.partial(communicator.all_to_all, items, splits, name)
+        return [tensor.numpy() for tensor in exchange_in_turn(collective, name, communicator)]
+
+    order = np.argsort(ranks, kind="stable")
+    counts = np.bincount(ranks, minlength=communicator.world_size)
+    received, lengths = exchanged(block[order], counts)
+
+    def send_back(answers):
+        in_rank_order, _ = exchanged(answers, lengths)
+        answered = np.empty_like(in_rank_order)
+        answered[order] = in_rank_order
+        return answered
+
+    return received, send_back

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
-from sok_like.serving import contents, parts
+from sok_like.serving import parts
 from tests.checks.files import check_same
 from tests.checks.serving import OneTable, model_parallel
 from tests.saving.test_memory import beside
@@ -77,7 +77,7 @@ def tables(place):
     """A SavedModel, a delta of it and another one have the rows that were set."""
     model = Tables()
     assert len({*model.layer.strategy.plan.kinds}) == (3 if sok.size() > 1 else 1)
-    with mock.patch.object(contents, "CHUNK_BYTES", 2500):  # so that there are several parts
+    with mock.patch.object(parts, "CHUNK_BYTES", 2500):  # so that there are several parts
         for number in range(3):
             expected = _set(model, 7 * number)
             if number == 1:
@@ -191,11 +191,8 @@ def peak_of(call):
         written.extend(4 * np.prod(v.shape) for v in rows if v.dtype == np.float32)
         return save(prefix, slices)
 
-    chunk = contents.CHUNK_BYTES // 32
-    with (
-        mock.patch.multiple(parts, _save=counted),
-        mock.patch.object(contents, "CHUNK_BYTES", chunk),
-    ):
+    chunk = parts.CHUNK_BYTES // 32
+    with mock.patch.multiple(parts, _save=counted, CHUNK_BYTES=chunk):
         peak = beside(call)
     return {"peak": peak, "written": int(sum(written))}
 

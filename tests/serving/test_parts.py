@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
-from sok_like.serving import contents
+from sok_like.serving import parts
 
 
 class Rows(tf.Module):
@@ -54,7 +54,7 @@ def in_parts(place, count, row_dtype, missing, follows):
     for table, ids in zip(model.tables, (keys, keys, np.arange(40)[:count]), strict=True):
         rows = np.random.default_rng(len(ids)).normal(size=[len(ids), 4]).astype(np.float32)
         sok.assign(table, ids, rows)
-    with mock.patch.object(contents, "CHUNK_BYTES", 100_000):  # so that there are several parts
+    with mock.patch.object(parts, "CHUNK_BYTES", 100_000):  # so that there are several parts
         sok.export_saved_model(model, place, missing, row_dtype, refreshable=follows)
     asked = np.r_[keys, 5, -7]
     # What the rows are, by key: float32 of all ranks, by the model's own lookups.
