@@ -25,7 +25,6 @@ from sok_like.group_embedding.lookup_sparse import group_embedding_lookup_sparse
 from sok_like.group_embedding.variables import get_embedding_variable
 from sok_like.runtime.checks import check_integer, require, unmet
 from sok_like.runtime.framework.scoped_attributes import attributes
-from sok_like.table.variable import EmbeddingVariable
 
 v1 = tf.compat.v1
 WEIGHTS = "embedding_weights"  # TensorFlow's name of a column's variable
@@ -68,11 +67,7 @@ def graph_weights(column: Any, weight_collections: list | None, trainable: bool)
     is_hashed, shape = column.keys_column is not None, table_shape(column)
     shared = v1.get_collection(column.shared_name) if column.shared_name is not None else []
     if shared:
-        if isinstance(shared[0], EmbeddingVariable):
-            fits = is_hashed and shared[0].dim == column.dimension
-        else:
-            fits = shared[0].shape == shape
-        if not fits:
+        if shared[0].shape != shape:
             raise unfit(column, f"{shared[0]!r}")
         return shared[0]
     options: dict[str, Any] = {"trainable": column.trainable and trainable}

@@ -112,9 +112,7 @@ def get_embedding_variable(
     with tf.init_scope():
         # Eager tables go with the communicator, when `sok.Init` replaces it.
         owner: Any = comm.current() if tf.executing_eagerly() else v1.get_default_graph()
-        if not hasattr(owner, "_sok_tables"):
-            owner._sok_tables = {}
-        tables = owner._sok_tables
+        tables = owner._sok_tables = getattr(owner, "_sok_tables", {})
         table = tables.get(full_name)
         if table is None:
             if scope.reuse is True:
@@ -122,8 +120,7 @@ def get_embedding_variable(
                 raise unmet(f"In a scope with reuse=True, table '{full_name}'", rule, received)
             table = tables[full_name] = EmbeddingVariable(**options)
             if not tf.executing_eagerly():
-                for collection in collections or ():
-                    owner.add_to_collections([collection], table)
+                owner.add_to_collections(collections or (), table)
         for argument, value in options.items():
             if _comparable(table.options[argument]) != _comparable(value):
                 raise ValueError(
