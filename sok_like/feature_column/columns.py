@@ -63,23 +63,19 @@ def current_group() -> str | None:
 
 def graph_weights(column: Any, weight_collections: list | None, trainable: bool) -> Any:
     """The table of a column, made if it is missing; a shared one is found anywhere in the graph."""
-    collections = [*(weight_collections or ()), v1.GraphKeys.GLOBAL_VARIABLES]
-    is_hashed, shape = column.keys_column is not None, table_shape(column)
+    shape = table_shape(column)
     shared = v1.get_collection(column.shared_name) if column.shared_name is not None else []
     if shared:
         if shared[0].shape != shape:
             raise unfit(column, f"{shared[0]!r}")
         return shared[0]
-    options: dict[str, Any] = {"trainable": column.trainable and trainable}
-    if not is_hashed:
-        options["collections"] = list(dict.fromkeys(collections))
+    collections = dict.fromkeys([*(weight_collections or ()), v1.GraphKeys.GLOBAL_VARIABLES])
+    options = {"trainable": column.trainable and trainable, "collections": list(collections)}
+    if column.keys_column is None:
         table = v1.get_variable(WEIGHTS, shape, tf.float32, column.initializer, **options)
     else:
         with v1.name_scope(None):  # the name already contains the variable scope
             table = get_embedding_variable(WEIGHTS, **table_options(column), **options)
-        for collection in collections:
-            if not any(held is table for held in v1.get_collection(collection)):
-                v1.add_to_collection(collection, table)
     if column.shared_name is not None:
         v1.add_to_collection(column.shared_name, table)
     return table

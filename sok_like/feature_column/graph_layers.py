@@ -167,12 +167,12 @@ def linear_model(
         return _stock(features, others, *stock)
     _require_graph("linear_model", "DenseFeatures")
     with v1.variable_scope(None, "linear_model", list(features.values())):
+        options = {"trainable": trainable, "collections": _collections(weight_collections)}
+        options["initializer"] = v1.zeros_initializer()
         if others:  # with the bias
             parts = [_stock(features, others, *stock)]
         else:
-            options = {"trainable": trainable, "collections": _collections(weight_collections)}
-            zeros = v1.zeros_initializer()
-            bias = v1.get_variable("bias_weights", [units], initializer=zeros, **options)
+            bias = v1.get_variable("bias_weights", [units], **options)
             parts, variables["bias"] = [], [bias]
         # Its weights are rows of `units` floats.
         tables: dict[Any, Any] = {}
@@ -180,14 +180,8 @@ def linear_model(
         for column in keyed:
             keys: Any = table_column(column)
             with v1.variable_scope(None, column.name), v1.name_scope(None):
-                table = get_embedding_variable(
-                    "weights",
-                    units,
-                    key_dtype=keys.key_dtype,
-                    initializer=v1.zeros_initializer(),
-                    trainable=trainable,
-                    ev_option=keys.ev_option,
-                )
+                of_keys = {"key_dtype": keys.key_dtype, "ev_option": keys.ev_option}
+                table = get_embedding_variable("weights", units, **of_keys, **options)
             variables[column] = [table]
             of_table = (column, units, sparse_combiner, *stock_only, trainable, False)
             tables[GroupEmbeddingColumn(*of_table, group=group)] = table

@@ -119,8 +119,10 @@ def get_embedding_variable(
                 rule, received = "exist", sorted(tables) or "no table"
                 raise unmet(f"In a scope with reuse=True, table '{full_name}'", rule, received)
             table = tables[full_name] = EmbeddingVariable(**options)
-            if not tf.executing_eagerly():
-                owner.add_to_collections(collections or (), table)
+            if not tf.executing_eagerly():  # some have it already
+                held = {c: v1.get_collection(c) for c in collections or ()}
+                missing = [c for c in held if all(each is not table for each in held[c])]
+                owner.add_to_collections(missing, table)
         for argument, value in options.items():
             if _comparable(table.options[argument]) != _comparable(value):
                 raise ValueError(

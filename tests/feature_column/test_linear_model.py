@@ -72,6 +72,15 @@ def test_linear_model(sok, combiner, with_stock, installed):
     compare(found, right, 1e-6)
 
 
+def test_collections(sok):
+    with tf.Graph().as_default():
+        keys = sok.feature_column.categorical_column_with_embedding("a", tf.int64)
+        columns = [keys, v1.feature_column.numeric_column("price")]
+        sok.feature_column.linear_model(features(), columns, weight_collections=["mine"])
+        names = {variable.name for variable in v1.get_collection("mine")}
+        assert names == {variable.name for variable in v1.global_variables()} and len(names) == 3
+
+
 @pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
 def test_weights_in_the_order_of_the_ids(sok, combiner):
     def columns(fc, make):

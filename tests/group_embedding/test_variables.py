@@ -75,7 +75,7 @@ def test_scopes_and_graphs(sok):
         with v1.variable_scope("fields", initializer=v1.constant_initializer(2.0)) as scope:
             first = sok.get_embedding_variable("users", 2, collections=["variables", "mine"])
         assert first.table_name == "fields/users"
-        assert v1.get_collection("mine") == [first]
+        assert v1.get_collection("mine") == v1.global_variables() == [first]
         with v1.variable_scope(scope, reuse=True):
             assert sok.get_embedding_variable("users", 2) is first
             with pytest.raises(ValueError, match="'fields/items' must exist"):
