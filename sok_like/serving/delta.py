@@ -271,15 +271,12 @@ class _Writing:
         """Writes the delta."""
         spread, names = self._followed.spread
         counts = agreed(lambda: [rows.num_rows for rows in self._rows], self._communicator)
-        into = Parts(path, "sok.export_delta")
-        try:
+        with Parts(path, "sok.export_delta") as into:
             rest = Rows(int(not self._communicator.rank), 0, self._rest)
             rows = map(self._of_all_ranks, self._rows, zip(*counts, strict=True))
             into.write_rows([*rows, *spread.rows(into, names), rest])
             move = None if self._communicator.rank else functools.partial(_move, into, path)
             all_or_none(move, self._communicator)
-        finally:
-            into.remove()
 
     def _of_all_ranks(self, rows, counts):
         """These rows in tensors that hold what the ranks have, in rank order."""

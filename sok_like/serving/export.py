@@ -105,8 +105,7 @@ def export_saved_model(
     check_same(agreed(lambda: text, communicator, raises=ValueError), required, ValueError)
     spread = SpreadVariables(model, variables)
     all_or_none(None if communicator.rank else lambda: _check_path(path), communicator)
-    parts = Parts(path, "sok.export_saved_model")
-    try:
+    with Parts(path, "sok.export_saved_model") as parts:
         room = headroom if deltas else None
         stock, placements, instants = tables.write(held, parts, row_dtype, missing, room)
         module = tf.Module()
@@ -136,8 +135,6 @@ def export_saved_model(
             parts.write_rows(spread.rows(parts, used))
             write = functools.partial(_write, path, module, traced, parts, deltas)
             all_or_none(None if communicator.rank else write, communicator)
-    finally:
-        parts.remove()
     if deltas:
         followed_exports[model] = followed
 

@@ -193,8 +193,10 @@ class Parts:
                 delete_old_dirs=False,
             )
 
-    def remove(self) -> None:
-        """Removes what is left of the parts."""
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):  # removes what is left of the parts
         self._progress.close()
         if self._communicator.rank == 0:
             durable.remove_folder(self.folder)
