@@ -70,7 +70,8 @@ def graph_weights(column: Any, weight_collections: list | None, trainable: bool)
             raise unfit(column, f"{shared[0]!r}")
         return shared[0]
     collections = dict.fromkeys([*(weight_collections or ()), v1.GraphKeys.GLOBAL_VARIABLES])
-    options = {"trainable": column.trainable and trainable, "collections": list(collections)}
+    options: dict[str, Any] = {"trainable": column.trainable and trainable}
+    options["collections"] = list(collections)
     if column.keys_column is None:
         table = v1.get_variable(WEIGHTS, shape, tf.float32, column.initializer, **options)
     else:

@@ -43,8 +43,8 @@ class _State(fc.StateManager):
         self._resources = {}
 
     def create_variable(self, feature_column, name, shape, dtype=None, trainable=True, **options):
-        key = _table_of(feature_column), name
-        if key in self._variables:  # of another column that shares it
+        key = self._key(feature_column, name)
+        if key in self._variables:  # of another column that shares the table
             return as_tf_table(self._variables[key])
         weight = self._layer.add_weight(
             name=f"{feature_column.name}_{name}",
@@ -58,7 +58,10 @@ class _State(fc.StateManager):
         return as_tf_table(weight)
 
     def get_variable(self, feature_column, name):
-        return as_tf_table(self._variables[_table_of(feature_column), name])
+        return as_tf_table(self._variables[self._key(feature_column, name)])
+
+    def _key(self, column, name):
+        return getattr(column, "shared_name", None) or column, name
 
     def add_resource(self, feature_column, name, resource):
         self._resources[feature_column, name] = resource
@@ -68,11 +71,6 @@ class _State(fc.StateManager):
 
     def get_resource(self, feature_column, name):
         return self._resources[feature_column, name]
-
-
-def _table_of(column):
-    """What columns have in common that share a table."""
-    return getattr(column, "shared_name", None) or column
 
 
 class _ColumnsLayer(TablesLayer):

@@ -40,25 +40,24 @@ def find(model: Any, signatures: Any) -> dict[str, Signature]:
         isinstance(value, _FUNCTIONS) for value in signatures.values()
     ):
         return {name: _of_function(name, value) for name, value in signatures.items()}
+    functions: dict[str, Signature] = {}
     if signatures is not None:
         structure = tf.nest.map_structure(_as_spec, signatures)
-        if not all(isinstance(spec, _SPECS) for spec in tf.nest.flatten(structure)):
-            raise _not_known(model, signatures)
-        return {DEFAULT: Signature(_inference(model), [structure])}
-    if isinstance(model, tf.keras.Model):
+        if all(isinstance(spec, _SPECS) for spec in tf.nest.flatten(structure)):
+            functions[DEFAULT] = Signature(_inference(model), [structure])
+    elif isinstance(model, tf.keras.Model):
         structure, names = _of_keras(model)
         if structure is not None:
-            return {DEFAULT: Signature(_inference(model), [structure], names)}
+            functions[DEFAULT] = Signature(_inference(model), [structure], names)
     else:
-        functions = {}
         for name in dir(type(model)):
             is_function = isinstance(getattr(type(model), name, None), _FUNCTIONS[0])
             function = getattr(model, name) if is_function else None
             if function is not None and function.input_signature is not None:
                 functions[DEFAULT if name == "__call__" else name] = _of_function(name, function)
-        if functions:
-            return functions
-    raise _not_known(model)
+    if not functions:
+        raise _not_known(model, signatures)
+    return functions
 
 
 def _not_known(model, signatures=None):

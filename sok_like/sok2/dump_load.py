@@ -219,10 +219,6 @@ class Dumped:
         keys = keys.view(np.uint64).view(np.int64) if keys.itemsize == 8 else keys.astype(np.int64)
         return keys, rows, slots, iterations
 
-    def _take_iterations(self, iterations):
-        if iterations is not None:
-            self._optimizer.iterations.assign(iterations)
-
 
 class _Static(Dumped):
     """A `Variable`; its optimizer is stock, or a wrapper of one."""
@@ -251,7 +247,8 @@ class _Static(Dumped):
         self._variable.assign(rows[order])
         for name, values in slots.items():
             self._slot(name).assign(values[order])
-        self._take_iterations(iterations)
+        if iterations is not None:
+            self._optimizer.iterations.assign(iterations)
 
 
 class _Dynamic(Dumped):
@@ -297,8 +294,8 @@ class _Dynamic(Dumped):
         assign(self._variable, keys, rows)
         for name, values in slots.items():
             assign(self._slot(name), keys, values)
-        if self._has_slot_tables:
-            self._take_iterations(iterations)
+        if self._has_slot_tables and iterations is not None:
+            self._optimizer.iterations.assign(iterations)
 
     def check_room(self, keys: np.ndarray) -> None:
         slots = map(self._slot, self._slot_names) if self._has_slot_tables else ()
