@@ -97,8 +97,10 @@ def group_embedding_lookup_sparse(
 
         features = []
         for table, combiner, (ragged, weights, _) in zip(tables, combiners, ids, strict=True):
-            combined = () if is_sequence else (ragged.row_splits, combiner, weights)
-            features.append(feature_here(table, _name(table), as_keys(ragged.values), *combined))
+            of_samples = (None, None) if is_sequence else (ragged.row_splits, weights)
+            samples = as_keys(ragged.values), *of_samples
+            combined_by = "none" if is_sequence else combiner
+            features.append(feature_here(table, _name(table), samples, combined_by))
         options = {"gradient_scale": gradient_scale, "wire_dtype": wire_dtype, "name": name}
         rows_of_tables = _look_up(features, training, options)
         if is_sequence:
@@ -145,7 +147,8 @@ def group_embedding_lookup(
         flat = [FlatIds(i, None, hashed=True) for i in ids]
 
         features = [
-            feature_here(table, _name(table), f.ids) for table, f in zip(tables, flat, strict=True)
+            feature_here(table, _name(table), (f.ids, None, None))
+            for table, f in zip(tables, flat, strict=True)
         ]
         options = {"gradient_scale": gradient_scale, "wire_dtype": wire_dtype, "name": name}
         rows_of_tables = _look_up(features, training, options)

@@ -123,15 +123,17 @@ def exchange_lookup(
 
 
 def feature_here(
-    table: Any, name: str, keys: Any, row_splits: Any = None, combiner: str = "none", weights=None
+    table: Any, name: str, samples: tuple[Any, Any, Any], combiner: str = "none"
 ) -> ShardFeature:
     """The feature of a dense table that is whole on this rank, or of a hash table."""
+    # `samples` are those of `ids.KeySamples`.
+    keys, splits, weights = samples
     if is_embedding_variable(table):
         limit, dim, owner = table.key_limit, table.dim, BY_KEY
     else:
         (limit, dim), owner = table.shape.as_list(), ALL_RANKS
         limit = tf.shape(table, tf.int64)[0] if limit is None else limit
-    splits = None if row_splits is None else tf.cast(row_splits, tf.int64)
+    splits = None if splits is None else tf.cast(splits, tf.int64)
     weights = None if weights is None else tf.cast(weights, tf.float32)
     return ShardFeature(keys, splits, combiner, name, limit, dim, owner, 0, table, weights)
 

@@ -120,7 +120,7 @@ class KeySamples(NamedTuple):
     """Keys of a table, by sample."""
 
     keys: tf.Tensor  # int64 `[num_keys]`
-    row_splits: tf.Tensor  # int64 `[batch + 1]`
+    row_splits: tf.Tensor | None  # int64 `[batch + 1]`; None if each key has a row
     weights: tf.Tensor | None  # float32 `[num_keys]`, or None for ones
 
 

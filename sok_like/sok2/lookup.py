@@ -83,7 +83,7 @@ def lookup_sparse(
         weights = None if sp_weights is None else as_list(sp_weights)
         ids = ids_of_tables(sp_ids, weights, tables, combined=True)
         features = [
-            _feature(table, as_keys(keys.values), keys.row_splits, combiner, weights)
+            _feature(table, (as_keys(keys.values), keys.row_splits, weights), combiner)
             for table, (keys, weights, _), combiner in zip(tables, ids, combiners, strict=True)
         ]
         outputs = _look_up(features, name)
@@ -113,7 +113,7 @@ def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
     check_listed(table, indices)
     name = unique_in_graph("sok2_all2all_dense_embedding")
     flat = FlatIds(indices, None, hashed=True)
-    return flat.restore(_look_up([_feature(table, flat.ids)], name)[0])
+    return flat.restore(_look_up([_feature(table, (flat.ids, None, None))], name)[0])
 
 
 def _table(param):
@@ -126,8 +126,8 @@ def _table(param):
     return table
 
 
-def _feature(table, keys, *of_samples):
-    feature = feature_here(table, table.table_name, keys, *of_samples)
+def _feature(table, samples, combiner="none"):
+    feature = feature_here(table, table.table_name, samples, combiner)
     if is_static(table):
         return dataclasses.replace(feature, key_limit=table.global_shape[0], owner=table.owner)
     if table.home is None:
