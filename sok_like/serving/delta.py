@@ -148,9 +148,8 @@ def export_delta(model: Any, path: str | os.PathLike) -> Delta:
             placement.undo()
         raise
     work.finish()
-    counts = {name: sum(each[name] for each in reports) for name in Delta._fields[1:4]}
-    fullness = max(each["fullness"] for each in reports)
-    delta = Delta(reports[0]["version"], **counts, fullness=fullness)
+    versions, rows, new, erased, fullness = zip(*reports, strict=True)
+    delta = Delta(versions[0], sum(rows), sum(new), sum(erased), max(fullness))
     if communicator.rank == 0 and delta.fullness >= _NEARLY_FULL:
         warnings.warn(
             f"{delta.fullness:.0%} of the room for keys is taken: a full export is due, "
@@ -305,7 +304,7 @@ class _Writing:
         placements = filter(None, self._followed.placements)
         # A rank may have placed nothing.
         fullness = max((p.size / max(1, p.capacity) for p in placements), default=0.0)
-        return {"version": self._version, **self._counts, "fullness": fullness}
+        return [self._version, *self._counts.values(), fullness]
 
     def finish(self):
         followed = self._followed
