@@ -126,10 +126,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self._progress, self._saved = now, None
         self._is_later = saved[:2] > (now.epochs, 0)  # than the end of this `fit`, which is empty
         self._begin_at(saved)
-        self._signalled = False
-        if threading.current_thread() is threading.main_thread():
-            self._process = os.getpid()
-            self._previous = signal.signal(signal.SIGTERM, self._on_signal)
+        self._listen()
 
     def _restore(self, path):
         self._checkpoint.restore(path).assert_existing_objects_matched()
@@ -221,6 +218,12 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self._begin_at(Progress())  # another `fit` of the model begins at the beginning
 
     # ---- SIGTERM ----
+
+    def _listen(self):
+        self._signalled = False
+        if threading.current_thread() is threading.main_thread():
+            self._process = os.getpid()
+            self._previous = signal.signal(signal.SIGTERM, self._on_signal)
 
     def _stop_listening(self):
         if self._previous is not None:
