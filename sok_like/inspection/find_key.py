@@ -11,6 +11,7 @@ A file is searched, not trusted: what a dump has replaced, or a killed process h
 """
 
 import io
+import itertools
 import json
 import os
 import re
@@ -148,29 +149,21 @@ def _in_server(key, model):
     return places
 
 
-def _in_files(key, path):
+def _in_files(key, path) -> Iterator[KeyPlace]:
     """The places of a key in a file or a folder, and in what belongs to it."""
     path = path.rstrip("/") or path
     beside = [path, f"{path}.index", f"{path}.tables", f"{path}.deltas"]
     roots = [root for root in beside if durable.exists(root)]
     if not roots:
         raise FileNotFoundError(f"`find_key` needs a file or a folder. Received: {path!r}")
-    places = []
-    for root in roots:
-        for file in durable.files_below(root) if durable.is_folder(root) else [root]:
-            places += _in_file(key, file)
-    return places
-
-
-def _in_file(key, path) -> Iterator[KeyPlace]:
-    for pattern, reader in _READERS.items():
-        if not re.search(pattern, path):
-            continue
-        try:
-            yield from reader(key, path)
-        except Exception as error:  # of any library, for damaged bytes
-            text = f"perhaps the key; {type(error).__name__}: {error}"
-            yield KeyPlace("unreadable file", path, "", f"{text:.120}")
+    in_roots = (durable.files_below(r) if durable.is_folder(r) else [r] for r in roots)
+    for file in itertools.chain.from_iterable(in_roots):
+        for reader in (r for pattern, r in _READERS.items() if re.search(pattern, file)):
+            try:
+                yield from reader(key, file)
+            except Exception as error:  # of any library, for damaged bytes
+                text = f"perhaps the key; {type(error).__name__}: {error}"
+                yield KeyPlace("unreadable file", file, "", f"{text:.120}")
 
 
 def _in_arrays(key, get: Callable[[str], Any]) -> Iterator[str]:
