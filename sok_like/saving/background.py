@@ -46,7 +46,7 @@ class BackgroundPart(HashTablePart):
         self._reader: Any = None
         self._stopped = threading.Event()
 
-    # ---- on every rank, in this order; the two in the middle by the thread ----
+    # On every rank, in this order; the two in the middle by the thread.
 
     def open(self) -> None:
         """The instant of the dump. Nothing is read yet."""
@@ -93,17 +93,12 @@ class BackgroundPart(HashTablePart):
     def remove(self) -> None:
         manifest.remove_unlisted(self.folder, self.name, self._own_file)
 
-    def hurry(self) -> None:
-        """Somebody waits for the dump: the thread does not rest any more."""
+    def hurry(self, stop: bool = False) -> None:
+        """Somebody waits for the dump, so the thread does not rest any more; or it ends soon."""
+        if stop:
+            self._stopped.set()
         if self._reader is not None:
             self._reader.hurry()
-
-    # ---- ending early ----
-
-    def stop(self) -> None:
-        """Lets the thread end soon."""
-        self._stopped.set()
-        self.hurry()
 
     def close(self) -> None:
         """Frees what the table keeps for it."""
@@ -133,22 +128,13 @@ class BackgroundDump:
         self._text = f"The dump in the background of tables {[part.name for part in parts]}"
         self._thread = threading.Thread(target=self._run, name="sok_dump", daemon=True)
         try:
-
-            def open_all():
-                for part in parts:
-                    part.open()
-
-            _agreed(open_all)
+            agreement.Steps(CALL).take(lambda: [part.open() for part in parts])
             for part in parts:
                 vars(part.table)["running_dump"] = self
             _running.add(self)
             self._thread.start()
         except BaseException:
-            self._forget()
-            for part in parts:
-                part.stop()
-            if not self._thread.is_alive():  # else it closes them itself
-                self._close()
+            self._give_up(remove=False)
             raise
 
     def _run(self):
@@ -161,12 +147,9 @@ class BackgroundDump:
         except BaseException as error:
             self._error = error
         finally:
-            self._close()
+            for part in self._parts:
+                part.close()
             self._written.set()
-
-    def _close(self):
-        for part in self._parts:
-            part.close()
 
     @property
     def done(self) -> bool:
@@ -214,8 +197,8 @@ class BackgroundDump:
             for part in self._parts:
                 part.hurry()
             # First, as nobody must wait for the file of a rank that could not write.
-            _agreed(lambda: self._settled(self._written.wait))
-            _agreed(lambda: self._settled(self._thread.join))
+            for wait in (self._written.wait, self._thread.join):
+                agreement.Steps(CALL).take(self._settled, [wait])
             self._result = self._publish()
             self._failed = None
         except BaseException as error:
@@ -244,11 +227,14 @@ class BackgroundDump:
     def _give_up(self, remove):
         self._forget()
         for part in self._parts:
-            part.stop()
-        self._thread.join()
-        for part in self._parts if remove else ():
+            part.hurry(stop=True)
+        if self._thread.is_alive():
+            self._thread.join()
+        for part in self._parts:
+            part.close()
             with contextlib.suppress(OSError):
-                part.remove()
+                if remove:
+                    part.remove()
 
 
 def finish_running(table: Any) -> None:
@@ -288,8 +274,3 @@ def _after_fork():
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _agreed(function):
-    """`function` on all ranks; a single rank raises what several would."""
-    agreement.Steps(CALL).take(function)

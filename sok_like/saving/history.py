@@ -57,7 +57,11 @@ class History:
         folder = os.fspath(filepath)
         if not durable.is_folder(folder):
             raise FileNotFoundError(f"`filepath` must be a folder. Received: {folder!r}")
-        return [*_dumps(folder), *_backups(folder), *_exports(folder)]
+        saved = []
+        for table, base in manifest.read_all(folder).items():
+            for kind, dump in [("base", base), *(("delta", delta) for delta in base.deltas)]:
+                saved.append(_saved(kind, table, dump.name, dump.step, dump.files))
+        return [*saved, *_backups(folder), *_exports(folder)]
 
     def go_back(self, filepath: str | os.PathLike, until: str) -> None:
         """Makes an earlier backup of a model the latest one, and removes those after it.
@@ -74,8 +78,24 @@ class History:
             ValueError: there is no such backup; on several ranks RuntimeError, on all of them.
         """
         folder, communicator = os.fspath(filepath), comm.current_or_single()
-        rank = communicator.rank
-        agreed(None if rank else lambda: _go_back(folder, until), communicator, "Saver.go_back")
+
+        def go_back():
+            state = tf.train.get_checkpoint_state(folder)
+            paths = [] if state is None else list(state.all_model_checkpoint_paths)
+            names = [os.path.basename(path) for path in paths]
+            require(until in names, "until", f"a backup in {folder}: one of {names}", until)
+            count = names.index(until) + 1
+            state.model_checkpoint_path = until
+            state.all_model_checkpoint_paths[:] = names[:count]
+            del state.all_model_checkpoint_timestamps[count:]
+            # First what names the backups: an interrupt leaves files that nothing names.
+            durable.write(durable.join(folder, "checkpoint"), str(state).encode())
+            for path in paths[count:]:
+                for file in _files_of(path):
+                    durable.remove(file)
+                folders.remove_all(path)
+
+        agreed(None if communicator.rank else go_back, communicator, "Saver.go_back")
 
 
 def chosen_dump(argument: str, required: str, value: Any, table: str) -> str | int | None:
@@ -94,13 +114,6 @@ def _saved(kind, table, name, step, files):
     time = datetime.datetime.fromtimestamp(max(map(durable.modified, files))).astimezone()
     step = None if step is None or step < 0 else step
     return Saved(kind, table, name, time, step, sum(map(durable.size, files)))
-
-
-def _dumps(folder) -> Iterator[Saved]:
-    for table, base in manifest.read_all(folder).items():
-        yield _saved("base", table, base.name, base.step, base.files)
-        for delta in base.deltas:
-            yield _saved("delta", table, delta.name, delta.step, delta.files)
 
 
 def _backups(folder) -> Iterator[Saved]:
@@ -132,20 +145,3 @@ def _files_of(prefix):
     pattern = re.compile(re.escape(stem) + r"\.(index|data-\d+-of-\d+)")
     files = [durable.join(folder, n) for n in durable.names(folder) if pattern.fullmatch(n)]
     return [*files, *durable.files_below(f"{prefix}.tables")]
-
-
-def _go_back(folder, until):
-    state = tf.train.get_checkpoint_state(folder)
-    paths = [] if state is None else list(state.all_model_checkpoint_paths)
-    names = [os.path.basename(path) for path in paths]
-    require(until in names, "until", f"a backup in {folder}: one of {names}", until)
-    count = names.index(until) + 1
-    state.model_checkpoint_path = until
-    state.all_model_checkpoint_paths[:] = names[:count]
-    del state.all_model_checkpoint_timestamps[count:]
-    # First what names the backups: an interrupt leaves files that nothing names.
-    durable.write(durable.join(folder, "checkpoint"), str(state).encode())
-    for path in paths[count:]:
-        for file in _files_of(path):
-            durable.remove(file)
-        folders.remove_all(path)

@@ -113,7 +113,44 @@ class Saver(History):
         variable = _ready(embedding_variable, filepath, rows_only=rows_only)
         required = "None, a name that `dump` has returned, or a step"
         chosen = chosen_dump("until", required, until, variable.table_name)
-        return _restore(variable, filepath, rows_only, chosen)
+        name = name_in_files(variable.table_name)
+        steps = _steps("restore_from_file", "restore", variable)
+        dumps: list[hash_tables.StagedDump] = []  # the one that is read at present
+
+        def read(_, registered):
+            folder = os.fspath(filepath)
+            dump = hash_tables.stage_dump(
+                variable, folder, int(registered), name, rows_only, chosen
+            )
+            dumps[:] = [dump]
+            return {"dump": dump.identity}, np.int64(dump.staged_id), np.bool_(dump.may_grow)
+
+        def drop():
+            if dumps:
+                table_reader.drop_staged(dumps.pop().staged_id)
+
+        def note(_, number):
+            table_dumps.add_owner(os.fspath(filepath), variable)
+            if chosen is not None:  # the table has left the dumps that came later
+                vars(variable).pop("_dump_numbers", None)
+            if number > 0:
+                table_dumps.remember(variable, dumps[0].last, int(number))
+
+        # First all ranks stage the table's new content, which may fail; then they take it.
+        steps.take(lambda: None)
+        inputs, dtypes = [variable.register_for_read()], [tf.int64, tf.bool]
+        verify = table_dumps.same_dump
+        staged_id, may_grow = steps.take(read, inputs, dtypes, verify=verify, undo=drop)
+        staged, problem = variable.stage(staged_id)
+        steps.take(lambda _, text: table_reader.see_problem(text_of(text)), [problem])
+        with steps.done():
+            taken = variable.commit_staged(staged)
+        with tf.control_dependencies([taken] if isinstance(taken, tf.Operation) else []):
+            # Starts to record changes if deltas may follow.
+            keep_changes = libraries.ops().sok_table_keep_changes
+            number = keep_changes(handle=variable.handle, keep=may_grow)
+        steps.take(note, [number])
+        return steps.end("OK")
 
     def restore_from_file(
         self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
@@ -143,7 +180,7 @@ class Saver(History):
             RuntimeError: a rank could not write, ranks dump different tables, there is no such
                 dump, the table has not recorded the changes since, or is in device memory.
         """
-        variable = _ready_eagerly("dump", embedding_variable, filepath)
+        variable = _ready(embedding_variable, filepath, "dump")
         required = 'None, "last", what `dump` has returned, or a step'
         chosen = chosen_dump("since", required, since, variable.table_name)
         dump = table_dumps.GrowingDump(variable, filepath, chosen)
@@ -176,7 +213,7 @@ class Saver(History):
         """
         several = isinstance(embedding_variables, (list, tuple))
         given = embedding_variables if several else [embedding_variables]
-        variables = [_ready_eagerly("begin_dump", variable, filepath) for variable in given]
+        variables = [_ready(variable, filepath, "begin_dump") for variable in given]
         names = [variable.table_name for variable in variables]
         required = "at least one table, each with a name of its own"
         require(0 < len(names) == len(set(names)), "embedding_variables", required, names)
@@ -203,7 +240,7 @@ class Saver(History):
         Raises:
             RuntimeError: as for `restore_from_file`, or a rank could not write.
         """
-        variable = _ready_eagerly("compact", embedding_variable, filepath)
+        variable = _ready(embedding_variable, filepath, "compact")
         dump = table_dumps.CompactedDump(variable, filepath)
         Saving(Steps(f"compact of table '{dump.name}'"), [dump]).run()
         return tf.constant("OK")
@@ -231,8 +268,13 @@ class Saver(History):
             return tf.constant("OK")
 
 
-def _ready(variable, filepath, **flags):
+def _ready(variable, filepath, eager_call="", **flags):
     """The table of a call, which writes nothing else now; checks its other arguments."""
+    if eager_call and not tf.executing_eagerly():
+        raise NotImplementedError(
+            f"`{eager_call}` works eagerly; in a graph use `dump_to_file`. Received: a call in a "
+            "graph"
+        )
     variable = hash_tables.checked(variable)
     of = f"table '{variable.table_name}'"
     if not isinstance(filepath, (str, os.PathLike)) or isinstance(os.fspath(filepath), bytes):
@@ -247,57 +289,9 @@ def _ready(variable, filepath, **flags):
     return variable
 
 
-def _ready_eagerly(call, variable, filepath):
-    if not tf.executing_eagerly():
-        raise NotImplementedError(
-            f"`{call}` works eagerly; in a graph use `dump_to_file`. Received: a call in a graph"
-        )
-    return _ready(variable, filepath)
-
-
 def _steps(call, name, variable):
     """The steps of a call of the Saver: at once, or in a graph."""
     call = f"{call} of table '{variable.table_name}'"
     if tf.executing_eagerly():
         return Steps(call)
     return GraphSteps(call, f"sok_{name}_{variable.table_name}", variable.mark)
-
-
-def _restore(variable, filepath, rows_only, until):
-    """Stages the table's new content on all ranks, which may fail, then takes it."""
-    name = name_in_files(variable.table_name)
-    steps = _steps("restore_from_file", "restore", variable)
-    dumps: list[hash_tables.StagedDump] = []  # the one that is read at present
-
-    def read(_, registered):
-        folder = os.fspath(filepath)
-        dump = hash_tables.stage_dump(variable, folder, int(registered), name, rows_only, until)
-        dumps[:] = [dump]
-        return {"dump": dump.identity}, np.int64(dump.staged_id), np.bool_(dump.may_grow)
-
-    def drop():
-        if dumps:
-            table_reader.drop_staged(dumps.pop().staged_id)
-
-    def see(_, problem):
-        table_reader.see_problem(text_of(problem))
-
-    def note(_, number):
-        table_dumps.add_owner(os.fspath(filepath), variable)
-        if until is not None:  # the table has left the dumps that came later
-            vars(variable).pop("_dump_numbers", None)
-        if number > 0:
-            table_dumps.remember(variable, dumps[0].last, int(number))
-
-    steps.take(lambda: None)
-    inputs, dtypes = [variable.register_for_read()], [tf.int64, tf.bool]
-    staged_id, may_grow = steps.take(read, inputs, dtypes, verify=table_dumps.same_dump, undo=drop)
-    staged, problem = variable.stage(staged_id)
-    steps.take(see, [problem])
-    with steps.done():
-        taken = variable.commit_staged(staged)
-    with tf.control_dependencies([taken] if isinstance(taken, tf.Operation) else []):
-        # Starts to record changes if deltas may follow.
-        number = libraries.ops().sok_table_keep_changes(handle=variable.handle, keep=may_grow)
-    steps.take(note, [number])
-    return steps.end("OK")

@@ -34,11 +34,23 @@ _T = TypeVar("_T")
 
 
 class Saving:
-    """The steps of a save of parts that have their folders. Parts are the same on all ranks."""
+    """The steps of a save of parts, which are the same on all ranks.
 
-    def __init__(self, steps: Steps, parts: Sequence[CheckpointPart]):
-        self._steps, self._parts = steps, list(parts)
-        self._entries: list[Any] = []  # by part: what all ranks have written
+    With a path the parts get new folders beside the file there; other parts have their folders.
+    `common` is called on every rank with the parts' references; on rank 0 it puts the file in its
+    place. It may be set after `agree`. An error raises on all ranks, and the previous save is
+    intact, unless rank 0 failed while writing the file.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        parts: Sequence[CheckpointPart],
+        path: str | None = None,
+        common: Callable[[Sequence[str]], None] | None = None,
+    ):
+        self._steps, self._parts, self._path, self.common = steps, list(parts), path, common
+        self._references: list[str] = []
 
     def run(self) -> None:
         """The whole save."""
@@ -47,114 +59,84 @@ class Saving:
 
     def agree(self) -> None:
         """All ranks agree on what they will write; nothing is written yet."""
-        self._steps.take(self._begin, verify=self._check)
+
+        def begin(*_):
+            references = []
+            if self._path is not None:
+                local = durable.local(self._path)
+                if local is not None:
+                    durable.make_folder(os.path.dirname(local) or ".")
+                else:  # object stores have no folders; an unknown scheme raises
+                    durable.exists(self._path)
+                references = [folders.new_reference(part.name) for part in self._parts]
+            begun = [[part.name, part.begin()] for part in self._parts]
+            return {"path": self._path, "references": references, "parts": begun}
+
+        def check(ranks):
+            check_same(
+                [repr(of_rank["path"]) for of_rank in ranks],
+                "All ranks must save to the same path, on a file system that they share; if the "
+                "path contains a metric, put `sok.callbacks.GlobalMetrics()` or `MetricAverage()` "
+                "first in the list of callbacks",
+            )
+            begun = [of_rank["parts"] for of_rank in ranks]
+            names = [[name for name, _ in of_rank] for of_rank in begun]
+            check_same(names, f"All ranks must save the same tables ({self._steps.call})")
+            for part, of_part in zip(self._parts, zip(*begun, strict=True), strict=True):
+                part.agree([message for _, message in of_part])
+            self._references = ranks[0]["references"]
+
+        self._steps.take(begin, verify=check)
+
+    def place(self) -> None:
+        """Gives parts beside a file their folders, on which the ranks have agreed."""
+        for part, reference in zip(self._parts, self._references, strict=False):
+            part.folder = folders.folder_of(self._path or "", reference)
 
     def write(self, inputs: Sequence[Any] = ()) -> None:
         """All ranks write, then see what the others have written; then rank 0 publishes it."""
+        parts, may_be_named = self._parts, False
+        entries: list[Any] = []  # by part: what all ranks have written
 
         def write(*arguments):  # after what the ranks told each other, if these steps asked it
-            return self._write(arguments[len(arguments) - len(inputs) :])
+            self.place()
+            numbers = arguments[len(arguments) - len(inputs) :]
+            for part, number in zip(parts, numbers, strict=False):
+                part.registered = int(number)
+            return [part.write() for part in parts]
 
-        self._steps.take(write, inputs, undo=self._undo)
-        self._steps.take(self._see, undo=self._undo)
-        self._steps.take(self._publish, verify=self._done, undo=self._undo)
+        def see(ranks):
+            entries[:] = zip(*ranks, strict=True)
+            for part, of_part in zip(parts, entries, strict=True):
+                part.see(of_part)
 
-    def _begin(self, *_: Any) -> Any:
-        return [[part.name, part.begin()] for part in self._parts]
+        def publish(_):
+            nonlocal may_be_named
+            if self._path is not None:
+                # From here on nothing new is removed: the file may name it, though an error comes.
+                may_be_named = True
+                folders.may_name(self._path, self._references)
+            if comm.current().rank == 0:
+                for part, of_part in zip(parts, entries, strict=True):
+                    part.finish(of_part)
+            if self.common is not None:
+                self.common(self._references)
 
-    def _check(self, ranks):
-        names = [[name for name, _ in begun] for begun in ranks]
-        check_same(names, f"All ranks must save the same tables ({self._steps.call})")
-        for part, begun in zip(self._parts, zip(*ranks, strict=True), strict=True):
-            part.agree([message for _, message in begun])
+        def done(_):
+            for part in parts:
+                part.done()
+            if self._path is not None and comm.current().rank == 0:
+                folders.remove_others(self._path, self._references)
 
-    def _write(self, numbers):
-        for part, number in zip(self._parts, numbers, strict=False):
-            part.registered = int(number)
-        return [part.write() for part in self._parts]
+        def undo():
+            for part in parts if self._path is None else ():
+                part.remove()
+            if self._path is not None and not may_be_named:
+                folders.remove(self._path, self._references)
 
-    def _see(self, ranks):
-        self._entries = list(zip(*ranks, strict=True))
-        for part, entries in zip(self._parts, self._entries, strict=True):
-            part.see(entries)
-
-    def _publish(self, _):
-        if comm.current().rank == 0:
-            for part, entries in zip(self._parts, self._entries, strict=True):
-                part.finish(entries)
-
-    def _done(self, _):
-        for part in self._parts:
-            part.done()
-
-    def _undo(self):
-        for part in self._parts:
-            part.remove()
-
-
-class SavingBeside(Saving):
-    """A save of parts into new folders beside a file.
-
-    `common` is called on every rank with the parts' references; on rank 0 it puts the file in its
-    place. It may be set after `agree`. An error raises on all ranks, and the previous save is
-    intact, unless rank 0 failed while writing the file.
-    """
-
-    def __init__(
-        self,
-        call: str,
-        path: str,
-        parts: Sequence[CheckpointPart],
-        common: Callable[[Sequence[str]], None] | None = None,
-    ):
-        super().__init__(Steps(call, own_error=True), parts)
-        self._path, self.common, self._may_be_named = path, common, False
-        self._references: list[str] = []
-
-    def place(self) -> None:
-        """Gives the parts their folders, on which the ranks have agreed."""
-        for part, reference in zip(self._parts, self._references, strict=True):
-            part.folder = folders.folder_of(self._path, reference)
-
-    def _begin(self, *_):
-        local = durable.local(self._path)
-        if local is not None:
-            durable.make_folder(os.path.dirname(local) or ".")
-        else:  # object stores have no folders; an unknown scheme raises
-            durable.exists(self._path)
-        references = [folders.new_reference(part.name) for part in self._parts]
-        return {"path": self._path, "references": references, "parts": super()._begin()}
-
-    def _check(self, ranks):
-        check_same(
-            [repr(begun["path"]) for begun in ranks],
-            "All ranks must save to the same path, on a file system that they share; if the path "
-            "contains a metric, put `sok.callbacks.GlobalMetrics()` or `MetricAverage()` first in "
-            "the list of callbacks",
-        )
-        super()._check([begun["parts"] for begun in ranks])
-        self._references = ranks[0]["references"]
-
-    def _write(self, numbers):
-        self.place()
-        return super()._write(numbers)
-
-    def _publish(self, ranks):
-        # From here on nothing new is removed: the file may name it, though an error comes.
-        self._may_be_named = True
-        folders.may_name(self._path, self._references)
-        super()._publish(ranks)
-        if self.common is not None:
-            self.common(self._references)
-
-    def _done(self, ranks):
-        super()._done(ranks)
-        if comm.current().rank == 0:
-            folders.remove_others(self._path, self._references)
-
-    def _undo(self):
-        if not self._may_be_named:
-            folders.remove(self._path, self._references)
+        self._steps.take(write, inputs, undo=undo)
+        self._steps.take(see, undo=undo)
+        self._steps.take(publish, verify=done, undo=undo)
 
 
 # ---- loading ----

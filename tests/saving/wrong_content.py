@@ -7,12 +7,11 @@ import json
 import numpy as np
 
 from sok_like.saving.format import checksums
-from sok_like.saving.format import manifest as manifest_file
 
 
 def signed(manifest):
     """The text of a manifest with a right SHA-256."""
-    manifest["sha256"] = manifest_file._checksum(manifest)
+    manifest["sha256"] = checksums.of_fields(manifest)
     return json.dumps(manifest, indent=1) + "\n"
 
 

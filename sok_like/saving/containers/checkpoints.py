@@ -30,7 +30,7 @@ from tensorflow.python.training.saving.saveable_object_util import TrackableSave
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import agreed
+from sok_like.runtime.ranks.agreement import Steps, agreed
 from sok_like.saving import background, transaction
 from sok_like.saving.containers import tables_in_checkpoints
 from sok_like.saving.format import durable, folders
@@ -177,7 +177,8 @@ def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> A
         return write(saver, file_prefix, options)
     if begun is None:
         parts = [*map(HashTablePart, kinds.tables), *_others(saver, kinds)]
-        saving = transaction.SavingBeside(_CALL, _path_of(file_prefix, kinds), parts)
+        path = _path_of(file_prefix, kinds)
+        saving = transaction.Saving(Steps(_CALL, own_error=True), parts, path)
         saving.agree()
     else:
         parts, saving = begun.parts, begun.saving
@@ -221,10 +222,9 @@ class _Begun:
     def take(self, saver: Any) -> None:
         """Takes all values but those of tables in host memory; writes dense tables of ranks."""
         if saver._registered_savers:
-            names = sorted(saver._registered_savers)
             raise NotImplementedError(
-                f"A checkpoint with objects of registered savers must be written at once. "
-                f"Received: {names}, with background=True"
+                "A checkpoint with objects of registered savers must be written at once. "
+                f"Received: {sorted(saver._registered_savers)}, with background=True"
             )
         for tensor in _tensors_of(saver):
             spec = tensor._tensor_save_spec
@@ -233,7 +233,7 @@ class _Begun:
         several = comm.current().world_size > 1
         others = list(_others(saver, kinds)) if several else []
         self.parts = [*map(background.BackgroundPart, kinds.tables), *others]
-        self.saving = transaction.SavingBeside(_CALL, self._path, self.parts)
+        self.saving = transaction.Saving(Steps(_CALL, own_error=True), self.parts, self._path)
         self.saving.agree()
 
         def write():
@@ -322,7 +322,8 @@ def restore(read: Callable, self: Any, file_prefix: Any, options: Any = None) ->
     path = _path_of(file_prefix, kinds)
 
     def prepare():
-        own = _own_values(path) if kinds.own and comm.current().world_size > 1 else {}
+        ranks = comm.current().world_size
+        own = _own_values(path, ranks) if kinds.own and ranks > 1 else {}
         for content in _prepared(path, _read(read, saver, path, options), own):
             transaction.prepare(content)
         for _, restore in saver._registered_savers.values():
@@ -413,8 +414,7 @@ def _prepared(path, of_objects, own):
             keys, problem = dense_tables.match(holder, stored.tables(), file)
             vars(_now).get("problems", []).append(problem)
             stored = stored.renumbered(keys)
-            stored.check_tables(holder, parts)
-            stored.check_slots(holder, parts)
+            stored.check(holder, parts)
             yield stored.prepare(parts)
 
 
@@ -424,9 +424,9 @@ def _note(path, key):
     return json.loads(reader.get_tensor(key)) if reader.has_tensor(key) else None
 
 
-def _own_values(path):
+def _own_values(path, ranks):
     """By key: the values that only this rank has."""
-    note, ranks = _note(path, _OWN), comm.current().world_size
+    note = _note(path, _OWN)
     if note is None or note["world_size"] != ranks:
         writers = "one rank" if note is None else f"{note['world_size']} ranks"
         raise ValueError(

@@ -114,8 +114,8 @@ def _install_dense_tables():
         optimizer = _of(f"{_keras()}.optimizers.optimizer", "_BaseOptimizer")
     why = "leaves out slot variables that are stored with dense tables"
     wrap(optimizer, "_trackable_children", optimizer_variables.children, why)
-    wrap(optimizer, "save_own_variables", optimizer_variables.save, why)
-    wrap(optimizer, "load_own_variables", optimizer_variables.load, why)
+    for name in ("save_own_variables", "load_own_variables"):
+        wrap(optimizer, name, optimizer_variables.save_or_load, why)
 
 
 def _keras():

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import agreed
+from sok_like.runtime.ranks.agreement import Steps, agreed
 from sok_like.saving import transaction
 from sok_like.saving.containers import keras_layers
 from sok_like.saving.format import durable, folders
@@ -124,7 +124,7 @@ def save_together(
                 with tempfile.TemporaryDirectory(prefix="sok_save_") as folder:
                     write(os.path.join(folder, os.path.basename(path)))
 
-    transaction.SavingBeside(call, path or "", parts, common).run()
+    transaction.Saving(Steps(call, own_error=True), parts, path or "", common).run()
 
 
 def _replaced(path, write):

@@ -112,8 +112,7 @@ def writing(
     objects: Sequence[Any], references: Sequence[str]
 ) -> contextlib.AbstractContextManager[None]:
     """A scope in which what Keras writes of tables is the name of their folder."""
-    of_objects = dict(zip(map(id, objects), references, strict=True))
-    return attributes(_now, {"references": of_objects})
+    return attributes(_now, {"references": dict(zip(map(id, objects), references, strict=True))})
 
 
 def is_writing() -> bool:
@@ -128,7 +127,14 @@ def save(own: Callable, self: Any, store: Any) -> None:
         with _without_tables(self, tables):
             own(self, store)
     elif holder.shapes():
-        _save_dense(holder, store)
+        if _save_reference(store, _DENSE, holder, f"The tables of layer '{holder.name}' are"):
+            store[_DENSE + _RANKS] = np.array([comm.current().world_size])
+        else:
+            wholes = (
+                (key, (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy())
+                for key, value in dense_tables.wholes_of(holder)
+            )
+            checksums.write_arrays(store, wholes, _DENSE)
     names = table_names.within(self.name, [table.table_name for table in tables])
     for number, (table, name) in enumerate(zip(tables, names, strict=True)):
         key = table_names.key_of(name, number)
@@ -140,17 +146,6 @@ def save(own: Callable, self: Any, store: Any) -> None:
         slots = b"\n".join(arrays["slot_names"].tolist())
         arrays["slot_names"] = np.frombuffer(slots, np.uint8)
         checksums.write_arrays(store, arrays.items(), prefix)
-
-
-def _save_dense(holder, store):
-    if _save_reference(store, _DENSE, holder, f"The tables of layer '{holder.name}' are"):
-        store[_DENSE + _RANKS] = np.array([comm.current().world_size])
-        return
-    wholes = (
-        (key, (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy())
-        for key, value in dense_tables.wholes_of(holder)
-    )
-    checksums.write_arrays(store, wholes, _DENSE)
 
 
 def _save_reference(store, prefix, thing, what):
@@ -261,15 +256,11 @@ def _sorted(store):
     return _Arrays(store, "", ordinary), stored
 
 
-def _folder_of(stored):
-    """The folder that `_save_reference` has named."""
-    return transaction.folder_read(stored[_BESIDE].tobytes().decode())
-
-
 def _prepared(table, stored):
     """The table's new content, which it takes when all of the file is read."""
     if _BESIDE in stored:
-        return HashTablePart(table).prepare(_folder_of(stored))
+        folder = transaction.folder_read(stored[_BESIDE].tobytes().decode())
+        return HashTablePart(table).prepare(folder)
     name = table.table_name
     missing = {*REQUIRED} - stored.keys()
     if missing:
@@ -301,7 +292,8 @@ def _load_dense(holder, store):
         return keys
 
     if _RANKS in arrays:
-        in_folder = dense_tables.read_folder(_folder_of(arrays), int(arrays[_RANKS][0]))
+        folder = transaction.folder_read(arrays[_BESIDE].tobytes().decode())
+        in_folder = dense_tables.read_folder(folder, int(arrays[_RANKS][0]))
         stored = in_folder.get(HOLDER, dense_tables.NO_TABLES)
         stored = stored.renumbered(matched(stored.tables()))
     else:
@@ -317,7 +309,7 @@ def _load_dense(holder, store):
                 read = functools.partial(np.asarray, np.array(whole[place.slices]))
                 slices[f"{keys[table]}{dot}{slot}"] = whole.shape, place, read
         stored = dense_tables.StoredTables.of_slices(slices)
-    stored.check_tables(holder, parts)
+    stored.check(holder, parts)
     if hasattr(_now, "loaded"):
         _now.loaded.append((holder, stored))
     else:
@@ -336,5 +328,5 @@ def _parts_in(holder, stored):
             stacklevel=2,
         )
         return [part for part in parts if "." not in part.key]
-    stored.check_slots(holder, parts)
+    stored.check(holder, parts)
     return parts

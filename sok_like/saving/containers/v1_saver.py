@@ -27,7 +27,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import agreed
+from sok_like.runtime.ranks.agreement import Steps, agreed
 from sok_like.saving import transaction
 from sok_like.saving.parts import table_names
 from sok_like.saving.parts.checkpointable import RankLocalVariables, StagedContent
@@ -47,6 +47,7 @@ class TableInGraph:
             name = f"{variable._shared_name}/dump"
             handle = tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name, name=name)
             self.element = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
+            self.key = handle.op.name  # under which a Saver writes the reference
             self.reference = tf.compat.v1.placeholder(tf.string, [])
             self.refer = tf.raw_ops.AssignVariableOp(resource=handle, value=self.reference)
             self.handed = {each: variable.register_for_read(evict=each) for each in (False, True)}
@@ -59,11 +60,6 @@ class TableInGraph:
             self.forget = tf.raw_ops.DestroyResourceOp(resource=aside)
             content = tf.raw_ops.ReadVariableOp(resource=aside, dtype=tf.variant)
             self.take = variable.commit_staged(content)
-
-    @property
-    def key(self) -> str:
-        """The name under which a Saver writes the reference."""
-        return self.element.op.inputs[0].op.name
 
 
 class _SessionPart(HashTablePart):
@@ -95,9 +91,9 @@ def in_graph(variable: Any) -> TableInGraph:
     return variable._table_in_graph
 
 
-def _kinds_of(own_saver):
+def _kinds_of(saver):
     """What a Saver was made for; its tables are in the same order on all ranks."""
-    listed = own_saver._var_list
+    listed = saver._var_list
     listed = listed.values() if isinstance(listed, dict) else tf.nest.flatten(listed or [])
     kinds = RankLocalVariables(listed)
     kinds.tables.sort(key=lambda table: table._shared_name)
@@ -147,7 +143,7 @@ def save(
         own(self, sess, save_path, global_step, *args, **kwargs)
 
     parts = [_SessionPart(table, sess) for table in tables]
-    transaction.SavingBeside(_SAVE, path, parts, common).run()
+    transaction.Saving(Steps(_SAVE, own_error=True), parts, path, common).run()
     return path
 
 
@@ -183,28 +179,17 @@ def restore(own: Callable, self: Any, sess: Any, save_path: Any) -> Any:
 
 
 class SharedTimer:
-    """Decides at which steps all ranks save, as a `CheckpointSaverHook` or another caller."""
+    """Decides at which steps all ranks save."""
 
     def __init__(self, every_secs: float, communicator: comm.Communicator, call: str):
         self._every_secs, self._communicator, self._call = every_secs, communicator, call
         self._saved = self._looked = time.monotonic()
         self._looked_at: int | None = None
-        self._next = 0
-
-    def after_run(self, hook: Any, run_context: Any, run_values: Any) -> None:
-        """Replaces the hook's `after_run`: all ranks save if it is time, or none does."""
-        # The step was read while the training op ran: it may be the one before that op or after it.
-        if run_values.results + hook._steps_per_run < self._next:
-            return
-        step = int(run_context.session.run(hook._global_step_tensor))
-        if step >= self._next and step != hook._timer.last_triggered_step() and self.is_due(step):
-            hook._timer.update_last_triggered_step(step)
-            if hook._save(run_context.session, step):
-                run_context.request_stop()
+        self.next = 0  # the step at which to ask next
 
     def is_due(self, step: int) -> bool:
         """Whether the interval is over, by the clock of rank 0; all ranks ask at the same steps."""
-        if step < self._next:
+        if step < self.next:
             return False
 
         def answer():
@@ -217,7 +202,7 @@ class SharedTimer:
                 self._saved = now
             return [due, step + max(1, round(self._every_secs / _LOOKS / pace))]
 
-        due, self._next = agreed(answer, self._communicator, self._call)[0]
+        due, self.next = agreed(answer, self._communicator, self._call)[0]
         return due
 
 
@@ -232,8 +217,15 @@ def begin(own: Callable, self: Any) -> None:
 
 
 def after_run(own: Callable, self: Any, run_context: Any, run_values: Any) -> None:
-    """`CheckpointSaverHook.after_run`: saves if that clock says so."""
+    """`CheckpointSaverHook.after_run`: all ranks save if that clock says so, or none does."""
     timer = getattr(self, "_shared_timer", None)
     if timer is None:
         return own(self, run_context, run_values)
-    return timer.after_run(self, run_context, run_values)
+    # The step was read while the training op ran: it may be the one before that op or after it.
+    if run_values.results + self._steps_per_run >= timer.next:
+        step = int(run_context.session.run(self._global_step_tensor))
+        if step != self._timer.last_triggered_step() and timer.is_due(step):
+            self._timer.update_last_triggered_step(step)
+            if self._save(run_context.session, step):
+                run_context.request_stop()
+    return None

@@ -16,7 +16,6 @@ A dump's manifest lists its files (`manifest.py`). Dense tables and variables of
 import collections
 import concurrent.futures
 import contextlib
-import hashlib
 import io
 import json
 import math
@@ -179,13 +178,9 @@ def write(folder: str, rank: int, world_size: int, arrays: Mapping[str, Unread])
 
 def finish(folder: str, entries: Sequence[dict[str, Any]]) -> None:
     """Lists the files of all ranks, in rank order."""
-    listed = {"files": list(entries)}
-    text = json.dumps({**listed, "sha256": _checksum(listed)}, indent=1)
+    listed: dict[str, Any] = {"files": list(entries)}
+    text = json.dumps({**listed, "sha256": checksums.of_fields(listed)}, indent=1)
     durable.write(durable.join(folder, _LIST), text.encode())
-
-
-def _checksum(listed):
-    return hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
 
 
 class Folder:
@@ -195,12 +190,12 @@ class Folder:
         self._folder, path = folder, durable.join(folder, _LIST)
         try:
             listed = json.loads(durable.read(path))
-            self.identity: str = listed.pop("sha256")
+            self.identity: str = listed["sha256"]
             self._entries: list[dict[str, Any]] = listed["files"]
             names = [entry["file"] for entry in self._entries]
             ranks = range(min(world_size, len(names) + 1))  # the number may be damaged
             required = [_name_of(rank, world_size) for rank in ranks]
-            if self.identity != _checksum(listed) or names != required:
+            if self.identity != checksums.of_fields(listed) or names != required:
                 raise ValueError(f"files {names!r:.200} of another save, or another SHA-256")
             for entry in self._entries:
                 if entry.keys() != _FIELDS:

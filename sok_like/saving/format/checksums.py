@@ -15,9 +15,10 @@ in such a file have one checksum, of their names, dtypes, shapes and bytes:
 
 import concurrent.futures
 import hashlib
+import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from sok_like.runtime.native import libraries
 from sok_like.saving.format import durable
 from sok_like.saving.format.progress import Progress
 
-OF_ARRAYS = "sha256"  # the name of the checksum among arrays of ours in a file of Keras
+OF_ARRAYS = "sha256"  # the name of the checksum beside what it is of
 BLOCK = 2**20  # bytes
 _CHUNK = 4 * BLOCK  # read at a time: it stays in the cache until it is hashed
 _THREADS = 4
@@ -90,6 +91,12 @@ def check_bytes(folder: str, entry: dict[str, Any], rank: int, checksum: str | N
             f"have the bytes that rank {rank} has written",
             "bytes with a different checksum; the folder does not yet show them, or has lost them",
         )
+
+
+def of_fields(fields: Mapping[str, Any]) -> str:
+    """The SHA-256 of a list in JSON, without the field that holds it."""
+    listed = {field: value for field, value in fields.items() if field != OF_ARRAYS}
+    return hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
 
 
 def _of_blocks(crcs: Iterable[int]) -> str:

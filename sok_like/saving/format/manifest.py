@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sok_like.runtime.checks import wrong_argument
-from sok_like.saving.format import durable
+from sok_like.saving.format import checksums, durable
 from sok_like.saving.format.progress import Progress
 from sok_like.saving.format.shard_file import ShardFile, ShardSource
 
@@ -37,6 +37,7 @@ FORMAT = "sok_like table"
 VERSION = 4
 
 _FIELDS = {"format", "version", "table", "dim", "key_dtype", "dump", "shards", "step", "deltas"}
+_FIELDS |= {"sha256"}
 _DELTA_FIELDS = {"dump": str, "since": str, "step": int, "shards": list}
 _SHARD_FIELDS = {"file": str, "bytes": int, "checksum": str, "keys": int}
 # Bytes of a manifest at most: for each file in its folder, for a character of the table's name
@@ -104,7 +105,7 @@ def write_manifest(
     # After an OSError that is still there, unless the manifest was in its place already.
     manifest = {"format": FORMAT, "version": VERSION, **head._asdict(), "shards": list(entries)}
     manifest |= {"step": step, "deltas": None if deltas is None else list(deltas)}
-    manifest["sha256"] = _checksum(manifest)
+    manifest["sha256"] = checksums.of_fields(manifest)
     data = (json.dumps(manifest, indent=1) + "\n").encode()
     listed = [entries, *(delta["shards"] for delta in deltas or ())]
     with _publishing:
@@ -131,11 +132,6 @@ def remove_unlisted(folder: str, table: str, file: str) -> None:
 
 def _path_of(folder, table):
     return durable.join(folder, f"{file_stem(table)}.json")
-
-
-def _checksum(manifest):
-    fields = {field: value for field, value in manifest.items() if field != "sha256"}
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def only_table(folder: str) -> str | None:
@@ -250,38 +246,29 @@ def _load(folder, name, name_length=_MAX_NAME):
     if type(version) is not int or version != VERSION:
         other = f"version {version!r:.80}; dump the table again, or use the sok_like that wrote it"
         raise durable.wrong(path, f"be of version {VERSION}", other)
-    problem = _problem(manifest)
-    if problem:
-        raise durable.wrong(path, "be a whole manifest", problem)
-    return manifest
 
+    def require(holds, received):
+        if not holds:
+            raise durable.wrong(path, "be a whole manifest", received)
 
-def _problem(manifest):
-    """What is wrong with the fields; '' if nothing."""
-    if manifest.keys() != _FIELDS | {"sha256"}:
-        return f"the fields {sorted(manifest)!r:.200}"
-    if manifest["sha256"] != _checksum(manifest):
-        return "fields whose SHA-256 differs from the one recorded"
+    def has(value, fields):
+        kinds = {field: type(of) for field, of in value.items()} if type(value) is dict else None
+        return kinds == fields
+
+    require(manifest.keys() == _FIELDS, f"the fields {sorted(manifest)!r:.200}")
+    same = manifest["sha256"] == checksums.of_fields(manifest)
+    require(same, "fields whose SHA-256 differs from the one recorded")
     deltas, step = manifest["deltas"], manifest["step"]
     deltas = [] if deltas is None else deltas
-    if not isinstance(deltas, list) or type(step) is not int or step < -1:
-        return f"deltas={deltas!r:.80} and step={step!r:.80}"
+    whole = isinstance(deltas, list) and type(step) is int and step >= -1
+    require(whole, f"deltas={deltas!r:.80} and step={step!r:.80}")
     for delta in deltas:
-        if not _has_fields(delta, _DELTA_FIELDS) or delta["step"] < -1:
-            return f"a delta {delta!r:.200}"
+        require(has(delta, _DELTA_FIELDS) and delta["step"] >= -1, f"a delta {delta!r:.200}")
     for shards in (manifest["shards"], *(delta["shards"] for delta in deltas)):
-        if not isinstance(shards, list):
-            return f"shards={shards!r:.80}"
+        require(isinstance(shards, list), f"shards={shards!r:.80}")
         for shard in shards:
-            if not _has_fields(shard, _SHARD_FIELDS):
-                return f"a shard {shard!r:.200}"
-    return ""
-
-
-def _has_fields(value, fields):
-    if not isinstance(value, dict) or value.keys() != fields.keys():
-        return False
-    return all(type(value[field]) is kind for field, kind in fields.items())
+            require(has(shard, _SHARD_FIELDS), f"a shard {shard!r:.200}")
+    return manifest
 
 
 def file_stem(table: str) -> str:

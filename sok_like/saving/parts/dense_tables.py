@@ -171,8 +171,8 @@ class StoredTables:
         """The names of slot variables."""
         return {key.partition(".")[2] for key in self._stored} - {""}
 
-    def check_tables(self, holder: Holder, parts: Sequence[DenseSlice]) -> None:
-        """Raises ValueError unless a holder's tables have their shapes, and its parts all rows."""
+    def check(self, holder: Holder, parts: Sequence[DenseSlice]) -> None:
+        """Raises ValueError unless tables have their shapes, and the holder's parts all rows."""
         shapes = holder.shapes()
         for key in sorted(self.tables()):  # checks all tables, so that ranks agree
             shape = tuple(self._stored[key][0])
@@ -180,33 +180,21 @@ class StoredTables:
                 required = f"have the tables of layer '{holder.name}' in their shapes"
                 received = f"'{key}' of shape {shape} for a table of shape {shapes[key]}"
                 raise durable.wrong("A checkpoint", required, received)
-        self._check_parts(holder, [part for part in parts if "." not in part.key])
-
-    def check_slots(self, holder: Holder, parts: Sequence[DenseSlice]) -> None:
-        """Raises ValueError if the save has slot variables, but not all of those of the parts."""
-        slots = [part for part in parts if "." in part.key]
-        slots = [part for part in slots if part.key.partition(".")[0] in self._stored]
-        missing, names = sorted({part.key for part in slots} - {*self._stored}), self.slot_names()
-        if missing and names:
+        parts = [part for part in parts if part.key.partition(".")[0] in self._stored]
+        missing = sorted({part.key for part in parts} - {*self._stored})
+        if missing and self.slot_names():
             required = f"have the optimizer's slot variables of layer '{holder.name}'"
             raise durable.wrong("A checkpoint", required, f"one without {missing}")
-        self._check_parts(holder, slots if names else ())
-
-    def _check_parts(self, holder, parts):
-        for part in self._held(parts):
+        for part in (each for each in parts if each.key in self._stored):
             place, (_, blocks) = part.held.place, self._stored[part.key]
             if sum(block.place.common(place).size for block in blocks) != place.size:
                 raise ValueError(f"Rows of '{part.key}' of layer '{holder.name}' are missing.")
-
-    def _held(self, parts):
-        """The parts that are not of a table that the file lacks."""
-        return [part for part in parts if part.key in self._stored]
 
     def prepare(self, parts: Sequence[DenseSlice]) -> StagedContent:
         """Reads parts into memory."""
         values = []
         wanted: dict[_Block, list[Any]] = {}  # by block: what takes elements of it
-        for part in self._held(parts):
+        for part in (each for each in parts if each.key in self._stored):
             place, variable, _ = part.held
             value = np.empty(place.shape, variable.dtype.as_numpy_dtype)
             values.append((part, value))

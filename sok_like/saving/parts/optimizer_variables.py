@@ -7,12 +7,11 @@ them with its tables (`dense_tables.py`).
 
 import contextlib
 import threading
-import warnings
+import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.framework.scoped_attributes import attributes
@@ -49,30 +48,11 @@ def children(own: Callable, self: Any, save_type: str = "checkpoint", **kwargs: 
     return children
 
 
-def save(own: Callable, self: Any, store: Any) -> None:
-    """`save_own_variables` of Keras' optimizers: variables by number, without those of holders."""
-    if not _hidden(self):
-        return own(self, store)
-    for number, variable in enumerate(ordinary(self)):
-        store[str(number)] = np.asarray(variable)
-    return None
-
-
-def load(own: Callable, self: Any, store: Any) -> None:
-    """`load_own_variables` of Keras' optimizers."""
-    if not _hidden(self):
-        return own(self, store)
-    variables = ordinary(self)
-    if len(store.keys()) != len(variables):  # as Keras does
-        warnings.warn(
-            f"The state of optimizer '{self.name}' is not loaded: the optimizer has "
-            f"{len(variables)} variables, the file {len(store.keys())}",
-            stacklevel=2,
-        )
-        return None
-    for number, variable in enumerate(variables):
-        variable.assign(np.array(store[str(number)]))
-    return None
+def save_or_load(own: Callable, self: Any, store: Any) -> None:
+    """`save_own_variables` and `load_own_variables` of Keras' optimizers."""
+    # They ask an optimizer for nothing but its name and its variables, which they number.
+    seen = types.SimpleNamespace(name=self.name, variables=ordinary(self))
+    own(seen if _hidden(self) else self, store)
 
 
 def ordinary(optimizer: Any) -> list[Any]:
