@@ -5,8 +5,7 @@
     finish       all ranks: the manifest
 
 A row that changes while the thread writes is copied first (`cpp/core/cpu/instant.h`), so the file
-has the rows of the instant. The manifest is written last, so a process that is killed before leaves
-files without a manifest, which the next dump removes. The threads make no collective calls.
+has the rows of the instant. The threads make no collective calls.
 """
 
 import atexit
@@ -182,29 +181,32 @@ class BackgroundDump:
             RuntimeError: as for `dump`, on all ranks. After any exception, also Ctrl-C, each table
                 has its earlier dump or this one.
         """
+
+        def settled(wait):
+            wait()
+            if self._error is not None:
+                raise self._error
+
         with self._ending:
             if self._failed is None and self in _running:
-                self._end()
+                # Of a second call, unless this one comes to its end.
+                interrupted = "This dump in the background was interrupted: begin another"
+                self._failed = RuntimeError(interrupted)
+                try:
+                    for part in self._parts:
+                        part.hurry()
+                    # First, as nobody must wait for the file of a rank that could not write.
+                    for wait in (self._written.wait, self._thread.join):
+                        agreement.Steps(CALL).take(settled, [wait])
+                    self._result, self._failed = self._publish(), None
+                except BaseException as error:
+                    self._failed = error if isinstance(error, Exception) else self._failed
+                    self._give_up(agreement.raised_on_all(error, comm.current()))
+                    raise
             self._forget()  # Ctrl-C may have come before
             if self._failed is not None:
                 raise self._failed
         return self._result
-
-    def _end(self):
-        # Of a second call, unless this one comes to its end.
-        self._failed = RuntimeError("This dump in the background was interrupted: begin another")
-        try:
-            for part in self._parts:
-                part.hurry()
-            # First, as nobody must wait for the file of a rank that could not write.
-            for wait in (self._written.wait, self._thread.join):
-                agreement.Steps(CALL).take(self._settled, [wait])
-            self._result = self._publish()
-            self._failed = None
-        except BaseException as error:
-            self._failed = error if isinstance(error, Exception) else self._failed
-            self._give_up(agreement.raised_on_all(error, comm.current()))
-            raise
 
     def cancel(self) -> None:
         """Gives the dump up, on all ranks alike; the earlier dump is unchanged."""
@@ -212,11 +214,6 @@ class BackgroundDump:
             if self in _running:
                 self._failed = RuntimeError("This dump in the background was cancelled")
                 self._give_up(remove=True)
-
-    def _settled(self, wait):
-        wait()
-        if self._error is not None:
-            raise self._error
 
     def _forget(self):
         _running.discard(self)

@@ -1,12 +1,5 @@
 """`sok.Saver`: dumps tables to files, whole or as deltas, and restores them on any number of ranks.
 
-    saver.dump_to_file(table, folder)           all keys
-    saver.dump(table, folder)                   all keys; from now on the table records changes
-    saver.dump(table, folder, since="last")     keys touched and keys erased since; optimizer steps
-    saver.begin_dump(table, folder)             all keys, while training goes on (`background.py`)
-    saver.restore(table, folder)                base and deltas, in order
-    saver.compact(table, folder)                merges base and deltas into one base
-
 Each rank writes its shard. On the way back each rank reads all shards and keeps the keys it owns,
 so a dump of 4 ranks can be restored on 1, 3 or 64. All calls are collective (`transaction.Saving`),
 at once or, for `dump_to_file` and `restore`, in a graph.

@@ -1,12 +1,7 @@
 """What all saves and loads promise, kept in one place for every kind of state and of file.
 
-    model.keras                          the common part, written by rank 0; it names the folders
-    model.keras.tables/user.3f2a9c0b/    a part of several ranks, such as a dump of table 'user'
-
-All ranks make the same call with the same path.
-
     save   agree on call, path and parts | every rank writes its parts, flushed | every file is
-           seen, with its SHA-256, by a rank that did not write it | rank 0 puts the common part in
+           seen, with its checksum, by a rank that did not write it | rank 0 puts the common part in
            its place by one rename: from that instant the save is valid | earlier folders go
     load   agree on the file | every rank prepares all parts: it reads and verifies every byte that
            it will use | all agree | every rank commits, which cannot fail, or drops everything

@@ -6,10 +6,10 @@
         self.scale = self.add_weight(...)             0
     dmp.DistributedEmbedding                          dense.=user, dense.=user.momentum, ...
 
-Keras stores a layer's variables by number, as arrays. A table is no array. So the methods that
-`install.py` wraps leave tables out of the numbered list, and store each under its key, by which it
-is found again (`table_names.py`). On one rank that is its content, with a checksum. On several it
-is the name of a folder beside the file. Number 0 is not written: `keys`, `1.keys`.
+Keras stores a layer's variables by number, as arrays. So the methods that `install.py` wraps leave
+tables out of the numbered list, and store each under its key, by which it is found again
+(`table_names.py`): its content, with a checksum, or on several ranks the name of a folder beside
+the file. Number 0 is not written: `keys`, `1.keys`.
 
 Keras visits layers and optimizers in any order. So slot variables of dense tables are stored with
 their tables (`dense_tables.py`), and both are read once Keras has visited all of a model.

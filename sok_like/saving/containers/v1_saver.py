@@ -6,11 +6,8 @@
 A Saver sees a table as a string variable of the graph: the name of a dump. `Saver.save` writes the
 dumps first, then that string with the rest. `restore` reads the string, then stages the dumps, and
 compares the checksums of the rest. A graph may be finalized before it saves, so the ops that save
-are made with the Saver.
-
-A Saver passes its path to no op, so `install.py` wraps its two methods. Savers without tables do
-what they did, with one exception: ranks raise if they would overwrite each other's rows of a
-variable of which each rank has rows of its own (`de_local`).
+are made with the Saver. Savers without tables do what they did, but ranks raise if they would
+overwrite each other's rows of a variable of which each rank has rows of its own (`de_local`).
 
 A session that saves by time does so on all ranks at the same step: rank 0's clock decides. Asking
 rank 0 at each step would cost an exchange each. So its answer says at which step to ask next: after

@@ -6,11 +6,8 @@ All sizes are known before anything is written, so elements are written in any o
 threads, while others are read. The local headers and the directory hold CRC-32, so they are written
 last. Every size is written as in zip files beyond 4 GiB, whatever it is.
 
-A dump's manifest lists its files (`manifest.py`). Dense tables and variables of ranks have a list:
-
-    dense.3f2a/0-of-2.npz      the arrays of rank 0
-    dense.3f2a/1-of-2.npz
-    dense.3f2a/files.json      size and checksum of each file, and a SHA-256 of the list itself
+A dump's manifest lists its files (`manifest.py`). Dense tables and variables of ranks have a list
+with size and checksum of each file, `dense.3f2a/files.json` beside `dense.3f2a/0-of-2.npz`.
 """
 
 import collections

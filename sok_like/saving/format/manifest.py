@@ -6,14 +6,11 @@
 
 A manifest may continue with deltas, each with its own shards (`deltas.py`): the changes since the
 base, or since the delta before. One manifest names all files in order, so a file that is lost,
-exchanged or taken from another dump is detected.
+exchanged or taken from another dump is detected. It contains a SHA-256 of itself.
 
-`shard_file.py` describes the shards. The manifest comes last and names the dump's own shard files,
-so a reader sees the old dump or the new one, never a mixture. Then leftovers of the table's other
-dumps are removed: the shards of the previous dump, shards that never had a manifest, and files that
-a killed process was writing.
-
-The manifest contains a SHA-256 of itself. `deltas` is null if none can follow the dump.
+The manifest comes last, so a reader sees the old dump or the new one, never a mixture. Then
+leftovers of the table's other dumps are removed: the shards of the previous dump, shards that never
+had a manifest, and files that a killed process was writing.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """The contract between what is saved, how ranks agree on it, and where it is saved.
 
-    part        one kind of state: a hash table, dense tables, variables of one rank
-    transaction what is promised of all parts of a call: whole, checked, on all ranks or none
-    container   a Keras file, a checkpoint, a v1 Saver: finds parts and hands them over
-
-A part writes this rank's file. Its module also reads: it verifies every byte that this rank will
-use, and returns a `StagedContent`, or raises an error that names the file. Neither makes a promise
-or talks to another rank.
+A part is one kind of state. It writes this rank's file. Its module also reads: it verifies every
+byte that this rank will use, and returns a `StagedContent`, or raises an error that names the file.
+Neither makes a promise or talks to another rank.
 """
 
 import dataclasses

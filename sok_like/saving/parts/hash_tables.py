@@ -1,8 +1,4 @@
-"""A hash table as a part: a dump of it in a folder, as `sok.Saver` writes one.
-
-model.keras.tables/user.3f2a9c0b/user.3f2a9c0b.0-of-2.npz     the shard of rank 0
-model.keras.tables/user.3f2a9c0b/user.json                    the manifest
-"""
+"""A hash table as a part: a dump of it in a folder, as `sok.Saver` writes one (`manifest.py`)."""
 
 import os
 import sys

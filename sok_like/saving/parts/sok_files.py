@@ -9,13 +9,10 @@ Both are little-endian and have no header. The dtype of keys and the row size co
 that is restored; files of other sizes are refused. SOK named its variables by itself,
 `EmbeddingVariable`, `EmbeddingVariable_1` and so on: such a name does not identify a table.
 
-Of these files and those of SOK 2.x every rank writes a part:
+Of these files and those of SOK 2.x every rank writes a part, into one file if the file system can
+do that, else into a file of its own, and rank 0 joins them:
 
     films-key.3f2a.tmp      head | items of rank 0 | items of rank 1 | ...      -> films-key
-
-Several ranks write into one file, if the file system can do that. Otherwise each writes a file of
-its own, and rank 0 joins them. When all parts are there, rank 0 gives the files of a table their
-names, those of the rows before those of the keys: if both are there, they belong together.
 """
 
 import contextlib
