@@ -20,8 +20,8 @@ from sok_like.lookup.local_variables import is_local
 from sok_like.planner.tables import DATA_PARALLEL, HASHED, Shard
 from sok_like.runtime.checks import unmet
 from sok_like.runtime.framework import hooks
-from sok_like.saving.parts import optimizer_variables, table_names
-from sok_like.saving.parts.dense_tables import DenseSlice
+from sok_like.saving.parts import table_names
+from sok_like.saving.parts.dense_tables import DenseSlice, register
 from sok_like.table.slices import HeldSlice, TableSlice
 
 hooks.open_door(hooks.DENSE_TABLES)
@@ -34,7 +34,7 @@ class DenseTables(tf.__internal__.tracking.Trackable):
         self._layer = weakref.ref(layer)
         self.name, self.id = layer.name, secrets.token_hex(8)
         self.table_name = f"dense_{layer.name}"  # names the folder beside a file
-        optimizer_variables.register(self)
+        register(self)
 
     def _serialize_to_tensors(self):
         return {"id": tf.constant(self.id)}

@@ -41,7 +41,6 @@ class BackgroundPart(HashTablePart):
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self._entry: dict[str, Any] = {}
-        self._read_back = ""  # the checksum of the file of another rank
         self._reader: Any = None
         self._stopped = threading.Event()
 
@@ -79,15 +78,10 @@ class BackgroundPart(HashTablePart):
         while not durable.exists(path):
             self._check_stopped()
             time.sleep(0.05)
-        self._read_back = checksums.of_file(path)
+        self.read_checksum = checksums.of_file(path)
 
     def write(self) -> dict[str, Any]:
         return self._entry
-
-    def see(self, entries: Sequence[Any]) -> None:
-        if self._several:
-            entry = entries[self._other]
-            checksums.check_bytes(self.folder, entry, self._other, self._read_back)
 
     def remove(self) -> None:
         manifest.remove_unlisted(self.folder, self.name, self._own_file)

@@ -33,8 +33,8 @@ from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import Steps, agreed
 from sok_like.saving import background, transaction
 from sok_like.saving.containers import tables_in_checkpoints
-from sok_like.saving.format import durable, folders
-from sok_like.saving.parts import dense_tables, optimizer_variables
+from sok_like.saving.format import array_files, durable, folders
+from sok_like.saving.parts import dense_tables
 from sok_like.saving.parts.checkpointable import (
     CheckpointPart,
     RankLocalVariables,
@@ -72,7 +72,7 @@ def save_objects(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
                 variables = model.variables
         tables = RankLocalVariables(variables).tables
         lost = [table.table_name for table in tables if id(table) not in reached]
-        lost += optimizer_variables.unreached(objects, variables)
+        lost += dense_tables.unreached(objects, variables)
         if lost:
             raise ValueError(
                 "tf.train.Checkpoint finds layers and tables that are attributes of a Keras model "
@@ -81,7 +81,7 @@ def save_objects(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
                 f"Received: model '{model.name}', whose tables of {lost} would be missing"
             )
     together = not vars(_now).get("alone") and any(map(is_of_all_ranks, objects))
-    with optimizer_variables.of_root(objects), attributes(_now, {"together": together}):
+    with dense_tables.of_root(objects), attributes(_now, {"together": together}):
         return own(self, *args, **kwargs)
 
 
@@ -103,12 +103,12 @@ def restore_objects(own: Callable, self: Any, save_path: Any, *args: Any, **kwar
     def build():
         note = _note(os.fspath(save_path), _DENSE)
         if note is not None and note["slots"]:
-            optimizer_variables.build(objects)
+            dense_tables.build_optimizers(objects)
 
     if kinds.holders:
         agreed(build, comm.current(), _READ, ValueError)
     problems: list[str] = []
-    scope = optimizer_variables.of_root(util.list_objects(self._graph_view))
+    scope = dense_tables.of_root(util.list_objects(self._graph_view))
     with scope, attributes(_now, {"problems": problems}):
         status = own(self, save_path, *args, **kwargs)
     tables_in_checkpoints.check(objects, status, os.fspath(save_path), problems)
@@ -337,28 +337,28 @@ def restore(read: Callable, self: Any, file_prefix: Any, options: Any = None) ->
 
 def _read(read, saver, path, options):
     """A checkpoint's objects: each, the function that assigns, its tensors by name, their keys."""
-    objects: dict[Any, Any] = {}
     of_objects: list[tuple[Any, Callable[[Any], Any], dict[str, Any], list[str]]] = []
-    for tensor in _tensors_of(saver):
-        key = tensor.checkpoint_key, tensor.slice_spec
-        objects[saver._keys_to_restore_fn[key]] = _object_of(tensor)
-
-    def keeping(restore, keys):
-        names = [name for name, _ in keys]
-        return lambda tensors: of_objects.append((objects[restore], restore, tensors, names))
-
-    absent = _absent_policies(saver, path)
+    absent, functions = _absent_policies(saver, path), saver._keys_to_restore_fn
+    objects = {
+        functions[tensor.checkpoint_key, tensor.slice_spec]: _object_of(tensor)
+        for tensor in _tensors_of(saver)
+    }
     present = {
         own: [key for key in keys if key[0] not in absent]
         for own, keys in saver._restore_fn_to_keys.items()
     }
-    kept = {own: keeping(own, keys) for own, keys in present.items()}
+
+    def keeping(own):
+        names = [name for name, _ in present[own]]
+        return lambda tensors: of_objects.append((objects[own], own, tensors, names))
+
+    kept = {own: keeping(own) for own in present}
     instead = {
         "_shardable_tensors_by_task": {
             task: [tensor for tensor in tensors if tensor.checkpoint_key not in absent]
             for task, tensors in saver._shardable_tensors_by_task.items()
         },
-        "_keys_to_restore_fn": {k: kept[own] for k, own in saver._keys_to_restore_fn.items()},
+        "_keys_to_restore_fn": {key: kept[own] for key, own in functions.items()},
         "_restore_fn_to_keys": {kept[own]: keys for own, keys in present.items()},
         "_registered_savers": {},
         "_num_unique_tasks": 1,  # with more, TensorFlow reads in a graph
@@ -434,8 +434,13 @@ def _own_values(path, ranks):
             "of ranks that wrote it; sok2.dump and sok2.load also work with another number. "
             f"Received: {path!r} of {writers}, on {ranks} ranks"
         )
-    folder = transaction.folder_read(note["folder"])
-    return dense_tables.read_rank_variables(folder, ranks)
+    files, rank = (
+        array_files.Folder(transaction.folder_read(note["folder"]), ranks),
+        comm.current().rank,
+    )
+    files.check([rank])
+    with files.open(rank) as archive:
+        return {key: archive[key] for key in archive.files}
 
 
 def _dense(path):

@@ -14,7 +14,7 @@ from sok_like.runtime.framework.hooks import at_init, behind, put, wrap
 from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.saving.containers import checkpoints, keras_files, keras_layers, v1_saver
 from sok_like.saving.containers import tables_in_checkpoints as in_checkpoints
-from sok_like.saving.parts import optimizer_variables
+from sok_like.saving.parts import dense_tables
 from sok_like.table.variable import EmbeddingVariable
 
 _CHECKPOINT = "tensorflow.python.checkpoint"
@@ -113,9 +113,9 @@ def _install_dense_tables():
     else:
         optimizer = _of(f"{_keras()}.optimizers.optimizer", "_BaseOptimizer")
     why = "leaves out slot variables that are stored with dense tables"
-    wrap(optimizer, "_trackable_children", optimizer_variables.children, why)
+    wrap(optimizer, "_trackable_children", dense_tables.children, why)
     for name in ("save_own_variables", "load_own_variables"):
-        wrap(optimizer, name, optimizer_variables.save_or_load, why)
+        wrap(optimizer, name, dense_tables.save_or_load_optimizer, why)
 
 
 def _keras():

@@ -24,7 +24,7 @@ from sok_like.runtime.ranks.agreement import Steps, agreed
 from sok_like.saving import transaction
 from sok_like.saving.containers import keras_layers
 from sok_like.saving.format import durable, folders
-from sok_like.saving.parts import dense_tables, optimizer_variables
+from sok_like.saving.parts import dense_tables
 from sok_like.saving.parts.checkpointable import (
     CheckpointPart,
     RankLocalVariables,
@@ -86,7 +86,7 @@ def save(own: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) ->
     if keras_layers.is_writing() or not together or not comm.is_initialized():
         return write(filepath)
     _check(call, kinds.own)
-    with optimizer_variables.of_root(keras_layers.optimizers_of(model)):
+    with dense_tables.of_root(keras_layers.optimizers_of(model)):
         return save_together(call, filepath, write, kinds, bool(kinds.sharded))
 
 
@@ -167,7 +167,7 @@ def _values_before(model):
     """The values of a model's ordinary variables, which Keras replaces while it reads."""
     variables = _ordinary(model)
     for optimizer in keras_layers.optimizers_of(model):
-        variables += optimizer_variables.ordinary(optimizer)
+        variables += dense_tables.ordinary(optimizer)
     before = []
     for variable in (each for each in variables if not is_embedding_variable(each)):
         if hasattr(variable, "_sok_shard"):  # whose own `numpy()` would be a collective

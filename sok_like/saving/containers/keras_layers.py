@@ -32,7 +32,7 @@ from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
 from sok_like.saving import transaction
 from sok_like.saving.format import checksums, durable
-from sok_like.saving.parts import dense_tables, optimizer_variables, table_names
+from sok_like.saving.parts import dense_tables, table_names
 from sok_like.saving.parts.checkpointable import RankLocalVariables, StagedContent
 from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table import snapshots
@@ -175,9 +175,20 @@ def load_state(own: Callable, *args: Any, **kwargs: Any) -> Any:
     if kwargs.get("failed_saveables") and not partial:  # Keras raises next
         return result
     # The two Kerases have different names for the first argument, the model.
-    with optimizer_variables.of_root(optimizers_of(args[0])):
+    with dense_tables.of_root(optimizers_of(args[0])):
         for holder, stored in loaded:
-            transaction.prepare(stored.prepare(_parts_in(holder, stored)))
+            parts = dense_tables.parts_of(holder)
+            expected = {part.key.partition(".")[2] for part in parts if "." in part.key}
+            received = stored.slot_names()
+            if expected and received and expected != received:  # Keras, too, keeps the state then
+                warnings.warn(
+                    f"The optimizer's state of layer '{holder.name}' is not loaded: the optimizer "
+                    f"has the slot variables {sorted(expected)}, the file {sorted(received)}",
+                    stacklevel=2,
+                )
+                parts = [part for part in parts if "." not in part.key]
+            stored.check(holder, parts)
+            transaction.prepare(stored.prepare(parts))
     return result
 
 
@@ -281,7 +292,7 @@ def _prepared(table, stored):
 
 def _load_dense(holder, store):
     """Reads the tables of a holder, at the end of `load_state`."""
-    with optimizer_variables.of_root(()):
+    with dense_tables.of_root(()):
         parts = dense_tables.parts_of(holder)
     names = [key.removeprefix(_DENSE) for key in store.keys() if key.startswith(_DENSE)]
     arrays = _Arrays(store, _DENSE, names)
@@ -314,19 +325,3 @@ def _load_dense(holder, store):
         _now.loaded.append((holder, stored))
     else:
         transaction.prepare(stored.prepare(parts))
-
-
-def _parts_in(holder, stored):
-    """The parts of a holder that are read; not slot variables of another optimizer."""
-    parts = dense_tables.parts_of(holder)
-    expected = {part.key.partition(".")[2] for part in parts if "." in part.key}
-    received = stored.slot_names()
-    if expected and received and expected != received:  # Keras, too, keeps the state then
-        warnings.warn(
-            f"The optimizer's state of layer '{holder.name}' is not loaded: the optimizer "
-            f"has the slot variables {sorted(expected)}, the file {sorted(received)}",
-            stacklevel=2,
-        )
-        return [part for part in parts if "." not in part.key]
-    stored.check(holder, parts)
-    return parts

@@ -164,11 +164,14 @@ class ShardFile(ShardSource):
     def read(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
         """Rows `begin` to `end` of an array; by default all rows."""
         stored = self._arrays[name]
-        if not stored.shape:
-            return self._elements(stored.at, (), stored.dtype)
-        end = stored.shape[0] if end is None else min(end, stored.shape[0])
-        shape = (max(0, end - begin), *stored.shape[1:])
-        return self._elements(stored.at + begin * stored.row_bytes, shape, stored.dtype)
+        at, shape = stored.at, stored.shape
+        if shape:
+            end = shape[0] if end is None else min(end, shape[0])
+            at, shape = at + begin * stored.row_bytes, (max(0, end - begin), *shape[1:])
+        elements = np.empty(shape, stored.dtype)
+        if stored.dtype.itemsize:  # not strings of length 0
+            durable.read_into(self.path, at, elements.reshape(-1).view(np.uint8))
+        return elements
 
     def parts(self, name: str) -> Any:
         """The rows of an array, some `CHUNK_BYTES` bytes at a time; one part if there are none."""
@@ -204,12 +207,6 @@ class ShardFile(ShardSource):
             array = self.read(name)
             setattr(shard, name, array if array.shape else array.item())
         return shard
-
-    def _elements(self, at, shape, dtype):
-        elements = np.empty(shape, dtype)
-        if dtype.itemsize:  # not strings of length 0
-            durable.read_into(self.path, at, elements.reshape(-1).view(np.uint8))
-        return elements
 
     def _found(self):
         arrays: dict[str, _Stored] = {}

@@ -33,6 +33,7 @@ class CheckpointPart:
     name: str  # part of the folder's name, and for errors; the same on all ranks
     folder: str  # of its files; beside a file, the save chooses it
     registered: int | None = None  # the number of its table to read, within a graph
+    read_checksum: str | None = None  # of the file that this rank reads back, if it has done so
 
     def begin(self) -> Any:
         """What ranks must know of each other before they write, in JSON."""
@@ -56,7 +57,7 @@ class CheckpointPart:
             manifest.check_seen(self.folder, entries)
         if comm.current().world_size > 1:
             writer = rank_to_read_back()
-            checksums.check_bytes(self.folder, entries[writer], writer)
+            checksums.check_bytes(self.folder, entries[writer], writer, self.read_checksum)
 
     def finish(self, entries: Sequence[Any]) -> None:
         """Lists the files, which all ranks have seen, in the folder. Only rank 0 calls it."""
