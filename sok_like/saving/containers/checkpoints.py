@@ -434,10 +434,8 @@ def _own_values(path, ranks):
             "of ranks that wrote it; sok2.dump and sok2.load also work with another number. "
             f"Received: {path!r} of {writers}, on {ranks} ranks"
         )
-    files, rank = (
-        array_files.Folder(transaction.folder_read(note["folder"]), ranks),
-        comm.current().rank,
-    )
+    rank, folder = comm.current().rank, transaction.folder_read(note["folder"])
+    files = array_files.Folder(folder, ranks)
     files.check([rank])
     with files.open(rank) as archive:
         return {key: archive[key] for key in archive.files}

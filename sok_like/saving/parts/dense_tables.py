@@ -267,9 +267,7 @@ def unreached(objects: Sequence[Any], variables: Sequence[Any]) -> list[str]:
     return [holder.name for holder in lost if ids & set(map(id, holder.own_variables()))]
 
 
-def optimizer_children(
-    own: Callable, self: Any, save_type: str = "checkpoint", **kwargs: Any
-) -> Any:
+def children(own: Callable, self: Any, save_type: str = "checkpoint", **kwargs: Any) -> Any:
     """`_trackable_children` of Keras' optimizers."""
     children = own(self, save_type, **kwargs)
     hidden = save_type == "checkpoint" and _hidden(self)
