@@ -19,7 +19,6 @@ import contextlib
 import functools
 import itertools
 import threading
-import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_like.runtime.framework.scoped_attributes import attributes
+from sok_like.runtime.framework.scoped_attributes import attributes, view
 from sok_like.runtime.ranks import comm
 from sok_like.saving.format import array_files, durable
 from sok_like.saving.parts import table_names
@@ -285,9 +284,10 @@ def children(own: Callable, self: Any, save_type: str = "checkpoint", **kwargs: 
 
 def save_or_load_optimizer(own: Callable, self: Any, store: Any) -> None:
     """`save_own_variables` and `load_own_variables` of Keras' optimizers."""
-    # They ask an optimizer for nothing but its name and its variables, which they number.
-    seen = types.SimpleNamespace(name=self.name, variables=ordinary(self))
-    own(seen if _hidden(self) else self, store)
+    if _hidden(self):  # Keras numbers the `variables` of what it is given
+        cls = type(self)
+        self = view(type(cls.__name__, (cls,), {"variables": ordinary(self)}), self)
+    own(self, store)
 
 
 def ordinary(optimizer: Any) -> list[Any]:
