@@ -108,26 +108,28 @@ class Saver(History):
         chosen = chosen_dump("until", required, until, variable.table_name)
         name = name_in_files(variable.table_name)
         steps = _steps("restore_from_file", "restore", variable)
-        dumps: list[hash_tables.StagedDump] = []  # the one that is read at present
+        present: list[Any] = []  # the content that is staged at present, and its dump
 
         def read(_, registered):
             folder = os.fspath(filepath)
-            dump = hash_tables.stage_dump(
+            staged_id, dump, may_grow = hash_tables.stage_dump(
                 variable, folder, int(registered), name, rows_only, chosen
             )
-            dumps[:] = [dump]
-            return {"dump": dump.identity}, np.int64(dump.staged_id), np.bool_(dump.may_grow)
+            present[:] = staged_id, dump
+            return {"dump": dump.identity}, np.int64(staged_id), np.bool_(may_grow)
 
         def drop():
-            if dumps:
-                table_reader.drop_staged(dumps.pop().staged_id)
+            if present:
+                table_reader.drop_staged(present[0])
+                present.clear()
 
         def note(_, number):
             table_dumps.add_owner(os.fspath(filepath), variable)
             if chosen is not None:  # the table has left the dumps that came later
                 vars(variable).pop("_dump_numbers", None)
             if number > 0:
-                table_dumps.remember(variable, dumps[0].last, int(number))
+                last = (present[1].deltas or [present[1]])[-1]
+                table_dumps.remember(variable, last.name, int(number))
 
         # First all ranks stage the table's new content, which may fail; then they take it.
         steps.take(lambda: None)
@@ -185,13 +187,10 @@ class Saver(History):
     ) -> background.BackgroundDump:
         """Begins a full dump that is written while training goes on.
 
-        The dump is of the instant of this call, whatever changes afterwards. A thread of each rank
-        writes the files. `finish()` makes them the dump in the folder, which until then is the
-        earlier one. Other dumps and restores of the table by this class finish it first.
-
-            dump = saver.begin_dump(tables, folder)   # all ranks, between the same two steps
-            while not dump.done: ...                  # a training step of all ranks
-            dump.finish()                             # all ranks
+        All ranks call it between the same two steps. The dump is of that instant, whatever changes
+        afterwards. A thread of each rank writes the files. `finish()` makes them the dump in the
+        folder, which until then is the earlier one. Other dumps and restores of the table by this
+        class finish it first.
 
         Args:
             embedding_variables: EmbeddingVariable in host memory, or a list of them.

@@ -168,23 +168,21 @@ def _values_before(model):
     variables = _ordinary(model)
     for optimizer in keras_layers.optimizers_of(model):
         variables += dense_tables.ordinary(optimizer)
-    before = []
+    restores = []
     for variable in (each for each in variables if not is_embedding_variable(each)):
         if hasattr(variable, "_sok_shard"):  # whose own `numpy()` would be a collective
             handle, dtype = variable.handle, tf.as_dtype(variable.dtype)
             value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype).numpy()
+            assign = functools.partial(tf.raw_ops.AssignVariableOp, resource=handle, value=value)
         else:
-            value = np.asarray(variable).copy()
-        before.append((variable, value))
+            assign = functools.partial(variable.assign, np.asarray(variable).copy())
+        restores.append(assign)
 
     def restore():
-        for variable, value in before:
-            if hasattr(variable, "_sok_shard"):
-                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
-            else:
-                variable.assign(value)
+        for assign in restores:
+            assign()
 
-    return StagedContent(before.clear, restore)
+    return StagedContent(restores.clear, restore)
 
 
 def walk(own: Callable, *args: Any) -> Iterator[tuple[str, Any]]:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -100,10 +100,10 @@ class HashTablePart(CheckpointPart):
         name = manifest.only_table(folder) or self.name
         registered = self._register(evict=False)
         try:
-            dump = stage_dump(self.table, folder, registered, name)
+            staged_id, dump, _ = stage_dump(self.table, folder, registered, name)
         except MemoryError as error:
             raise tf.errors.ResourceExhaustedError(None, None, str(error)) from error
-        return self._prepared(dump.identity, dump.staged_id)
+        return self._prepared(dump.identity, staged_id)
 
     def prepare_content(self, content: TableContent) -> StagedContent:
         """The same for content that was inside a file."""
@@ -126,15 +126,6 @@ class HashTablePart(CheckpointPart):
         return StagedContent(commit, drop, identity=identity, target=self.table)
 
 
-class StagedDump(NamedTuple):
-    """What `stage_dump` has read."""
-
-    staged_id: int  # argument of `stage`
-    identity: str  # of the dump
-    last: str  # name of the last dump of the chain
-    may_grow: bool  # whether deltas may follow
-
-
 def stage_dump(
     variable: Any,
     folder: str,
@@ -142,8 +133,8 @@ def stage_dump(
     name: str,
     rows_only: bool = False,
     until: str | int | None = None,
-) -> StagedDump:
-    """Reads the dump of table `name` in a folder, with its deltas, into staged content."""
+) -> tuple[int, manifest.Dump, bool]:
+    """The staged content of the dump of table `name`, the dump, and whether deltas may follow."""
     # `rows_only` leaves out slot rows and the optimizer's step.
 
     def fitting(shard):
@@ -173,7 +164,7 @@ def stage_dump(
         staged_id = table_reader.stage_parts(registered, rest, content.num_keys, parts)
     # Deltas may follow unless state was left out, or the next dump has another name.
     may_grow = dump.may_grow and not rows_only and not resize and name == variable.table_name
-    return StagedDump(staged_id, dump.identity, (dump.deltas or [dump])[-1].name, may_grow)
+    return staged_id, dump, may_grow
 
 
 def _dump_of(variable, folder, name):
