@@ -172,10 +172,10 @@ def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> A
     together = bool(kinds) or vars(_now).get("together", False)
     if not together or not comm.is_initialized():
         return write(saver, file_prefix, options)
-    if begun is None and comm.current().world_size == 1:
-        _put_inside(saver, kinds.holders)
-        return write(saver, file_prefix, options)
     if begun is None:
+        if comm.current().world_size == 1:
+            _put_inside(saver, kinds.holders)
+            return write(saver, file_prefix, options)
         parts = [*map(HashTablePart, kinds.tables), *_others(saver, kinds)]
         path = _path_of(file_prefix, kinds)
         saving = transaction.Saving(Steps(_CALL, own_error=True), parts, path)

@@ -8,6 +8,7 @@ import importlib
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.checkpoint import checkpoint, checkpoint_management, functional_saver
 
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.hooks import at_init, behind, put, wrap
@@ -17,15 +18,13 @@ from sok_like.saving.containers import tables_in_checkpoints as in_checkpoints
 from sok_like.saving.parts import dense_tables
 from sok_like.table.variable import EmbeddingVariable
 
-_CHECKPOINT = "tensorflow.python.checkpoint"
-
 
 @at_init
 def _install():
     EmbeddingVariable.element_in_graph = staticmethod(lambda v: v1_saver.in_graph(v).element)
-    objects = _of(f"{_CHECKPOINT}.checkpoint", "TrackableSaver")
-    wrap(objects, "save", checkpoints.save_objects, "finds the slot variables of tables")
-    wrap(objects, "restore", checkpoints.restore_objects, "builds optimizers of dense tables")
+    saver = checkpoint.TrackableSaver
+    wrap(saver, "save", checkpoints.save_objects, "finds the slot variables of tables")
+    wrap(saver, "restore", checkpoints.restore_objects, "builds optimizers of dense tables")
     library = f"{_keras()}.saving.saving_lib"
     wrap(library, "load_model", keras_files.load_model, "ranks read one file")
     why = "reads dense tables with their slot variables"
@@ -40,7 +39,7 @@ def _install():
 
 @behind(hooks.CHECKPOINTS)
 def _install_checkpoints():
-    devices = _of(f"{_CHECKPOINT}.functional_saver", "MultiDeviceSaver")
+    devices = functional_saver.MultiDeviceSaver
     wrap(devices, "save", checkpoints.save, "puts tables into checkpoints, or beside them")
     wrap(devices, "restore", checkpoints.restore, "reads all of a checkpoint, then assigns it")
     layer: Any = tf.keras.layers.Layer
@@ -52,9 +51,8 @@ def _install_checkpoints():
 
 @behind(hooks.CHECKPOINTS, hooks.SESSIONS)
 def _install_removal():
-    delete = "_delete_file_if_exists"
-    why = "removes tables with their checkpoint"
-    wrap(f"{_CHECKPOINT}.checkpoint_management", delete, checkpoints.delete, why)
+    delete, why = "_delete_file_if_exists", "removes tables with their checkpoint"
+    wrap(checkpoint_management, delete, checkpoints.delete, why)
 
 
 @behind(hooks.SESSIONS, hooks.RANKS)

@@ -108,10 +108,9 @@ class HashTablePart(CheckpointPart):
     def prepare_content(self, content: TableContent) -> StagedContent:
         """The same for content that was inside a file."""
         _check_keys(np.asarray(content.keys), self.table)
-        width = np.shape(content.rows)[1]
-        if width != self.table.dim:
-            chosen = table_names.width_choice(self.table, width, "a file")
-            content = nothing(width) if chosen == "anew" else content
+        chosen = table_names.width_choice(self.table, np.shape(content.rows)[1], "a file")
+        if chosen:
+            content = nothing() if chosen == "anew" else content
             content = table_names.fit(content, self.table.dim)
         _say_if_counts_begin(self.table, content.records, len(content.keys))
         return self._prepared("", 0, content)
