@@ -128,14 +128,6 @@ class ArrayFile:
             at, data = at + written, data[written:]
         durable.begin_flush(self._file, begin, size)
 
-    def _finish(self, name):
-        for headers in (self._layout.npy_headers(), self._layout.zip_headers(self._checksum.crc)):
-            for at, header in headers:
-                self._put(at, memoryview(header))
-            self._wait()
-        size = self._layout.size
-        self.entry = {"file": name, "bytes": size, "checksum": self._checksum.checksum(size)}
-
 
 @contextlib.contextmanager
 def written(
@@ -149,7 +141,13 @@ def written(
         array_file = ArrayFile(file, layout, of_file)
         with array_file._threads:
             yield array_file
-            array_file._finish(name)
+            checksum = array_file._checksum
+            for headers in (layout.npy_headers(), layout.zip_headers(checksum.crc)):
+                for at, header in headers:
+                    array_file._put(at, memoryview(header))
+                array_file._wait()
+            entry = {"file": name, "bytes": layout.size, "checksum": checksum.checksum(layout.size)}
+            array_file.entry = entry
 
 
 def _name_of(rank, world_size):
