@@ -49,8 +49,9 @@ class BackgroundPart(HashTablePart):
     def open(self) -> None:
         """The instant of the dump. Nothing is read yet."""
         # The thread asks nobody: a program may have several communicators.
-        self._several, self._other = comm.current().world_size > 1, rank_to_read_back()
-        self._own_file, self._other_file = self.file(comm.current().rank), self.file(self._other)
+        here = comm.current()
+        self._own_file = self.file(here.rank)
+        self._other_file = self.file(rank_to_read_back()) if here.world_size > 1 else ""
         number = int(self.table.register_for_read())
         self._reader = table_reader.TableReader(number, 0, beside=True)
         self.instant = self._reader.instant
@@ -72,7 +73,7 @@ class BackgroundPart(HashTablePart):
 
     def read_back(self) -> None:
         """Reads what another rank has written, once it is there."""
-        if not self._several:
+        if not self._other_file:
             return
         path = durable.join(self.folder, self._other_file)
         while not durable.exists(path):

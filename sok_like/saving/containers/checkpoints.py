@@ -65,11 +65,10 @@ def save_objects(own: Callable, self: Any, *args: Any, **kwargs: Any) -> Any:
         return own(self, *args, **kwargs)
     objects = util.list_objects(self._graph_view)
     reached = {id(unwrap(thing)) for thing in objects if is_embedding_variable(thing)}
-    for model in objects:
+    for model in [thing for thing in objects if isinstance(thing, tf.keras.layers.Layer)]:
         variables: Any = ()
-        if isinstance(model, tf.keras.layers.Layer):
-            with contextlib.suppress(ValueError):  # tf_keras' have none before they are built
-                variables = model.variables
+        with contextlib.suppress(ValueError):  # tf_keras' have none before they are built
+            variables = model.variables
         tables = RankLocalVariables(variables).tables
         lost = [table.table_name for table in tables if id(table) not in reached]
         lost += dense_tables.unreached(objects, variables)
