@@ -122,7 +122,7 @@ class BackgroundDump:
         self._text = f"The dump in the background of tables {[part.name for part in parts]}"
         self._thread = threading.Thread(target=self._run, name="sok_dump", daemon=True)
         try:
-            agreement.Steps(CALL).take(lambda: [part.open() for part in parts])
+            agreement.Steps(CALL).take(lambda: list(map(BackgroundPart.open, parts)))
             for part in parts:
                 vars(part.table)["running_dump"] = self
             _running.add(self)
