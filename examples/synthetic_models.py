@@ -141,7 +141,8 @@ def check_memory(plan, rank: int, slots: int) -> None:
     neighbours = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or os.environ.get(
         "HOROVOD_LOCAL_SIZE", "1"
     )
-    needed = sum(shard.size for shard in plan.shards_on(rank)) * 4 * (1 + slots) * int(neighbours)
+    numbers = sum(shard.num_rows * shard.num_columns for shard in plan.shards_on(rank))
+    needed = numbers * 4 * (1 + slots) * int(neighbours)
     free = available_bytes()
     if free is not None and needed > free:
         raise SystemExit(

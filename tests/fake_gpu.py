@@ -79,9 +79,6 @@ ABSENT_ON_THE_FAKE = {
     "TensorFlow takes norms of gradients beside them": [
         "tests/lookup/test_norms.py",
     ],
-    "Keras takes cuDNN's LSTM where there is a GPU": [
-        "tests/lookup/test_masks.py::test_as_stock_models_with_a_mask[hash-lstm",
-    ],
 }
 ABSENT_UNDER_TF_KERAS = {
     "its optimizers compile by XLA where a GPU is, in the oracle, too": [

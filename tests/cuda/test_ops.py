@@ -44,15 +44,14 @@ RANKS = (
     "tests/cuda/test_ops_ranks.py "
     "tests/group_embedding/test_ranks.py::test_sequences "
     "tests/group_embedding/test_ranks.py::test_gradient_scales "
-    "tests/group_embedding/test_ranks.py::test_vectors_of_every_step[2-adam] "
-    "tests/group_embedding/test_ranks.py::test_rows_after_training[2-adam] "
+    "tests/group_embedding/test_ranks.py::test_training[2-adam] "
     "tests/table/test_policies_ranks.py::test_the_same_state_on_any_number_of_ranks "
     "tests/test_failures.py::test_every_rank_gets_the_message_and_can_go_on"
 )
 # The same for longer: all layers, and hash tables beside dense ones, whose rows SokRoute places.
 LONG_RANKS = (
     "tests/test_parity.py::test_training[3-adam-sum-odd] "
-    "tests/dist_model_parallel/test_hash_embedding.py::test_training_of_all_kinds_of_tables "
+    "tests/dist_model_parallel/test_layer.py::test_training "
     "tests/dist_model_parallel/test_hash_embedding.py::test_training_goes_on_from_weights_and_state"
 )
 OF_KERAS = ["test_fit", "weights_file", "uninterrupted"]  # the same kernels, under more of Keras
