@@ -30,7 +30,7 @@ SUITES = {
     "tests/table/test_variable.py tests/test_session.py tests/saving/test_saver.py": 35,
     "tests/test_training.py tests/embeddings": 120,
     "tests/optimizers": 90,
-    "tests/table/test_policies.py tests/group_embedding/test_lookup_sparse.py": 40,
+    "tests/table/test_policies.py tests/group_embedding/test_lookup_sparse.py": 30,
 }
 # Of these, what calls kernels in other ways than the rest; the suites whole are marked `slow`.
 KERNELS = (
