@@ -232,7 +232,9 @@ def check_features(columns: Sequence[Any], features: Mapping[str, Any], layer: s
             column.check_dtype(dtype)
             continue
         wanted, fits = "integers", may_be_keys(dtype)
-        if isinstance(column, fc.NumericColumn) or key == getattr(column, "weight_feature_key", 0):
+        if isinstance(column, fc.NumericColumn) or key == getattr(
+            column, "weight_feature_key", None
+        ):
             wanted, fits = "numbers", dtype.is_integer or dtype.is_floating
         elif isinstance(column, fc.CrossedColumn):
             wanted, fits = "integers or strings", fits or dtype == tf.string

@@ -120,8 +120,9 @@ class _ColumnsLayer(TablesLayer):
         tables = {}
         for column in filter(is_fused, self._columns.every):
             table = self._columns.tables.get(column._var_scope_name)
-            is_stock = table is None
-            tables[column] = self._state.get_variable(column, WEIGHTS) if is_stock else table
+            if table is None:  # a dense one
+                table = self._state.get_variable(column, WEIGHTS)
+            tables[column] = table
         inputs = lookup.LayerInputs(dict(features), self._state)
         return lookup.Call(tables, inputs, training, self.gradient_scale)
 

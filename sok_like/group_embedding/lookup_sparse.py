@@ -319,14 +319,14 @@ def _packed(sp_ids, sp_weights, tables):
     rule = f"`sp_ids` must hold the ids of {num_tables} tables"
     table_splits = checked(table_splits, fits, rule)
 
-    flat = [samples] if weights is None else [samples, samples.with_values(weights)]
-    every, *of_weights = (
-        tf.RaggedTensor.from_row_splits(each, table_splits, validate=False) for each in flat
-    )
-    return [
-        Ids(every[i], of_weights[0][i].values if of_weights else None, None)
-        for i in range(num_tables)
-    ]
+    def cut(ragged):
+        of_tables = tf.RaggedTensor.from_row_splits(ragged, table_splits, validate=False)
+        return [of_tables[i] for i in range(num_tables)]
+
+    if weights is None:
+        return [Ids(of_table, None, None) for of_table in cut(samples)]
+    pairs = zip(cut(samples), cut(samples.with_values(weights)), strict=True)
+    return [Ids(of_table, its_weights.values, None) for of_table, its_weights in pairs]
 
 
 def check_integers(argument: str, ids: Any, name: str) -> None:

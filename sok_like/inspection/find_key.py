@@ -281,7 +281,7 @@ def _read_about(text):
 
 def _in_buckets(key, keys, about, at=None, what=_ROW):
     """`what`, if a slot of the buckets with the numbers `at` (None: of all) has the key."""
-    # Without a layout, of a delta whose export is elsewhere, it may be the number of a free slot.
+    # A delta whose export is elsewhere has no layout: a small key may be a free slot's number.
     same, layout = (keys == key).any(axis=1), about.layout
     if layout is not None:
         numbers = np.arange(len(keys)) if at is None else at

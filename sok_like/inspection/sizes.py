@@ -108,14 +108,15 @@ def measure_ranks(
     def measure():
         of_tables = []
         for table in tables:
-            size = int(table.total_count()[0]), 0, 0.0
             if with_bytes:
                 stats = table.stats()
-                size = stats.size, stats.bytes, stats.load_factor
+                totals = stats.size, stats.bytes, stats.load_factor
+            else:
+                totals = int(table.total_count()[0]), 0, 0.0
             counts = table.statistics() if table.keeps_records else None
             policies = (0, 0) if counts is None else (int(counts.evicted), int(counts.refused))
             batch = training_statistics.observed_batch(table.table_name)
-            of_tables.append([float(n) for n in (*size, *policies, *batch)])
+            of_tables.append([float(n) for n in (*totals, *policies, *batch)])
         return [number, *of_tables]
 
     ranks = agreed(measure, comm.current(), "a measurement of tables")

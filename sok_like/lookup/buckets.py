@@ -1,4 +1,4 @@
-"""Keys in buckets of eight: an index of fixed size that a lookup reads in one gather.
+"""Keys in buckets of eight: an index that a lookup reads in one gather, and how a server's changes.
 
     key --mix--> 64 bits --> two buckets, one of which holds it
 
@@ -155,12 +155,13 @@ def place(keys: np.ndarray, layout: Layout, begin: int, end: int) -> Buckets | N
     bounds = np.cumsum(np.bincount(parts, minlength=num_parts))[:-1]
     counts: np.ndarray = np.zeros(end - begin, np.int8)
     in_slots = np.repeat(fillers(layout, begin, end)[:, np.newaxis], SLOTS, 1)
+    # Of no parts, NumPy makes one: a rank may have no buckets.
     for number, of_part in zip(range(num_parts), np.split(order, bounds), strict=False):
         buckets = slice(number * layout.width, (number + 1) * layout.width)
         own = np.sort(keys[of_part])  # so that it does not matter which rank has sent which
         free: Any = np.full([layout.width, SLOTS], -1, np.int8)
         index = _Index(layout, begin + buckets.start, in_slots[buckets], free)
-        if index.insert(own, np.zeros(len(own), np.int8), index.choices(own)[0]):
+        if index._insert(own, np.zeros(len(own), np.int8), index._choices(own)[0]):
             return None
         counts[buckets] = np.count_nonzero(index._numbers >= 0, axis=1)
     return Buckets(in_slots, counts, layout, begin)
@@ -174,14 +175,14 @@ class _Index:
         self._keys, self._numbers = keys, numbers
         self._random = np.random.default_rng(0)
 
-    def choices(self, keys):
+    def _choices(self, keys):
         return [buckets - self._begin for buckets in choices(keys, self.layout)]
 
     def _set(self, slots, keys, numbers):
         self._keys.reshape(-1)[slots], self._numbers.reshape(-1)[slots] = keys, numbers
 
-    def insert(self, keys, numbers, at):
-        """Puts absent keys into slots, if they can of buckets `at`; returns how many found none."""
+    def _insert(self, keys, numbers, at):
+        """Puts absent keys into slots, first those of buckets `at`; returns how many are left."""
         for _ in range(_ROUNDS):
             if not len(keys):
                 break
@@ -204,7 +205,7 @@ class _Index:
             keys = np.concatenate([keys[~takes], out[0]])
             numbers = np.concatenate([numbers[~takes], out[1]])
             # Each goes to its other bucket.
-            at = np.sum(self.choices(keys), 0) - np.r_[at[~takes], at[takes]]
+            at = np.sum(self._choices(keys), 0) - np.r_[at[~takes], at[takes]]
         return len(keys)
 
 
@@ -252,9 +253,9 @@ class Placement(_Index):
             rows[slots >= 0] = self._numbers.reshape(-1)[slots[slots >= 0]]
             rows[new] = self._free[split:][::-1]
             self._free = self._free[:split]
-            pair = self.choices(keys[new])
+            pair = self._choices(keys[new])
             taken = [np.count_nonzero(self._numbers[choice] >= 0, axis=1) for choice in pair]
-            left = self.insert(keys[new], rows[new], np.where(taken[1] < taken[0], *pair[::-1]))
+            left = self._insert(keys[new], rows[new], np.where(taken[1] < taken[0], *pair[::-1]))
             if not left:
                 return rows, removed
             problem = f"{self.size} keys, of which {left} find no place"
@@ -304,7 +305,7 @@ class Placement(_Index):
 
     def _find(self, keys):
         """The slot of each key, -1 for absent ones."""
-        buckets = np.stack(self.choices(keys), 1)
+        buckets = np.stack(self._choices(keys), 1)
         same = (self._keys[buckets] == keys[:, np.newaxis, np.newaxis]).reshape(-1, 2 * SLOTS)
         at = np.argmax(same, 1)
         slot = buckets[np.arange(len(keys)), at // SLOTS] * SLOTS + at % SLOTS

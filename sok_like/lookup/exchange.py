@@ -47,7 +47,7 @@ class ShardFeature:
     owner: int
     row_offset: int  # its first row in the owner's variable
     variable: Any  # this rank's rows: a tf.Variable, an EmbeddingVariable, or None
-    weights: tf.Tensor | None = None  # float32 [num_keys]
+    weights: tf.Tensor | None = None  # floats [num_keys]; None: ones
 
     max_hotness, batch_multiple = 0, 1  # no limits
 
@@ -125,16 +125,16 @@ def exchange_lookup(
 def feature_here(
     table: Any, name: str, samples: tuple[Any, Any, Any], combiner: str = "none"
 ) -> ShardFeature:
-    """The feature of a dense table that is whole on this rank, or of a hash table."""
+    """The feature of a hash table, or of a dense table as if it were whole on this rank."""
     # `samples` are those of `ids.KeySamples`.
     keys, splits, weights = samples
     if is_embedding_variable(table):
         limit, dim, owner = table.key_limit, table.dim, BY_KEY
-    else:
+        weights = None if weights is None else tf.cast(weights, tf.float32)
+    else:  # arithmetic is in the table's dtype
         (limit, dim), owner = table.shape.as_list(), ALL_RANKS
         limit = tf.shape(table, tf.int64)[0] if limit is None else limit
     splits = None if splits is None else tf.cast(splits, tf.int64)
-    weights = None if weights is None else tf.cast(weights, tf.float32)
     return ShardFeature(keys, splits, combiner, name, limit, dim, owner, 0, table, weights)
 
 

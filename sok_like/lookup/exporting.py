@@ -78,9 +78,9 @@ class Exporting:
                 # Keys of a lookup may be computed from the rows of another one.
                 unmade = {each.rows.op for each in waiting}
                 ready = [each for each in waiting if not _ancestors(each.inputs()) & unmade]
-                graph = self._graph.as_graph_def()
-                functions = (function.node_def for function in graph.library.function)
-                ops = [node.op for node in itertools.chain(graph.node, *functions)]
+                definition = self._graph.as_graph_def()
+                functions = (function.node_def for function in definition.library.function)
+                ops = [node.op for node in itertools.chain(definition.node, *functions)]
                 if any("Assign" in op or "ResourceScatter" in op for op in ops):
                     # The order of writes matters, which the graph does not show.
                     ready = ready[:1]

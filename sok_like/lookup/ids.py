@@ -107,7 +107,8 @@ class FlatIds:
         is_combined, is_ragged = self._combiner is not None, isinstance(ids, tf.RaggedTensor)
         if is_ragged and not is_combined:
             return ids.with_flat_values(rows)
-        static = self._batch if is_ragged else ids.shape[:-1] if is_combined else ids.shape
+        static = ids.shape[:-1] if is_combined else ids.shape
+        static = self._batch if is_ragged else static
         if static.rank == 1:
             rows.set_shape(static.concatenate([dim]))
             return rows
@@ -221,7 +222,8 @@ def mask_of(ids: Any, pad_key: int | str | None, shape: Any = None) -> Any:
     if isinstance(ids, tf.SparseTensor):
         ids = as_ragged(ids)
     mask = valid(keys_of_ids(ids), pad_key)
-    mask = mask if shape is None else tf.reshape(mask, shape)
+    if shape is not None and not isinstance(mask, tf.RaggedTensor):
+        mask = tf.reshape(mask, shape)
     mask._sok_padding = True  # for `_warn_of_lost_masks`
     return mask
 

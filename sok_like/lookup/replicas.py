@@ -146,14 +146,14 @@ def compare_at_times(
 
 
 def sums_of(variables: Sequence[Any], learners: Sequence[Any] = ()) -> tf.Tensor:
-    """Of each a sum that depends on the order of elements, and of absolutes, float32 `[2 n]`."""
+    """Two sums for each: one depends on the order of elements, one is of absolutes; `[2 n]`."""
 
     def sums(*values):
-        found = []
+        pairs = []
         for array in (*values, *map(_learned, learners)):
             flat = np.asarray(array).astype(np.float64).ravel()
-            found += [flat @ np.cos(np.arange(1, flat.size + 1)), np.abs(flat).sum()]
-        return np.array(found, np.float32)
+            pairs += [flat @ np.cos(np.arange(1, flat.size + 1)), np.abs(flat).sum()]
+        return np.array(pairs, np.float32)
 
     # One op for all variables: TensorFlow's own ops would be ten per variable to trace.
     values = tf.numpy_function(sums, list(map(as_tf_table, variables)), tf.float32)
@@ -182,7 +182,7 @@ def check(statements: Any, names: Sequence[str]) -> list:
 
 
 def with_untrained(variables: Sequence[Any], model: Any) -> tuple[list[Any], list[str]]:
-    """These and a model's variables of numbers that do not train, with their names in errors."""
+    """These and a model's untrained floating variables, with the names of all in errors."""
     untrained = {}
     for layer in _layers(model):
         if _is_apart(layer):

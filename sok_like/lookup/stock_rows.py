@@ -33,8 +33,8 @@ class MissingRows:
         self.default_rows: tf.Variable | None = None
         if not initial:
             return
-        found = libraries.ops().sok_table_initializer(handle=variable.handle)
-        kind, key, numbers, rows, is_row = (output.numpy() for output in found)
+        outputs = libraries.ops().sok_table_initializer(handle=variable.handle)
+        kind, key, numbers, rows, is_row = (output.numpy() for output in outputs)
         self.kind, self.key = int(kind), key.tolist()
         self.number, self.scale, self.limit, self.decay = numbers
         if is_row:

@@ -148,6 +148,7 @@ class _AdamRows(_RowOptimizer):
     """Adam's moments of rows, and the powers of beta that each variable has for itself."""
 
     _is_rmsprop = False  # RMSProp with momentum, of sparse gradients
+    _weight_decay: Any = 0.0
 
     def __init__(self, learning_rate, beta1, beta2, epsilon, use_locking, name):
         super().__init__(use_locking, name)
@@ -161,8 +162,8 @@ class _AdamRows(_RowOptimizer):
             for slot, beta in (("beta1_power", self._beta1), ("beta2_power", self._beta2)):
                 self._filled_slot(var, slot, self._call_if_callable(beta), [])
 
-    def _update(self, gradient, variable, rows, decay=0.0):
-        values = (self._lr, self._beta1, self._beta2, self._epsilon, decay)
+    def _update(self, gradient, variable, rows):
+        values = (self._lr, self._beta1, self._beta2, self._epsilon, self._weight_decay)
         rate, beta_1, beta_2, epsilon, decay = (
             tf.cast(self._call_if_callable(value), gradient.dtype) for value in values
         )
@@ -241,6 +242,3 @@ class AdamWOptimizer(_AdamRows):
     def own_rule(self):
         decay = number_of(self, "_weight_decay")
         return OptimizerRule("lazy_adam", self._numbers(row_weight_decay=decay))
-
-    def _update(self, gradient, variable, rows, decay=0.0):
-        return super()._update(gradient, variable, rows, self._weight_decay)

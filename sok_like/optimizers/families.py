@@ -10,6 +10,9 @@ of the whole batch; tf_keras' loss scaling asks for it alone, by `aggregate_grad
     sok.OptimizerWrapper       average, report_missing, train_tables, sum_rows
     dmp.DistributedOptimizer   average_all, and those of the wrapped class behind its first
     distribution.optimizer     take_parts, report_missing, train_tables, note_updated
+
+Loss scaling: either all ranks take a step or none does (`all_finite`). `LossScaling` is the mixin
+over Keras 3's `LossScaleOptimizer`.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The optimizers of this package: Adam, LazyAdam and row-wise Adagrad.
+"""Adam, LazyAdam, TF 1's LazyAdamOptimizer and row-wise Adagrad.
 
 Each trains embedding and ordinary variables.
 """
@@ -172,8 +172,8 @@ class RowWiseAdagrad(embedding_aware(keras_optimizers().Optimizer)):  # type: ig
                 accumulator = self.add_variable(shape, start, variable.dtype, name=name)
             else:
                 start = tf.fill(shape, tf.cast(value, variable.dtype))
-                options = (variable, "accumulator", shape, start)
-                accumulator = self.add_variable_from_reference(*options)
+                make = self.add_variable_from_reference
+                accumulator = make(variable, "accumulator", shape, start)
             self._sok_accumulators[key] = accumulator
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any = None) -> None:
@@ -184,15 +184,15 @@ class RowWiseAdagrad(embedding_aware(keras_optimizers().Optimizer)):  # type: ig
         row, total = (getattr(v, "_value", v) for v in (variable, accumulator))
         sparse = isinstance(gradient, tf.IndexedSlices)
         values = tf.cast(gradient.values if sparse else gradient, row.dtype)
-        behind = range(1, len(values.shape))
-        added = tf.reduce_mean(tf.square(values), list(behind))
+        axes = list(range(1, len(values.shape)))
+        added = tf.reduce_mean(tf.square(values), axes)
         if sparse:
             total.scatter_add(tf.IndexedSlices(added, gradient.indices))
             total = tf.gather(total, gradient.indices)
         else:
             total = total.assign_add(added)
         scale = tf.cast(rate, row.dtype) / (tf.sqrt(total) + self.epsilon)
-        step = values * tf.reshape(scale, [-1] + [1] * len(behind) if behind else tf.shape(values))
+        step = values * tf.reshape(scale, [-1] + [1] * len(axes) if axes else tf.shape(values))
         if sparse:
             row.scatter_sub(tf.IndexedSlices(step, gradient.indices))
         else:

@@ -176,11 +176,19 @@ def _reading(rule, number, fixed=(), **attributes):
 
     def read(optimizer):
         options = {option: number(optimizer, name) for option, name in attributes.items()}
-        if options.get("momentum") == 0:
-            return OptimizerRule("sgd")
         return OptimizerRule(rule).replace(**options, **dict(fixed))
 
     return read
+
+
+def _sgd(read):
+    """A function that reads Keras' SGD, with momentum or without."""
+
+    def read_sgd(optimizer):
+        rule = read(optimizer)
+        return rule if dict(rule.options)["momentum"] else OptimizerRule("sgd")
+
+    return read_sgd
 
 
 def _present(optimizer, attribute):
@@ -212,7 +220,7 @@ _FTRL = {
 _ADAM = {name: name for name in ("beta_1", "beta_2", "epsilon", "amsgrad")}
 _MOMENTUM = {name: name for name in ("momentum", "nesterov")}
 _KERAS = {
-    "SGD": _reading("momentum", _present, **_MOMENTUM),
+    "SGD": _sgd(_reading("momentum", _present, **_MOMENTUM)),
     "Adagrad": _reading(
         "adagrad", _present, initial_accumulator="initial_accumulator_value", epsilon="epsilon"
     ),
@@ -222,7 +230,7 @@ _KERAS = {
 }
 # Those with `lazy` do not change other rows, because their sparse kernel does not.
 _LEGACY = {
-    "SGD": _reading("momentum", _legacy_number, {"lazy": True}, **_MOMENTUM),
+    "SGD": _sgd(_reading("momentum", _legacy_number, {"lazy": True}, **_MOMENTUM)),
     "Adam": _reading("adam", _legacy_number, **_ADAM),
 }
 _V1 = {

@@ -35,10 +35,10 @@ from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 Pairs = list[tuple[Any, Any]]
-# By `id`; those with variables of their own to train, which have run in training.
-_layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-# `layers`: those without, which this thread has run since gradients were averaged.
-_called = threading.local()
+# Layers of batch normalization that have run in training, by `id`: those with variables to train.
+_normalizations: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+# `layers`: those without any, which this thread has run since gradients were averaged.
+_untrained_normalizations = threading.local()
 
 
 class Step:
@@ -69,7 +69,7 @@ def average(optimizer: Any, pairs: Pairs, step: Step) -> Pairs:
     # Tables, and shards of dense tables (dist_model_parallel), belong to one rank.
     is_shared = [g is not None and not is_local(v) for g, v in pairs]
     may_average = step.average and optimizer._sok_average and world_size > 1
-    if not may_average or not (any(is_shared) or vars(_called)):
+    if not may_average or not (any(is_shared) or vars(_untrained_normalizations)):
         return pairs
     shared = [g if is_one else None for (g, _), is_one in zip(pairs, is_shared, strict=True)]
     variables = [v for (_, v), is_one in zip(pairs, is_shared, strict=True) if is_one]
@@ -139,13 +139,7 @@ def _update(optimizer, tables, step):
     for gradient, variable in tables:
         if optimizer._sok_skip_nonfinite:
             gradient = _finite_rows(optimizer, gradient, variable)
-        rule = plain
-        if getattr(optimizer, "weight_decay", None):
-            # From Keras 3.16 on, `_use_weight_decay` knows only what `build` was given: no tables.
-            is_excluded = getattr(optimizer, "_is_excluded_from_weight_decay", None)
-            is_excluded = is_excluded or (lambda v: not optimizer._use_weight_decay(v))
-            with variable.asked_by_known_optimizer():
-                rule = plain if is_excluded(variable) else decaying
+        rule = decaying if _decays(optimizer, variable) else plain
         call = (rule, variable.device, steps[id(variable)])
         calls.setdefault(call, []).append((gradient, variable))
         steps[id(variable)] += 1
@@ -157,6 +151,15 @@ def _update(optimizer, tables, step):
             for (rule, *_), tables in calls.items()
         ]
     return [op for op in updates if op is not None]
+
+
+def _decays(optimizer, variable):
+    if not getattr(optimizer, "weight_decay", None):
+        return False
+    # From Keras 3.16 on, `_use_weight_decay` knows only what `build` was given: no tables.
+    is_excluded = getattr(optimizer, "_is_excluded_from_weight_decay", None)
+    with variable.asked_by_known_optimizer():
+        return not is_excluded(variable) if is_excluded else optimizer._use_weight_decay(variable)
 
 
 def _finite_rows(optimizer, gradient, variable):
@@ -265,10 +268,11 @@ def average_with_statistics(
     # layer again. A layer without scale and center belongs to the step that follows its call.
     place = {id(as_tf_table(variable)): i for i, variable in enumerate(variables, 1)}
     in_step = {}
-    for layer in list(_layers.values()):
+    for layer in list(_normalizations.values()):
         if trained := [i for v in layer.trainable_weights if (i := place.get(id(as_tf_table(v))))]:
             in_step[min(trained)] = layer
-    layers = [in_step[i] for i in sorted(in_step)] + list(vars(_called).pop("layers", {}).values())
+    layers = [in_step[i] for i in sorted(in_step)]
+    layers += vars(_untrained_normalizations).pop("layers", {}).values()
     moved = [as_tf_table(weight) for layer in layers for weight in layer.non_trainable_weights]
     values = [tf.identity(variable) for variable in moved]
     means = exchange_order.collective_in_turn(communicator, "average", [*gradients, *values], name)
@@ -277,7 +281,7 @@ def average_with_statistics(
     return means[: len(gradients)]
 
 
-def _call(own, self, inputs, *args, **kwargs):
+def _call_normalization(own, self, inputs, *args, **kwargs):
     arguments = inspect.signature(own).bind(self, inputs, *args, **kwargs).arguments
     training = arguments.get("training")
     in_training = self.trainable and (tf.is_tensor(training) or bool(training))
@@ -292,15 +296,15 @@ def _call(own, self, inputs, *args, **kwargs):
             )
         object.__setattr__(self, replicas.AVERAGED, True)  # bypasses Keras' tracking of attributes
         if self.trainable_weights:
-            _layers[id(self)] = self
+            _normalizations[id(self)] = self
         else:
-            vars(_called).setdefault("layers", {})[id(self)] = self
+            vars(_untrained_normalizations).setdefault("layers", {})[id(self)] = self
     return own(self, inputs, *args, **kwargs)
 
 
 @hooks.behind(hooks.RANKS)
-def _install():
+def _wrap_normalization():
     lineage = tf.keras.layers.BatchNormalization.__mro__
-    owner = next(cls for cls in lineage if "call" in vars(cls))
+    normalization = next(cls for cls in lineage if "call" in vars(cls))
     why = "moving statistics are averaged over ranks with the step's gradients"
-    hooks.wrap(owner, "call", _call, why)
+    hooks.wrap(normalization, "call", _call_normalization, why)

@@ -87,10 +87,8 @@ class BackgroundPart(HashTablePart):
     def remove(self) -> None:
         manifest.remove_unlisted(self.folder, self.name, self._own_file)
 
-    def hurry(self, stop: bool = False) -> None:
-        """Somebody waits for the dump, so the thread does not rest any more; or it ends soon."""
-        if stop:
-            self._stopped.set()
+    def hurry(self) -> None:
+        """Somebody waits for the dump, so the thread does not rest any more."""
         if self._reader is not None:
             self._reader.hurry()
 
@@ -219,13 +217,14 @@ class BackgroundDump:
     def _give_up(self, remove):
         self._forget()
         for part in self._parts:
-            part.hurry(stop=True)
+            part._stopped.set()
+            part.hurry()
         if self._thread.is_alive():
             self._thread.join()
         for part in self._parts:
             part.close()
-            with contextlib.suppress(OSError):
-                if remove:
+            if remove:
+                with contextlib.suppress(OSError):
                     part.remove()
 
 

@@ -150,7 +150,7 @@ class Saver(History):
     def restore_from_file(
         self, embedding_variable: Any, filepath: str | os.PathLike, *, rows_only: bool = False
     ) -> tf.Tensor:
-        """The same under SOK 1.x's name: `restore` without `until`."""
+        """`restore` without `until`, under SOK 1.x's name."""
         return self.restore(embedding_variable, filepath, rows_only=rows_only)
 
     def dump(
@@ -230,7 +230,7 @@ class Saver(History):
             embedding_variable: EmbeddingVariable with the name and `embedding_dim` of the dump.
 
         Raises:
-            RuntimeError: as for `restore_from_file`, or a rank could not write.
+            RuntimeError: as for `restore`, or a rank could not write.
         """
         variable = _ready(embedding_variable, filepath, "compact")
         dump = table_dumps.CompactedDump(variable, filepath)

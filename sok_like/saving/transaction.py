@@ -85,8 +85,9 @@ class Saving:
 
     def place(self) -> None:
         """Gives parts beside a file their folders, on which the ranks have agreed."""
-        for part, reference in zip(self._parts, self._references, strict=False):
-            part.folder = folders.folder_of(self._path or "", reference)
+        if self._path is not None:
+            for part, reference in zip(self._parts, self._references, strict=True):
+                part.folder = folders.folder_of(self._path, reference)
 
     def write(self, inputs: Sequence[Any] = ()) -> None:
         """All ranks write, then see what the others have written; then rank 0 publishes it."""

@@ -6,6 +6,9 @@
 
 A part is a checkpoint of slices. The merged one has every tensor whole, and the data files of all
 parts; TensorFlow reads it as any other.
+
+Also here: a model's variables, those of which ranks hold parts, and what stands for these in the
+graph.
 """
 
 import contextlib
@@ -168,7 +171,9 @@ class Parts:
             blocks.append(np.pad(data, (0, -len(data) % 8)).view(np.int64))
         words = send(np.concatenate(blocks), self._communicator, False, "parts of an export")
         data, at, received = words.view(np.uint8), 0, []
-        for name, whole, begin, shape, dtype in [] if self._communicator.rank else heads_of_source:
+        if self._communicator.rank:
+            return []
+        for name, whole, begin, shape, dtype in heads_of_source:
             kind = np.dtype(tf.as_dtype(dtype).as_numpy_dtype)
             size = int(np.prod(shape)) * kind.itemsize
             value = data[at : at + size].view(kind).reshape(shape)

@@ -56,7 +56,8 @@ def write(
 
     def prepare():
         tables = []
-        for variable, room in ((writer.variable, writer.room) for writer in writers):
+        for writer in writers:
+            variable, room = writer.variable, writer.room
             missing_rows = MissingRows(variable, missing == "initial")
             layout = None if variable.key_limit else buckets.layout_for(room)
             tables.append(StockTable(variable, max(1, room), missing_rows, layout))
@@ -108,10 +109,8 @@ class _Writer:
         variable = self.variable
 
         def read():
-            number, since = (
-                int(variable.register_for_read(with_slots=False)),
-                0 if follows else None,
-            )
+            number = int(variable.register_for_read(with_slots=False))
+            since = 0 if follows else None
             with contextlib.closing(table_reader.TableReader(number, since)) as stream:
                 keys = np.zeros([0], np.int64) if variable.key_limit else stream.keys()
                 instant = stream.instant

@@ -80,8 +80,8 @@ def lookup_sparse(
         check_listed(table, getattr(i, "values", i))
     name = unique_in_graph("sok2_lookup_sparse")
     with tf.name_scope(name):
-        weights = None if sp_weights is None else as_list(sp_weights)
-        ids = ids_of_tables(sp_ids, weights, tables, combined=True)
+        of_tables = None if sp_weights is None else as_list(sp_weights)
+        ids = ids_of_tables(sp_ids, of_tables, tables, combined=True)
         features = [
             _feature(table, (as_keys(keys.values), keys.row_splits, weights), combiner)
             for table, (keys, weights, _), combiner in zip(tables, ids, combiners, strict=True)
@@ -139,19 +139,19 @@ def _feature(table, samples, combiner="none"):
 def _look_up(features, name):
     """Rows of features, with the `training` flag of a Keras call."""
     alone = comm.current().world_size == 1 or exporting.current() is not None
-    shards, others = [], []  # dense tables, and hash tables on one rank; spread hash tables
+    shards, others = [], []  # over ranks: dense tables, and hash tables on one rank; all others
     for feature in features:
-        spread = alone or not (is_static(feature.variable) or feature.variable.home is not None)
-        (others if spread else shards).append(feature)
+        is_shard = is_static(feature.variable) or feature.variable.home is not None
+        (shards if is_shard and not alone else others).append(feature)
 
     def look_up(training):
-        found, of_shards = lookup_here(others, training, name), []
+        of_others, of_shards = lookup_here(others, training, name), []
         # After the other tables: if those fail, they fail on all ranks.
-        with tf.control_dependencies(found):
+        with tf.control_dependencies(of_others):
             if shards:
                 how = Exchange(f"{name}_shards", training, gradient_scale=1.0)
                 of_shards = exchange_lookup(shards, how)
-        pairs = zip([*others, *shards], [*found, *of_shards], strict=True)
+        pairs = zip([*others, *shards], [*of_others, *of_shards], strict=True)
         by_feature = {id(f): tf.cast(rows, f.variable.dtype) for f, rows in pairs}
         return [by_feature[id(feature)] for feature in features]
 

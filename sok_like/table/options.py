@@ -109,11 +109,11 @@ class TableOptions:
 
     def rows(self, world_size: int) -> RowInitializer:
         """How initial rows are drawn; ValueError unless rows of this dtype can hold them."""
-        of, init = self.table, self.policies.init_option or InitializerOption()
+        limit, of, init = self.limit, self.table, self.policies.init_option or InitializerOption()
         rows = row_initializer(
             self.initializer if init.initializer is None else init.initializer,
             self.embedding_dim,
-            self.limit * world_size if self.limit else None,
+            limit * world_size if limit else None,
             init.default_value_dim,
         )
         fits = self.dtype == "float32" or self.embedding_dim <= 4096
@@ -166,9 +166,8 @@ class TableOptions:
         if storage is not None and storage.storage_path is not None:  # on disk
             # Absolute: the file is made again when slot rows are added or content is replaced.
             attributes["storage_path"] = os.path.abspath(storage.storage_path)
-            attributes["storage_memory"], attributes["storage_file"] = (*storage.storage_size, 0)[
-                :2
-            ]
+            sizes = (*storage.storage_size, 0)
+            attributes |= {"storage_memory": sizes[0], "storage_file": sizes[1]}
             attributes["storage_lfu"] = storage.cache_strategy != "LRU"
         return attributes
 

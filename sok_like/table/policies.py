@@ -1,4 +1,4 @@
-"""Options of an EmbeddingVariable: admission, eviction, storage, initial rows; named as DeepRec's.
+"""Options of an EmbeddingVariable, under DeepRec's names: admission, eviction, storage, rows.
 
 Options check their arguments when they are created, so an error points to the user's line. They
 only describe policies; the core implements them (`cpp/core/policy.h`).

@@ -1,9 +1,9 @@
-"""Statistics, eviction and scores of tables with policies.
+"""Statistics, eviction and scores of tables with policies; `erase`, of every table.
 
-Such a table counts its training lookups (its steps) and keeps one record per key: the number of
-lookups that contained the key, and the step of the last one. A lookup is one call of a layer or a
-group lookup with `training=True`, on all ranks together. A key counts once per lookup, even if it
-occurs several times, in several features or on several ranks. With
+A table with policies counts its training lookups (its steps) and keeps one record per key: the
+number of lookups that contained the key, and the step of the last one. A lookup is one call of a
+layer or a group lookup with `training=True`, on all ranks together. A key counts once per lookup,
+even if it occurs several times, in several features or on several ranks. With
 `EmbeddingVariableOption(count="occurrences")` every occurrence counts.
 """
 
@@ -120,14 +120,14 @@ class PolicyMethods(Snapshots):
 
         `sok.export(variable)` needs no records.
         """
-        self._recorded("export")
+        self._handle_with_records("export")
         content = self.snapshot(with_slots=False)
         frequencies, last_steps = content.records[:, 0], content.records[:, 1]
         return ExportedRows(content.keys, content.rows, tf.maximum(last_steps - 1, 0), frequencies)
 
     def _of_any_rank(self, keys, method):
         """Frequencies and last steps of keys of any rank."""
-        self._recorded(method)
+        self._handle_with_records(method)
         shape, communicator = tf.shape(tf.convert_to_tensor(keys)), comm.current()
         keys = tf.reshape(as_keys(keys), [-1])
         name = f"sok_{method}_{self._options.name}"
@@ -149,7 +149,9 @@ class PolicyMethods(Snapshots):
         Args:
             all_ranks: True sums over ranks; every rank must call this.
         """
-        counts = libraries.ops().sok_table_statistics(handle=self._recorded("statistics"))
+        counts = libraries.ops().sok_table_statistics(
+            handle=self._handle_with_records("statistics")
+        )
         if all_ranks:
             # The step is the same on all ranks, so it is not summed.
             counts = tf.concat([self._over_ranks(counts[:-1], "statistics"), counts[-1:]], 0)
@@ -159,7 +161,7 @@ class PolicyMethods(Snapshots):
 
     def key_statistics(self, keys: Any) -> KeyStatistics:
         """Frequency and last step of keys `[num_keys]` in this rank's shard."""
-        handle, keys = self._recorded("key_statistics"), tf.reshape(as_keys(keys), [-1])
+        handle, keys = self._handle_with_records("key_statistics"), tf.reshape(as_keys(keys), [-1])
         return KeyStatistics(*libraries.ops().sok_table_key_statistics(handle=handle, keys=keys))
 
     def erase(self, keys: Any) -> tf.Tensor:
@@ -186,11 +188,11 @@ class PolicyMethods(Snapshots):
         Returns:
             Number of keys that this rank removed, int64 scalar.
         """
-        return libraries.ops().sok_table_evict(handle=self._recorded("evict"))
+        return libraries.ops().sok_table_evict(handle=self._handle_with_records("evict"))
 
     def pop_evicted(self) -> EvictedRows:
         """Returns this rank's evicted rows, up to `evicted_buffer_size`, and empties the buffer."""
-        handle = self._recorded("pop_evicted")
+        handle = self._handle_with_records("pop_evicted")
         return EvictedRows(*libraries.ops().sok_table_pop_evicted(handle=handle))
 
     def assign_scores(self, keys: Any, scores: Any) -> tf.Tensor:
@@ -209,7 +211,7 @@ class PolicyMethods(Snapshots):
             TypeError: keys or scores are not integers.
             tf.errors.InvalidArgumentError: the table evicts by another score.
         """
-        handle = self._recorded("assign_scores")
+        handle = self._handle_with_records("assign_scores")
         keys = tf.reshape(as_keys(keys), [-1])
         scores = tf.reshape(self._as_int64("scores", scores), [-1])
         if not keys.shape.is_compatible_with(scores.shape):
@@ -233,7 +235,7 @@ class PolicyMethods(Snapshots):
             TypeError: `step` is not an integer.
             tf.errors.InvalidArgumentError: `step` is negative or beyond 2**62.
         """
-        handle, step = self._recorded("set_step"), self._as_int64("step", step)
+        handle, step = self._handle_with_records("set_step"), self._as_int64("step", step)
         return libraries.ops().sok_table_set_step(handle=handle, step=step)
 
     def _as_int64(self, argument, value):
@@ -245,7 +247,7 @@ class PolicyMethods(Snapshots):
             raise unmet(f"`{argument}`", required, dtype, self._options.table, TypeError)
         return tf.cast(value, tf.int64)
 
-    def _recorded(self, method):
+    def _handle_with_records(self, method):
         """The handle; ValueError unless the table keeps records, which a method needs."""
         if not self.keeps_records:
             raise ValueError(

@@ -17,10 +17,10 @@ import tensorflow as tf
 from sok_like.runtime.checks import unmet
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
-from sok_like.table import keys as table_keys
 from sok_like.table.as_variable import as_embedding_variable
 from sok_like.table.content import BY_KEY, FIELDS, REQUIRED, TableContent, nothing
 from sok_like.table.keys import as_keys, as_rows, held_here, in_key_dtype, owner
+from sok_like.table.keys import owned as owned_places
 
 _NO_ARRAY = (
     "The weights of table '{name}' are keys and rows, not one array: use their attributes `keys` "
@@ -224,7 +224,7 @@ def set_weights(variable: Any, weights: TableWeights) -> None:
     required = ""
     if weights.rows.shape != (len(keys), variable.dim):
         required = f"rows of {variable.dim} floats"
-    elif len(table_keys.owned(keys)) != len(keys):
+    elif len(owned_places(keys)) != len(keys):
         required = (
             f"those of rank {comm.current().rank}: each rank sets the weights that it got, on the "
             "same number of ranks"
@@ -237,7 +237,7 @@ def set_weights(variable: Any, weights: TableWeights) -> None:
 def replace_rows(variable: Any, keys: np.ndarray, rows: Any, chunk: int = 2**24) -> None:
     """Makes this rank's shard hold its own of the int64 keys, and no others."""
     # Slot rows of keys that stay are kept. Rows may be memory-mapped, and are read by chunks.
-    mine = table_keys.owned(keys)
+    mine = owned_places(keys)
     present = variable.snapshot(with_slots=False).keys.numpy()
     gone = np.setdiff1d(present, keys[mine])
     if len(gone):  # a table without an index always has all its keys

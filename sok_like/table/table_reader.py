@@ -118,7 +118,7 @@ class TableReader:
             unread((about.num_keys, 3), np.int64) if about.has_records else None,
             _copied(about.waiting, [about.num_waiting, 3], np.int64),
             _copied(about.counters, [about.num_counters], np.int64),
-            about.step if about.has_records else -1,
+            np.int64(about.step if about.has_records else -1),
             about.optimizer_step,
             about.initial_row_scale,
             read=read,

@@ -74,6 +74,14 @@ def test_rows_whose_weights_sum_to_zero(sok):
             assert np.isfinite(gradient.values).all()
 
 
+def test_weights_of_a_table_of_doubles_are_doubles(sok):
+    table = tf.Variable(rows_of(2, 1), dtype=tf.float64)
+    ids, weights = tf.ragged.constant([[1, 2]]), tf.ragged.constant([[1 / 3, 1 / 7]], tf.float64)
+    (rows,) = sok.group_embedding_lookup_sparse([table], [ids], ["sum"], sp_weights=[weights])
+    expected = table.numpy()[1] / 3 + table.numpy()[2] / 7
+    np.testing.assert_allclose(rows, [expected], rtol=1e-15)
+
+
 @pytest.mark.parametrize("use_ev", [True, False])
 def test_sequences(sok, use_ev):
     table = make_ev(sok, "sequence", 3) if use_ev else make_variable(3)

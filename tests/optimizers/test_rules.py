@@ -193,6 +193,14 @@ def test_refused(sok, make, words):
         sok.OptimizerWrapper(make())
 
 
+def test_momentum_of_v1_has_its_slot_at_0(sok):
+    """As in TensorFlow, so that a program with another momentum may go on."""
+    table, key = sok.EmbeddingVariable(2, name="users"), tf.constant([1], tf.int64)
+    optimizer = sok.OptimizerWrapper(v1.MomentumOptimizer(0.1, 0.0))
+    optimizer.apply_gradients([(tf.IndexedSlices(tf.ones([1, 2]), key), table)])
+    np.testing.assert_array_equal(table.snapshot().slot_rows, [[1, 1]])
+
+
 @pytest.mark.skipif(not is_keras_3(), reason="tf_keras has no such setting")
 def test_gradient_accumulation_is_refused(sok):
     with pytest.raises(ValueError, match="cannot honour `gradient_accumulation_steps`"):

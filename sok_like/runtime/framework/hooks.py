@@ -272,18 +272,19 @@ def _name_of(owner):
 
 def _check_arguments(where, own, wrapper):
     """Raises ImportError unless the wrapper's arguments are the first ones of the function."""
-    theirs, signature = inspect.signature(own).parameters, inspect.signature(wrapper)
-    ours = list(signature.parameters.values())[1:]
-    named = [p.name for p in ours if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    by_name = {
-        name: name for name, p in theirs.items() if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
-    }
-    by_place = [name for name in theirs if name not in by_name]
-    try:  # a call in which each argument is its own name
-        taken = signature.bind(own, *by_place, **by_name).arguments
-    except TypeError:
-        taken = {}
-    if not taken or any(taken.get(name) != name for name in named):
+    theirs = inspect.signature(own).parameters
+    ours = list(inspect.signature(wrapper).parameters.values())[1:]
+    kinds = {parameter.kind for parameter in ours}
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    first = [p.name for p in ours if p.kind is p.POSITIONAL_OR_KEYWORD]
+    named = {*first, *(p.name for p in ours if p.kind is p.KEYWORD_ONLY)}
+    their_first = [p.name for p in theirs.values() if p.kind in positional]
+    enough = their_first[: len(first)] == first and named <= theirs.keys()
+    for parameter in theirs.values():
+        if parameter.name not in named:
+            by_place = parameter.kind in (*positional, parameter.VAR_POSITIONAL)
+            enough &= (parameter.VAR_POSITIONAL if by_place else parameter.VAR_KEYWORD) in kinds
+    if not enough:
         required = f"the function {where}({', '.join(map(str, ours))})"
         raise unknown_version(required, f"{where}{inspect.signature(own)}")
 

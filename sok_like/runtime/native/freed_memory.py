@@ -1,15 +1,17 @@
 """Freed memory stays with the process, for the tensors of its next step.
 
 By default glibc returns large freed blocks to the system, which clears every page again at its
-first touch: a third of a step where memory is all it does. tcmalloc, jemalloc and TensorFlow's own
-allocator, where oneDNN's ops run, keep such blocks. So `sok.Init` raises glibc's limits:
+first touch. That takes a third of a step that only moves memory. tcmalloc and jemalloc keep such
+blocks, and so does TensorFlow's own allocator where oneDNN's ops run. So `sok.Init` raises limits:
 
     M_MMAP_THRESHOLD  256 MiB   larger blocks go back to the system at once
     M_TRIM_THRESHOLD  512 MiB   so much may stay free at the end of the heap
     M_TOP_PAD          64 MiB   the size of a thread's heap, which then stays when it is empty
 
 A thread's heap has no room for blocks of 64 MiB or more: those that TensorFlow's threads take still
-go back. One heap for all threads (M_ARENA_MAX) would keep them, but took 25 % more memory.
+go back. One heap for all threads (M_ARENA_MAX) would keep them, but took 25 % more memory
+at its peak.
+
 `SOK_KEEP_MEMORY=0` leaves glibc alone. So does any limit that the user has set.
 """
 

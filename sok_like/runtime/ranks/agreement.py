@@ -140,7 +140,8 @@ def one_rank_at_a_time(
     """Calls `function`, one rank at a time if `use_lock`."""
     if not use_lock:
         function()
-    for rank in range(communicator.world_size if use_lock else 0):
+        return
+    for rank in range(communicator.world_size):
         # A rank that fails says so in its turn, so the others do not wait for it.
         all_or_none(function if rank == communicator.rank else None, communicator)
 
@@ -148,7 +149,8 @@ def one_rank_at_a_time(
 class Steps:
     """Steps of one call of the user, one after the other, taken at once; outside of graphs.
 
-    A single rank raises what several would, RuntimeError, "rank 0: ...", or the `own_error`.
+    A single rank raises what several would, RuntimeError, "rank 0: ..."; with `own_error` the
+    exception itself.
     """
 
     def __init__(self, call: str, own_error: bool = False):
@@ -230,12 +232,12 @@ class GraphSteps(Steps):
                 messages = [json.loads(text_of(text)) for text in arguments[: len(previous)]]
                 results = function(*messages, *arguments[len(previous) :])
                 own, *values = results if dtypes else (results,)
-                message = {"said": own}
+                note = _encoded({"said": own, "call": self.call})
             except Exception as error:
                 as_numpy = (object if t == tf.string else t.as_numpy_dtype for t in dtypes)
                 values = [np.zeros([0], dtype) for dtype in as_numpy]
-                message = _problem_of(error)
-            return (_encoded({**message, "call": self.call}), *values)
+                note = _encoded({**_problem_of(error), "call": self.call})
+            return (note, *values)
 
         def compare(texts, lengths):
             try:

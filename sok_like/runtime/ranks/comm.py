@@ -24,7 +24,7 @@ _IGNORE_TF_CONFIG = "SOK_IGNORE_TF_CONFIG"
 
 # An attribute of tensors: says of the indices of a sparse gradient that each is there once.
 UNIQUE = "_sok_keys_are_unique"
-REPEATS = "_sok_repeats"  # mark of slices of which `average` sums no equal indices
+REPEATS = "_sok_repeats"  # mark of a sparse gradient whose equal indices `average` does not sum
 
 # The name of all-to-alls that every rank makes in the same order: each meets the others' next one.
 IN_TURN = "in_turn"
@@ -199,7 +199,7 @@ def group_of(rank: int, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The group that has a rank, for `Communicator.subset`; ValueError if there is none."""
     for group in groups:
         if rank in group:
-            return tuple(group)
+            return tuple(map(int, group))
     raise ValueError(f"Every rank must be in a group. Received: groups={groups} on rank {rank}")
 
 

@@ -27,11 +27,17 @@ _IN_TURN = "HorovodAlltoall"
 # Arguments of Horovod's wrappers: some have no effect here; the others must mean an average over
 # all ranks, or gradients of replicated and local variables would have different scales.
 _WITHOUT_EFFECT = ("name", "device_dense", "device_sparse", "num_groups", "groups", "compression")
+
+
+def _is(required):
+    return lambda value: value == required
+
+
 _MEANS_AVERAGE: dict[str, Callable[[Any], bool]] = {
-    "gradient_predivide_factor": lambda value: value == 1.0,
-    "backward_passes_per_step": lambda value: value == 1,
-    "average_aggregated_gradients": lambda value: not value,
-    "scale_local_gradients": bool,
+    "gradient_predivide_factor": _is(1.0),
+    "backward_passes_per_step": _is(1),
+    "average_aggregated_gradients": _is(False),
+    "scale_local_gradients": _is(True),
     "op": lambda op: op in (None, importlib.import_module("horovod.tensorflow").Average),
     "process_set": lambda group: group is None or getattr(group, "process_set_id", None) == 0,
 }
@@ -126,7 +132,7 @@ class HorovodCommunicator(comm.Communicator):
             group._set_process_set(process_set, ranks)
 
     def all_to_all(self, tensor, splits, name):
-        # Horovod knows no bfloat16. Its bits are carried as another dtype, and added as another.
+        # Horovod has no bfloat16: its bits travel as float16, sums and means are of float32.
         is_bfloat16 = tensor.dtype == tf.bfloat16
         received, received_splits = self._hvd.alltoall(
             tf.bitcast(tensor, tf.float16) if is_bfloat16 else tensor,
@@ -139,9 +145,9 @@ class HorovodCommunicator(comm.Communicator):
 
     def _carry(self, collective, tensor, name, parts=1, **options):
         carried = _not_folded(_counted(tensor, parts, name))
-        change = tf.cast if "op" in options else tf.bitcast
         if tensor.dtype == tf.bfloat16:
-            carried = change(carried, tf.float32 if "op" in options else tf.float16)
+            change, dtype = (tf.cast, tf.float32) if "op" in options else (tf.bitcast, tf.float16)
+            carried = change(carried, dtype)
         result = collective(carried, name=name, process_set=self._process_set, **options)
         return change(result, tensor.dtype) if tensor.dtype == tf.bfloat16 else result
 

@@ -126,7 +126,8 @@ class _Watch(threading.Thread):
         self._stop_time = 0.0
         self._give_up = float("inf")  # when this process ends if the transport is not shut down
         self._last_word = time.monotonic()  # from rank 0
-        self._slept: dict = collections.Counter()  # by wait, seconds that this process was stopped
+        # By wait, the seconds that this process was stopped.
+        self._slept: dict[int, float] = collections.defaultdict(float)
         self._server: Line | None = None
         self._judge = stall_verdict.Judge(communicator.world_size, limit)  # rank 0 asks it
         self._lines: dict[int, Line] = {}
@@ -187,7 +188,7 @@ class _Watch(threading.Thread):
         what, number = ctypes.create_string_buffer(512), ctypes.c_int64()
         size = ctypes.c_int64(len(what))
         seconds = self._library.sok_longest_wait(what, size, ctypes.byref(number))
-        seconds = max(0.0, seconds - self._slept[number.value])
+        seconds = max(0.0, seconds - self._slept.get(number.value, 0.0))
         return what.value.decode(errors="replace"), seconds, number.value
 
     def _report(self):
@@ -283,8 +284,10 @@ class _Watch(threading.Thread):
 
     def _say(self, text):
         def write():
-            print(f"sok_like, rank {self._rank}: {text}", file=sys.stderr, flush=True)
-            sys.stdout.flush()
+            try:
+                print(f"sok_like, rank {self._rank}: {text}", file=sys.stderr, flush=True)
+            finally:
+                sys.stdout.flush()  # which `os._exit` does not
 
         thread = threading.Thread(target=write, daemon=True)
         thread.start()

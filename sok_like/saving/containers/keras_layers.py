@@ -20,7 +20,7 @@ import functools
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -234,15 +234,23 @@ def _check(problem, some_match):
         warnings.warn(table_names.PARTIAL.format(problem=problem), stacklevel=2)
 
 
-class _Arrays(dict):
-    """Arrays with a prefix in a store of Keras; each is read where it is used, by `[name]`."""
+class _Arrays(Mapping):
+    """Arrays with a prefix in a store of Keras; each is read where it is used."""
 
     def __init__(self, store, prefix, names):
-        super().__init__({name: prefix + name for name in names})
-        self._store = store
+        self._store, self._keys = store, {name: prefix + name for name in names}
 
     def __getitem__(self, name):
-        return np.asarray(self._store[super().__getitem__(name)])
+        return np.asarray(self._store[self._keys[name]])
+
+    def __contains__(self, name):
+        return name in self._keys
+
+    def __iter__(self):
+        return iter(self._keys)
+
+    def __len__(self):
+        return len(self._keys)
 
 
 def _sorted(store):

@@ -281,7 +281,8 @@ def _key_ranges(dumps):
         for reader in readers:
             reader.fill()
         bound = min((reader.keys[-1] for reader in readers if reader.has_more), default=last)
-        yield bound, [[reader.take(bound) for reader in of_dump] for of_dump in of_dumps]
+        runs = [[reader.take(bound) for reader in of_dump] for of_dump in of_dumps]
+        yield bound, [[run for run in of_dump if len(run[2])] for of_dump in runs]
         if bound == last:
             return
 

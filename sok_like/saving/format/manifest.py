@@ -241,24 +241,23 @@ def _load(folder, name, name_length=_MAX_NAME):
         raise ValueError(f"{path} must be the manifest of a '{FORMAT}' dump")
     version = manifest.get("version")
     if type(version) is not int or version != VERSION:
-        other = f"version {version!r:.80}; dump the table again, or use the sok_like that wrote it"
-        raise durable.wrong(path, f"be of version {VERSION}", other)
+        received = f"version {version!r:.80}; dump again, or use the sok_like that wrote it"
+        raise durable.wrong(path, f"be of version {VERSION}", received)
 
     def require(holds, received):
         if not holds:
             raise durable.wrong(path, "be a whole manifest", received)
 
     def has(value, fields):
-        kinds = {field: type(of) for field, of in value.items()} if type(value) is dict else None
-        return kinds == fields
+        return type(value) is dict and {name: type(item) for name, item in value.items()} == fields
 
     require(manifest.keys() == _FIELDS, f"the fields {sorted(manifest)!r:.200}")
     same = manifest["sha256"] == checksums.of_fields(manifest)
     require(same, "fields whose SHA-256 differs from the one recorded")
     deltas, step = manifest["deltas"], manifest["step"]
     deltas = [] if deltas is None else deltas
-    whole = isinstance(deltas, list) and type(step) is int and step >= -1
-    require(whole, f"deltas={deltas!r:.80} and step={step!r:.80}")
+    legal = isinstance(deltas, list) and type(step) is int and step >= -1
+    require(legal, f"deltas={deltas!r:.80} and step={step!r:.80}")
     for delta in deltas:
         require(has(delta, _DELTA_FIELDS) and delta["step"] >= -1, f"a delta {delta!r:.200}")
     for shards in (manifest["shards"], *(delta["shards"] for delta in deltas)):

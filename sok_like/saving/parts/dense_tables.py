@@ -19,6 +19,7 @@ import contextlib
 import functools
 import itertools
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from sok_like.runtime.framework.running_keras import is_keras_3
 from sok_like.runtime.framework.scoped_attributes import attributes, view
 from sok_like.runtime.ranks import comm
 from sok_like.saving.format import array_files, durable
@@ -287,6 +289,12 @@ def save_or_load_optimizer(own: Callable, self: Any, store: Any) -> None:
     if _hidden(self):  # Keras numbers the `variables` of what it is given
         cls = type(self)
         self = view(type(cls.__name__, (cls,), {"variables": ordinary(self)}), self)
+        if not is_keras_3() and store.keys() and len(store.keys()) != len(self.variables):
+            warnings.warn(  # tf_keras logs it
+                f"The state of optimizer '{self.name}' is not loaded: the optimizer has "
+                f"{len(self.variables)} variables, the file {len(store.keys())}",
+                stacklevel=2,
+            )
     own(self, store)
 
 

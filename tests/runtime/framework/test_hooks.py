@@ -93,6 +93,7 @@ def test_a_wrapper_may_name_the_first_arguments_and_no_others(undone):
     for wrapper in (
         lambda own, self, second, *args, **kwargs: None,  # in another order
         lambda own, self, first, second: None,  # does not take `third`
+        lambda own, self, first, second, third: None,  # `third` comes by its name only
         lambda own, self, first, *args: None,
         lambda own, self, first, **kwargs: None,  # `second` may come by position
         lambda own, self, first, second, fourth, **kwargs: None,  # unknown
