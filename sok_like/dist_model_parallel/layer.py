@@ -290,7 +290,11 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
     # For all kinds of lookups.
 
     def feature(
-        self, table: Any, samples: FlatIds, variables: dict[int, Any], shard: Any = None
+        self,
+        table: local_layers.LookupTable,
+        samples: FlatIds,
+        variables: dict[int, Any],
+        shard: Shard | None = None,
     ) -> exchange.ShardFeature:
         """The feature that looks samples up in a shard of a table, by default this rank's."""
         shard = shard or table.shard_of(self.rank)

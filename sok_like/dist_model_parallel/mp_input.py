@@ -118,8 +118,10 @@ def _lookup_hashed(layer, samples, variables, training, name):
 
 
 def _prepare(layer, i, ids):
-    """An input as flat ids, texts that say what is wrong with it, and its sizes `[2]`."""
-    # They are the local batch and the hotness, -1 for an input of one axis.
+    """An input as flat ids, texts that say what is wrong with it, and its sizes `[2]`.
+
+    The sizes are the local batch, and the hotness (-1 for an input of one axis).
+    """
     table = layer._tables_of_inputs[i]
     ragged = isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
     if table.combiner is None and (ragged or ids.shape.rank not in (1, 2)):
@@ -148,8 +150,8 @@ def _checked_sizes(layer, notes):
     inputs = layer.strategy.input_ids_list
     lengths = [length for of_rank in inputs for length in (1, 2 * len(of_rank))]
     parts = tf.split(tf.ensure_shape(notes, [sum(lengths)]), lengths)
-    told_axes, sizes = tf.concat(parts[::2], 0), tf.reshape(tf.concat(parts[1::2], 0), [-1, 2])
-    batches, hotness = tf.unstack(sizes, axis=1)
+    axes_by_rank, sizes = tf.concat(parts[::2], 0), tf.reshape(tf.concat(parts[1::2], 0), [-1, 2])
+    batches = sizes[:, 0]
     rule = "all inputs must have the same global batch. Received samples per rank, input by input: "
     sizes = checked(sizes, tf.reduce_all(batches == batches[0]), rule, _listed(batches))
     tables = [layer._tables_of_inputs[i] for of_rank in inputs for i in of_rank]
@@ -157,9 +159,9 @@ def _checked_sizes(layer, notes):
     if tf.executing_eagerly() or not plain:
         return sizes
     # In a graph the shapes were known before the inputs of other ranks.
-    hotness = tf.gather(hotness, plain)
+    hotness = tf.gather(sizes[:, 1], plain)
     axes = tf.where(hotness < 0, tf.ones_like(hotness), 2 * tf.ones_like(hotness))
-    alike = tf.reduce_all(axes == axes[0]) & tf.reduce_all(told_axes == axes[0])
+    alike = tf.reduce_all(axes == axes[0]) & tf.reduce_all(axes_by_rank == axes[0])
     rule = (
         "In a graph, with dp_input=False on more than one rank, all inputs without a combiner must "
         "be [global_batch], or all [global_batch, hotness]; ranks without such inputs assume the "

@@ -73,11 +73,11 @@ def averaged(gradients: list, variables: list, sparse_as_dense: bool, name: str)
     if communicator.world_size == 1:
         return gradients
     shared = [i for i, variable in enumerate(variables) if not is_local(variable)]
-    for i in shared if sparse_as_dense else ():
-        if isinstance(gradients[i], tf.IndexedSlices):
+    for i in shared:
+        if sparse_as_dense and isinstance(gradients[i], tf.IndexedSlices):
             gradients[i] = tf.convert_to_tensor(gradients[i])
-    pairs = [gradients[i] for i in shared], [variables[i] for i in shared]
-    means = stages.average_with_statistics(*pairs, communicator, unique_in_graph(name))
+    of_shared = [gradients[i] for i in shared], [variables[i] for i in shared]
+    means = stages.average_with_statistics(*of_shared, communicator, unique_in_graph(name))
     for i, gradient in zip(shared, means, strict=True):
         gradients[i] = gradient
     return gradients

@@ -8,7 +8,7 @@
 Files are memory-mapped, so a rank reads only its own slices. A hash table is a pair of keys and
 rows, sorted by key, so it does not depend on the number of ranks. A slot variable has the shape of
 its variable, so it is read and written like weights. A hash table stores its slot rows beside its
-rows, under the core's names.
+rows, under the core's names. `spread_for_export` gives the slices to `sok.export_saved_model`.
 """
 
 import functools
@@ -118,7 +118,8 @@ class WholeTables:
             `"iterations"`, the number of steps, and `"tables"`, one dictionary per embedding from
             the name of a slot variable (`"momentums"`, `"accumulators"`, ...) to an array
             `[input_dim, output_dim]`; for a hash table to a pair of ascending keys `[num_keys]` and
-            slot rows `[num_keys, width]`. On the other ranks an empty dictionary.
+            slot rows `[num_keys, width]`, in which NaN stands for the optimizer's initial value. On
+            the other ranks an empty dictionary.
 
         Raises:
             ValueError: the optimizer does not know a table, on any rank; all ranks raise.
@@ -242,8 +243,8 @@ def _gather(held: Any, table: TableConfig, all_ranks: bool) -> Any:
     receive = all_ranks or communicator.rank == 0
     whole = TableSlice((0, 0), (table.input_dim, table.output_dim))
     # A rank without a slice must know the dtype, too: it sends empty blocks.
-    said = held and (*held.place, held.variable.dtype.base_dtype.as_datatype_enum)
-    by_rank = agreed(lambda: said, communicator)
+    own = held and (*held.place, held.variable.dtype.base_dtype.as_datatype_enum)
+    by_rank = agreed(lambda: own, communicator)
     slices = [TableSlice(*map(tuple, of_rank[:2])) for of_rank in by_rank if of_rank]
     if slices == [whole] * len(by_rank):  # it is replicated, or there is one rank
         return held.read(whole).numpy() if held and receive else None
@@ -286,13 +287,19 @@ def _gather_by_key(variable, keys, rows, all_ranks):
 
 def _get_hash_slots(variable, all_ranks):
     snapshot = variable.snapshot()
-    keys, own, slots = snapshot.keys.numpy(), slots_by_name(snapshot), {}
+    keys, own = snapshot.keys.numpy(), slots_by_name(snapshot)
     # A rank has no slot variables until its first update.
     own_widths = [(name, rows.shape[1]) for name, rows in own.items()]
-    for name, width in max(agreed(lambda: own_widths, comm.current()), key=len):
-        initial = np.full([len(keys), width], np.nan, np.float32)
-        slots[name] = _gather_by_key(variable, keys, own.get(name, initial), all_ranks)
-    return slots
+    widths = dict(max(agreed(lambda: own_widths, comm.current()), key=len))
+    initial = {name: np.full([len(keys), n], np.nan, np.float32) for name, n in widths.items()}
+    if not widths:
+        return {}
+    rows = np.concatenate([*{**initial, **own}.values()], axis=1)
+    whole = _gather_by_key(variable, keys, rows, all_ranks)
+    if whole is None:
+        return {}
+    parts = np.split(whole[1], np.cumsum([*widths.values()])[:-1], axis=1)
+    return {name: (whole[0], part) for name, part in zip(widths, parts, strict=True)}
 
 
 def _write(opened: Callable[[], list[Callable]], chunk: int, use_lock: bool) -> None:

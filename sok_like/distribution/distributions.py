@@ -116,7 +116,9 @@ class Distribution(_KerasDistribution):
             )
 
     def get_variable_layout(self, variable: Any) -> Any:
-        layout = getattr(variable, "_layout", None) or self.get_tensor_layout(path_of(variable))
+        layout = getattr(variable, "_layout", None)
+        if layout is None and getattr(self, "_layout_map", None) is not None:
+            layout = self._layout_map[path_of(variable)]
         return layout or TensorLayout([None] * len(variable.shape), self.device_mesh)
 
     def get_data_layout(self, data_shape: Sequence[int]) -> Any:
@@ -147,8 +149,7 @@ class Distribution(_KerasDistribution):
         require(model.built, "model", "built: call it, or give it an Input", model)
         for layer in model._flatten_layers(include_self=False):
             install(layer, self)
-        # Of nested layers the innermost, which comes last.
-        owners = {id(v): layer for layer in model._flatten_layers() for v in layer.variables}
+        owners = {id(v): layer for layer in model._flatten_layers() for v in _own_variables(layer)}
         of_variable = ("path", "global shape", "layout", "local shape", "bytes here")
         # Collectives of activations are listed with the kernel or table they belong to.
         header = [*of_variable, "collectives of a step"]
@@ -276,15 +277,14 @@ def set_distribution(value: Any) -> None:
         TypeError: `value` is another object.
     """
     global _distribution
-    if isinstance(value, Distribution) or value is None:
-        pass
-    elif isinstance(value, keras.distribution.ModelParallel):
-        by_name = {"layout_map": value._layout_map, "batch_dim_name": value.batch_dim_name}
-        value = ModelParallel(**by_name, auto_shard_dataset=value.auto_shard_dataset)
-    elif isinstance(value, keras.distribution.DataParallel):
-        value = DataParallel(value.device_mesh, auto_shard_dataset=value.auto_shard_dataset)
-    else:
-        raise TypeError(f"A ModelParallel or DataParallel is required. Received: {value!r}")
+    if not (value is None or isinstance(value, Distribution)):
+        if isinstance(value, keras.distribution.ModelParallel):
+            by_name = {"layout_map": value._layout_map, "batch_dim_name": value.batch_dim_name}
+            value = ModelParallel(**by_name, auto_shard_dataset=value.auto_shard_dataset)
+        elif isinstance(value, keras.distribution.DataParallel):
+            value = DataParallel(value.device_mesh, auto_shard_dataset=value.auto_shard_dataset)
+        else:
+            raise TypeError(f"A ModelParallel or DataParallel is required. Received: {value!r}")
     if value is not None:
         communicator = comm.current()
         # Keras draws seeds of initializers from Python's generator and shuffles by TensorFlow's;
@@ -300,6 +300,12 @@ def set_distribution(value: Any) -> None:
         bind_models(value, _hooks)
 
 
+def _own_variables(layer):
+    """Without those of layers within it."""
+    kind = "variables" if hasattr(layer, "_trainable_variables") else "weights"
+    return [*getattr(layer, f"_trainable_{kind}"), *getattr(layer, f"_non_trainable_{kind}")]
+
+
 def _row(variable, layer, distribution):
     rule, shard = None if layer is None else rule_of(layer), shard_of(variable)
     path, of_rule = path_of(variable), [rule.collectives] if rule else []
@@ -311,7 +317,7 @@ def _row(variable, layer, distribution):
         shape = local = tuple(variable.shape)
         layout: tuple = (None,) * len(shape)
         # If a rule has no sharded variable, its collectives are listed at the layer's first one.
-        first = rule is not None and rule.variable is None and layer.variables[0] is variable
+        first = rule is not None and rule.variable is None and _own_variables(layer)[0] is variable
         travels = of_rule if first else []
     else:
         shape, layout, local = shard.global_shape, shard.layout, shard.local_shape

@@ -8,7 +8,8 @@ its length, the first ranks hold one more. If it is shorter than the axis, the l
 
     10 rows along 'model':  index 0: rows 0 1 2    1: rows 3 4 5    2: rows 6 7    3: rows 8 9
 
-The classes are those of Keras 3, under tf_keras too: they hold names and numbers, no tensors.
+The classes of Keras 3, under tf_keras too, hold names and numbers, no tensors. `Shard` says which
+part of a variable this rank has, and gathers the whole.
 """
 
 import functools

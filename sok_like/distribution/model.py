@@ -133,8 +133,8 @@ def bind_models(distribution: Any, scope: contextlib.ExitStack) -> None:
     put_in += [hooks.wrap(regularizer, "__call__", penalty, why) for regularizer in penalties]
     if is_keras_3():  # whose TensorFlow backend has no such function
         why = "outputs that the layout map names are whole on every rank"
-        whole = (backend_distribution, "distribute_tensor", lambda tensor, layout: tensor, why)
-        put_in.append(hooks.put(*whole, added=True))
+        name, unchanged = "distribute_tensor", lambda tensor, layout: tensor
+        put_in.append(hooks.put(backend_distribution, name, unchanged, why, added=True))
     for hook in put_in:
         scope.callback(hook.undo)
 

@@ -115,7 +115,7 @@ class _ScalingOnShards(_WorksOnShards):
             listed = listed if trainable_variables is None else trainable_variables
             parts = _parts(self, list(zip(grads, listed, strict=True)))
             with on_shards():
-                super().apply([gradient for gradient, _ in parts], listed)
+                super().apply([gradient for gradient, _ in parts], [v for _, v in parts])
     else:
 
         def apply_gradients(self, grads_and_vars, *args, **kwargs):

@@ -209,7 +209,7 @@ def tf_class(cls: type) -> type:
 
 
 def create(distribution: Any, next_creator: Any, **kwargs: Any) -> Any:
-    """Makes a variable, for `tf.variable_creator_scope`; of one in the layout map the shard."""
+    """For `tf.variable_creator_scope`: a variable; of one in the layout map this rank's shard."""
     variable, path, shape = _requested(kwargs)
     if works_on_shards() or (variable is None and is_keras_3()):
         return next_creator(**kwargs)
@@ -232,9 +232,9 @@ def create(distribution: Any, next_creator: Any, **kwargs: Any) -> Any:
         return shard.take(tf.cast(whole() if callable(whole) else whole, dtype))
 
     kwargs["initial_value"], kwargs["shape"] = initial_value, shard.local_shape
-    made = next_creator(**kwargs)
-    make_sharded(made, shard)
-    return made
+    local = next_creator(**kwargs)
+    make_sharded(local, shard)
+    return local
 
 
 def cut_existing(variable: Any, distribution: Any) -> None:

@@ -30,7 +30,7 @@ from sok_like.planner.tables import (
     format_report,
     read_tables,
 )
-from sok_like.runtime.checks import check_integer
+from sok_like.runtime.checks import check_integer, unmet
 
 Config = dict[str, Any]
 
@@ -160,7 +160,11 @@ class DistEmbeddingStrategy:
         }
         input_groups: list[list[int]] = [[] for _ in table_groups]
         map_groups: list[list[int]] = [[] for _ in table_groups]
-        for i, table in enumerate(placement.check_input_table_map(input_table_map, len(place))):
+        for i, table in enumerate(input_table_map):
+            if table not in place:
+                subject = "Wrong input initializing input/map groups: `input_table_map`"
+                received = f"input_table_map[{i}]={table!r}"
+                raise unmet(subject, "hold tables of `table_groups`", received)
             group, position = place[table]
             input_groups[group].append(i)
             map_groups[group].append(position)
@@ -370,6 +374,8 @@ def _inverse(order: Sequence[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def _out_ranges(num_slices: Any, input_map: Sequence[int]) -> list[list[int]]:
+def _out_ranges(
+    num_slices: Mapping[int, int] | Sequence[int], input_map: Sequence[int]
+) -> list[list[int]]:
     """`[i, i + n]` of each input i whose table has n > 1 slices."""
     return [[i, i + num_slices[t]] for i, t in enumerate(input_map) if num_slices[t] > 1]

@@ -12,7 +12,7 @@ import sok_like as sok
 from sok_like import distribution as dist
 from sok_like.distribution.sharded_variable import path_of, shard_of
 from sok_like.table.variable import is_embedding_variable
-from tests.distribution.meshes import assert_close, layouts
+from tests.distribution.meshes import assert_close, layouts, under
 
 pytestmark = [pytest.mark.keras(slow=True), pytest.mark.ranks]
 
@@ -221,3 +221,25 @@ def check_summary(table):
     }.items():
         assert all(word in lines[path] for word in words), lines[path]
     assert "all_gather of outputs, all_reduce of input gradients" in lines["dense_column/kernel"]
+
+
+class Twice(tf.keras.layers.Layer):
+    """A layer that calls another one, which the model also calls by itself."""
+
+    def __init__(self, inner):
+        super().__init__(name="twice")
+        self.inner = inner
+
+    def call(self, inputs):
+        return self.inner(self.inner(inputs))
+
+
+def summary_of_a_shared_layer():
+    shared, inputs = tf.keras.layers.Dense(4, name="shared"), tf.keras.Input([4])
+    return dist.summary(tf.keras.Model(inputs, Twice(shared)(shared(inputs))))
+
+
+def test_summary_names_the_rule_of_a_shared_layer(on_processes):
+    layout = {".*shared/kernel": (None, "model")}
+    for table in on_processes(2, under, (1, 2), layout, summary_of_a_shared_layer):
+        assert "all_gather of outputs, all_reduce of input gradients" in table

@@ -194,6 +194,10 @@ def test_refused(arguments, message):
 
 
 def test_other_refusals():
+    group = DistEmbeddingStrategy(tables((3, 2)), 2).init_input_and_map_groups
+    assert group([[2], [], []], [2, 2]) == ([[0, 1], [], []], [[0, 0], [], []], [0, 1])
+    with pytest.raises(ValueError, match=rf"{MAP}.*Received: input_table_map\[1\]=1"):
+        group([[0], [2], []], [0, 1])
     with pytest.raises(TypeError, match=r"Received: embeddings\[1\]=7"):
         DistEmbeddingStrategy([*tables((3, 2)), 7], 2)
     for arguments, message in (
