@@ -5,6 +5,7 @@ import functools
 import os
 import shutil
 import signal
+import threading
 import time
 import warnings
 
@@ -134,6 +135,9 @@ def break_off(kind, folder, background):
     expected, batches = unbroken(kind)
     stop = batches[len(batches) // 2]
     train(kind, folder, stop, background=background)
+    for thread in threading.enumerate():
+        if thread.name == "sok_dump":  # ended by the end of a process, which these ranks outlive
+            thread.join()
     return expected, batches, stop
 
 
