@@ -85,6 +85,14 @@ def test_a_stock_optimizer_in_compile_names_the_wrapper(sok):
         model.fit(*data(BATCH), verbose=0)
 
 
+def test_clone_has_a_table_of_its_own(sok):
+    model, layer = make_model(sok, compiled=False)
+    model(data(BATCH)[0], training=True)
+    other = keras.models.clone_model(model).get_layer("fields")
+    assert other.get_config() == layer.get_config()
+    assert int(other.table.size()) == 0 < int(layer.table.size())
+
+
 def test_the_optimizers_own_variables_hold_no_model_variables(sok):
     model, _ = make_model(sok)
     model.fit(*data(BATCH), verbose=0)
@@ -104,6 +112,18 @@ def test_wrapped_optimizers_go_through_config(sok):
     assert again.get_config() == wrapped.get_config()
     assert again.embedding_rule == wrapped.embedding_rule
     assert again.embedding_rule.rule == "lazy_adam"
+
+
+@pytest.mark.skipif(not is_keras_3(), reason="Keras 3's file format")
+def test_whole_model_file(sok, tmp_path):
+    """`dist_model_parallel` has another layer of this name, which is loaded after ours."""
+    assert sok.DistributedEmbedding is not sok.dist_model_parallel.DistributedEmbedding
+    model, layer = make_model(sok)
+    model(data(BATCH)[0], training=True)
+    model.save(tmp_path / "model.keras")
+    named = {"DistributedEmbedding": sok.DistributedEmbedding}
+    loaded = keras.models.load_model(tmp_path / "model.keras", custom_objects=named)
+    assert rows_by_key(loaded.get_layer("fields").table) == rows_by_key(layer.table) != {}
 
 
 def test_checkpoint_of_a_variable_alone(sok, tmp_path):
@@ -159,9 +179,6 @@ def test_fit_with_loss_scale(sok, float16):
     assert any("LossScale" in cls.__name__ for cls in type(model.optimizer).__mro__)
     assert history.history["loss"][-1] < 0.8 * history.history["loss"][0]
     assert int(layer.table.size()) == len(np.unique(inputs))
-
-
-keras = tf.keras
 
 
 COLUMN = feature_column.embedding_column(

@@ -14,11 +14,11 @@ def train_step(optimizer: Any, variables: Any, loss_of: Callable[[], Any]) -> An
     """
     variables = variables if isinstance(variables, (list, tuple)) else [variables]
     with tf.GradientTape() as tape:
-        found = loss_of()
-        loss = found[0] if isinstance(found, tuple) else found
+        returned = loss_of()
+        loss = returned[0] if isinstance(returned, tuple) else returned
     gradients = tape.gradient(loss, variables)
     optimizer.apply_gradients(zip(gradients, variables, strict=True))
-    return found
+    return returned
 
 
 def apply_gradient(optimizer: Any, table: Any, keys: Any, gradient: Any = 1.0) -> None:

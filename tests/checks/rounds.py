@@ -73,8 +73,8 @@ def hashed(mode, rank, wire_dtype=None):
     for number in range(4):
         keys = keys_of(rank, number)
         np.testing.assert_array_equal(take(tf.constant(keys)), table[keys])
-        for each in range(2 if mode != "loop" else 0):
-            np.subtract.at(table, keys_of(each, number), RATE)
+        for sender in range(2 if mode != "loop" else 0):
+            np.subtract.at(table, keys_of(sender, number), RATE)
 
 
 def dense(dp_input, rank):

@@ -135,13 +135,14 @@ def test_other_rule_or_option_is_refused(core):
         ("sgd", {}, 0.1, 0, "`step` counts from 1"),
         ("sgd", {"weight_decay": 20.0}, 0.1, 1, "must be below 1"),
         ("sgd", {"clip_value": -1.0}, 0.1, 1, "`clip_value`"),
-        ("sgd", {"clipnorm": 1.0}, 0.1, 1, "no optimizer option 'clipnorm'"),
     ],
 )
 def test_what_cannot_be_honoured_raises(core, rule, options, learning_rate, step, message):
     table = make_table(core, 2)
-    with pytest.raises((ValueError, TypeError), match=message):
+    with pytest.raises(ValueError, match=message):
         core.apply_gradients(table, rule, learning_rate, step, *ONE, **options)
+    with pytest.raises(TypeError, match="no optimizer option 'clipnorm'"):
+        core.apply_gradients(table, rule, learning_rate, step, *ONE, clipnorm=1.0)
     assert table.size == 0
 
 

@@ -51,7 +51,9 @@ RANKS = (
 # The same for longer: all layers, and hash tables beside dense ones, whose rows SokRoute places.
 LONG_RANKS = (
     "tests/test_parity.py::test_training[3-adam-sum-odd] "
-    "tests/dist_model_parallel/test_layer.py::test_training "
+    "tests/dist_model_parallel/test_layer.py::test_training[1-hashed-adagrad-False-optimizer] "
+    "tests/dist_model_parallel/test_layer.py::test_training[3-hashed-adam-True-wrapper] "
+    "tests/dist_model_parallel/test_layer.py::test_training[4-hashed-momentum-False-tape] "
     "tests/dist_model_parallel/test_hash_embedding.py::test_training_goes_on_from_weights_and_state"
 )
 OF_KERAS = ["test_fit", "weights_file", "uninterrupted"]  # the same kernels, under more of Keras
@@ -87,7 +89,7 @@ def run_suite(files, at_least, absent=(), **environment):
     "files, at_least, absent",
     [
         (f"{KERNELS} {RANKS}", 150, OF_KERAS),
-        pytest.param(LONG_RANKS, 3, (), marks=pytest.mark.slow),
+        pytest.param(LONG_RANKS, 5, (), marks=pytest.mark.slow),
         *(pytest.param(*suite, (), marks=pytest.mark.slow) for suite in SUITES.items()),
     ],
 )

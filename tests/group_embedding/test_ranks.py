@@ -10,6 +10,7 @@ from sok_like.runtime.ranks import comm, initialize, launchers
 from tests.checks import groups, parity
 from tests.checks.groups import BATCH, DENSE, FEATURES, NUM_KEYS
 from tests.lookup.test_learned_weights import right_gradient
+from tests.thread_ranks import exchanges_in
 from tests.training import train_step
 
 v1 = tf.compat.v1
@@ -229,6 +230,27 @@ def test_switch(on_threads):
     first, *others = on_threads(3, check)
     for rows in others:  # one seed, though none was given
         np.testing.assert_array_equal(rows, first)
+
+
+def test_any_number_of_tables_takes_two_collectives_forward_and_one_back(on_threads):
+    def check(num_tables):
+        tables = [sok.EmbeddingVariable(2 + i % 3, name=f"counted{i}") for i in range(num_tables)]
+        params = [*tables, tf.Variable(tf.ones([4, 2])), tables[0]]
+
+        def forward(keys):
+            ids = tf.RaggedTensor.from_row_lengths(keys, [1, 1])
+            return sok.group_embedding_lookup_sparse(params, [ids] * len(params), "mean")
+
+        def step(keys):
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(rows) for rows in forward(keys)])
+            return tape.gradient(loss, tables)
+
+        # The fourth is in a branch for few steps: it compares the ordinary variable over ranks.
+        assert (exchanges_in(forward), exchanges_in(step)) == (2, 4)
+
+    for num_tables in (1, 12):
+        on_threads(2, check, num_tables)
 
 
 @pytest.fixture

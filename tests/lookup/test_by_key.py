@@ -1,12 +1,11 @@
-"""TensorFlow's own lookups of a table, against the same calls on a dense variable.
-
-All of them look rows up by one function. Over ranks it is in test_norms.py and in
-tests/runtime/framework/test_graphs.py.
-"""
+"""TensorFlow's own lookups of a table, against the same calls on a dense variable."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
+
+import sok_like as sok
+from tests.training import train_step
 
 v1 = tf.compat.v1
 
@@ -136,6 +135,42 @@ def test_weights_have_the_gradient_they_have_on_a_dense_variable(table):
         gradients.append(tape.gradient(loss, weights).numpy())
     np.testing.assert_allclose(*gradients, rtol=1e-5)
     assert gradients[0].any()
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("kind", ["weighted", "of_layer"])
+def test_training_over_ranks(on_threads, kind):
+    """Every rank's gradients reach the key's owner; keys meet on both ranks."""
+    ids = [SPARSE, tf.sparse.from_dense(tf.constant([[7], [19]], tf.int64))]
+    rate, dense = 0.5, tf.Variable(ROWS)
+
+    def found_on(rank, table):
+        if kind == "of_layer":  # under Keras 3 a variable of Keras
+            return tf.nn.embedding_lookup(table, ids[rank].values)
+        return sparse(tf.nn, ids[rank], weights_of(ids[rank]), combiner="sum")(table)
+
+    with tf.GradientTape() as tape:
+        expected = [found_on(rank, dense) for rank in range(2)]
+        loss = tf.add_n([tf.reduce_sum(found**2) for found in expected])
+    after = dense - rate * tf.convert_to_tensor(tape.gradient(loss, dense))
+
+    def check():
+        table, rank = sok.EmbeddingVariable(3, name="by_key"), sok.rank()
+        if kind == "of_layer":
+            layer = sok.All2AllDenseEmbedding(None, 3, 1, 1, name="by_key_layer")
+            table = layer.embedding_variable
+        sok.assign(table, np.arange(31), ROWS)
+
+        def loss_of():
+            found = found_on(rank, table)
+            return tf.reduce_sum(found**2), found
+
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(rate))
+        _, found = train_step(optimizer, table, loss_of)
+        np.testing.assert_allclose(found, expected[rank], rtol=1e-6)
+        np.testing.assert_allclose(tf.gather(table, np.arange(31)), after, rtol=1e-5)
+
+    on_threads(2, check)
 
 
 # ---- which keys are inserted ----

@@ -116,8 +116,8 @@ def test_rows_and_gradients_are_rounded(on_threads, kind, wire_dtype, compiled):
         found = (tf.function(step) if compiled else step)(keys).numpy()
         assert found.tobytes() == rounded(table_rows[keys_of(rank)], wire_dtype).tobytes()
         gradient = np.zeros_like(table_rows)
-        for each in range(2):
-            gradient[keys_of(each)] += rounded(weights_of(each), wire_dtype)
+        for sender in range(2):
+            gradient[keys_of(sender)] += rounded(weights_of(sender), wire_dtype)
         # DMP's loss is a mean over ranks.
         trained = table_rows - np.float32(RATE) * gradient / (2 if kind.startswith("dmp") else 1)
         own = range(rank, KEYS, 2)
@@ -217,19 +217,26 @@ def test_ranks_that_differ_raise_on_all_ranks(on_threads):
 
 @pytest.mark.keras
 @pytest.mark.parametrize("kind", DOORS)
-def test_each_door_takes_it(sok, kind):
-    """One rank rounds nothing; other dtypes raise where they are given; configurations hold it."""
+def test_one_rank_rounds_nothing(sok, kind):
     look_up, holder, table = door(kind, "alone", "float16")
     set_rows(kind, holder, table)
     np.testing.assert_array_equal(look_up(tf.constant(keys_of(0))), values()[keys_of(0)])
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("kind", DOORS)
+def test_other_dtypes_raise_where_they_are_given(sok, kind):
     required = "`wire_dtype` must be None or one of .* Received: wire_dtype='int8'"
     who = "lookup 'group_embedding_lookup_sparse'" if kind == "group_lookup" else "layer 'wrong'"
     with pytest.raises(ValueError, match=f"{required}.*{who}"):
         door(kind, "wrong", "int8")[0](tf.constant([1, 2]))
-    if kind == "group_lookup":  # which has no configuration
-        with pytest.raises(ValueError, match="wire_dtype='int8' .lookup 'group_embedding_lookup'"):
-            sok.group_embedding_lookup(tf.Variable([[1.0]]), [[0]], wire_dtype="int8")
-        return
+    with pytest.raises(ValueError, match="wire_dtype='int8' .lookup 'group_embedding_lookup'"):
+        sok.group_embedding_lookup(tf.Variable([[1.0]]), [[0]], wire_dtype="int8")
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("kind", [kind for kind in DOORS if kind != "group_lookup"])
+def test_configurations_hold_it(sok, kind):
     for given, name in ((tf.bfloat16, "bfloat16"), (np.float16, "float16"), ("float32", None)):
         _, layer, _ = door(kind, f"kept_{name}", given)
         config = json.loads(json.dumps(layer.get_config()))

@@ -115,6 +115,27 @@ def test_a_scaled_default_scales_for_all(sok, tmp_path, policy):
     assert again.optimizer_of("users") is not again
 
 
+def test_a_step_that_overflows_in_one_table_changes_nothing(sok):
+    tables, default = make(sok)
+    model = model_of(sok, sok.OptimizerWrapper(tables, default=scaling(default)))
+    fit(model, 1)
+    before = values(model)
+    variables = model.trainable_variables
+    for infinite in range(len(variables)):
+        gradients = []
+        for number, variable in enumerate(variables):
+            value, key = np.inf if number == infinite else 1.0, {"users": 1, "items": 5}
+            if (table := _table_of(variable)) is None:
+                gradients.append(tf.fill(variable.shape, value))
+            else:
+                gradients.append(
+                    tf.IndexedSlices(tf.fill([1, 2], value), tf.constant([key[table]]))
+                )
+        model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        for name, value in values(model).items():
+            np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
 def test_rates_of_tables(sok):
     optimizer = sok.OptimizerWrapper({"items": keras.SGD(0.5)}, default=keras.SGD(0.1))
     model = model_of(sok, optimizer)

@@ -45,6 +45,19 @@ def test_ordinary_variables_are_left_to_the_stock_optimizer(sok, layer, make):
     assert (before != after).all()
 
 
+@pytest.mark.parametrize(
+    "make", [lambda: keras.SGD(0.1), lambda: v1.GradientDescentOptimizer(0.1)], ids=["sgd", "v1"]
+)
+def test_stock_optimizer_names_the_wrapper(sok, layer, make):
+    gradients, variables = loss_and_gradients(layer, tf.Variable([1.0, 2.0]))
+    variables[0] = layer.table  # v1's optimizers take no variable of Keras 3
+    sok.OptimizerWrapper(make()).apply_gradients([(gradients[0], variables[0])])
+    before = layer.table.numpy().rows
+    with pytest.raises(NotImplementedError, match=r"'users'.*sok.OptimizerWrapper\(optimizer\)"):
+        make().apply_gradients(zip(gradients, variables, strict=True))
+    assert (layer.table.numpy().rows == before).all()
+
+
 def test_wrapper_and_wrapped_share_their_state(sok, layer):
     stock = keras.SGD(0.5)
     wrapped = sok.OptimizerWrapper(stock)

@@ -284,4 +284,6 @@ def test_arguments(sok, tmp_path):
     ):
         with pytest.raises(error, match="embedding_variable"):
             saver.begin_dump(wrong, tmp_path)
+    with pytest.raises(NotImplementedError, match="eagerly"):
+        tf.function(lambda: saver.begin_dump(table, tmp_path))()
     assert not list(tmp_path.iterdir())

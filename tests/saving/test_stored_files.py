@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
+from sok_like import sok2
 
 pytestmark = pytest.mark.ranks
 STORED = pathlib.Path(__file__).parent / "stored"
@@ -21,7 +22,9 @@ STORED = pathlib.Path(__file__).parent / "stored"
 
 def make_model():
     ids = {name: tf.keras.Input([2], dtype="int64", name=name) for name in ("user", "item")}
-    named = sok.GroupEmbedding({"user": 2, "item": 4}, combiners="sum", name="feat")(ids)
+    twice = {"ev_option": sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(2))}
+    options = {"combiners": "sum", "table_options": {"item": twice}, "name": "feat"}
+    named = sok.GroupEmbedding({"user": 2, "item": 4}, **options)(ids)
     unnamed = sok.All2AllDenseEmbedding(None, 2, 1, 2, name="alone")(ids["item"])
     dense = [tf.keras.layers.Embedding(n, 2, name=name) for n, name in ((7, "left"), (5, "right"))]
     whole = dmp.DistributedEmbedding(dense, name="whole")([ids["user"]] * 2)
@@ -47,13 +50,19 @@ def hash_tables(model):
 
 
 def rows_of(model):
-    """Arrays of this rank: keys and rows of each table."""
-    exported = {name: sok.export(table) for name, table in hash_tables(model).items()}
+    """Arrays of this rank: keys and rows of each table, and the policies' records of one."""
     return {
         f"{name}.{i}": part.numpy()
-        for name, pair in exported.items()
-        for i, part in enumerate(pair)
+        for name, table in hash_tables(model).items()
+        for i, part in enumerate(table.export() if name == "item" else sok.export(table))
     }
+
+
+def own_rows(value):
+    """A variable of which each rank has rows of its own."""
+    variable = sok2.Variable(np.zeros([6, 2], np.float32), name="own")
+    variable.assign(tf.fill(variable.shape, value + tf.cast(sok.rank(), tf.float32)))
+    return variable
 
 
 def dense_of(model):
@@ -66,6 +75,8 @@ def write(folder):
         train(model, seed)
         saver.dump(hash_tables(model)["user"], folder / "dump", since="last" if seed else None)
     model.save_weights(folder / "model.weights.h5")
+    model.save(folder / "model.keras")
+    tf.train.Checkpoint(own=own_rows(1.0)).write(str(folder / "own"))
     tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(folder / "model"))
     dense = {f"dense.{i}": np.asarray(value) for i, value in enumerate(dense_of(model))}
     np.savez(folder / f"before{sok.rank()}.npz", **rows_of(model), **dense)
@@ -73,48 +84,53 @@ def write(folder):
     np.savez(folder / f"after{sok.rank()}.npz", **rows_of(model))
 
 
-def stored(folder, moment):
-    """Rows by table and key, and dense values, of all ranks that wrote."""
-    rows, dense = {}, {}
-    for file in folder.glob(f"{moment}*.npz"):
-        arrays = dict(np.load(file))
-        for name in ("user", "item", "alone"):
-            pairs = zip(arrays[f"{name}.0"].tolist(), arrays[f"{name}.1"], strict=True)
-            rows.setdefault(name, {}).update(pairs)
-        dense = [arrays[key] for key in sorted(arrays) if key.startswith("dense.")]
-    return rows, dense
-
-
 def assert_rows(model, folder, moment, names=("user", "item", "alone"), **tolerance):
-    whole, own = stored(folder, moment)[0], rows_of(model)
-    for name in names:
-        keys = [key for key in sorted(whole[name]) if key % sok.size() == sok.rank()]
-        np.testing.assert_array_equal(own[f"{name}.0"], keys)
-        expected = [whole[name][key] for key in keys]
-        np.testing.assert_allclose(own[f"{name}.1"], expected, **tolerance)
+    """This rank's keys, rows and records are those of all ranks that wrote."""
+    files = [dict(np.load(file)) for file in folder.glob(f"{moment}*.npz")]
+    for array, found in rows_of(model).items():
+        name = array.partition(".")[0]
+        if name in names:
+            keys, values = (np.concatenate([f[key] for f in files]) for key in (f"{name}.0", array))
+            mine = [i for i in np.argsort(keys) if keys[i] % sok.size() == sok.rank()]
+            np.testing.assert_allclose(found, values[mine], err_msg=array, **tolerance)
 
 
-def read_all(folder):
-    def restored(model):
+def read_all(folder, written_by):
+    def of_weights():
+        model = make_model()
+        model.load_weights(folder / "model.weights.h5")
+        return model
+
+    def of_checkpoint():
+        model = make_model()
         whole = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
         whole.read(str(folder / "model")).expect_partial()
+        return model
 
-    for load in (lambda model: model.load_weights(folder / "model.weights.h5"), restored):
-        model = make_model()
-        load(model)
+    dense = np.load(folder / "before0.npz")
+    for read in (
+        of_weights,
+        of_checkpoint,
+        lambda: tf.keras.models.load_model(folder / "model.keras"),
+    ):
+        model = read()
         assert_rows(model, folder, "before", rtol=0)
-        for value, expected in zip(dense_of(model), stored(folder, "before")[1], strict=True):
-            np.testing.assert_array_equal(value, expected)
+        for i, value in enumerate(dense_of(model)):
+            np.testing.assert_array_equal(value, dense[f"dense.{i}"])
         train(model, 2)
         assert_rows(model, folder, "after", rtol=1e-5)  # by the optimizer's state in the file
     model = make_model()
     sok.Saver().restore(hash_tables(model)["user"], folder / "dump")
     assert_rows(model, folder, "before", ["user"], rtol=0)
+    if sok.size() == written_by:
+        own = own_rows(5.0)
+        tf.train.Checkpoint(own=own).read(str(folder / "own"))
+        assert (own.numpy() == 1 + sok.rank()).all()
 
 
 @pytest.mark.parametrize(("written_by", "num_ranks"), [(1, 1), (2, 1), (2, 2)])
 def test_files_of_an_earlier_revision_are_read(on_processes, written_by, num_ranks):
-    on_processes(num_ranks, read_all, STORED / str(written_by))
+    on_processes(num_ranks, read_all, STORED / str(written_by), written_by)
 
 
 if __name__ == "__main__":

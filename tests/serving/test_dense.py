@@ -101,11 +101,11 @@ def test_a_saved_model_and_its_deltas_have_the_rows_that_were_set(on_processes, 
 def _parallel(shape, layouts, dtype):
     """A model with a table, a convolution, a product and a bias under a mesh."""
     with model_parallel(layouts, shape).scope():
-        of = tf.keras.layers
+        layers = tf.keras.layers
         ids = tf.keras.Input([5], dtype="int64", name="ids")
-        rows = of.Embedding(50, 7, name="dense_items", dtype=dtype)(ids)
-        hidden = of.Flatten()(of.Conv1D(6, 3, name="dense_conv")(rows))
-        model = tf.keras.Model(ids, of.Dense(4, name="dense_top")(hidden))
+        rows = layers.Embedding(50, 7, name="dense_items", dtype=dtype)(ids)
+        hidden = layers.Flatten()(layers.Conv1D(6, 3, name="dense_conv")(rows))
+        model = tf.keras.Model(ids, layers.Dense(4, name="dense_top")(hidden))
         if layouts == LAYOUTS["rows"] and dtype == "float32":
             model.compile(tf.keras.optimizers.Adam(0.1), "mse", run_eagerly=True)
             data = np.random.default_rng(0).integers(0, 50, [12, 5])

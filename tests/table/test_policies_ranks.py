@@ -31,7 +31,7 @@ def known_of(results):
 
 def test_the_same_state_on_any_number_of_ranks(on_threads, tmp_path):
     """And a dump of the ranks is known on one."""
-    (alone,), ranks = (on_threads(n, policies.train, tmp_path / str(n)) for n in (1, 2))
+    (alone,), ranks = (on_threads(n, policies.train, tmp_path / str(n)) for n in (1, 3))
     # size, seen, found, admitted, refused: the comparison is of something
     assert min(alone["statistics"][-1][:5]) > 0 and len(alone["evicted"]) > 0
     for rank in ranks:
@@ -44,7 +44,7 @@ def test_the_same_state_on_any_number_of_ranks(on_threads, tmp_path):
     evicted = sorted(np.concatenate([r["evicted"] for r in ranks]))
     assert evicted == sorted(alone["evicted"])
     table = sok.EmbeddingVariable(3, name="policies", ev_option=policies.option())
-    sok.Saver().restore_from_file(table, tmp_path / "2")
+    sok.Saver().restore_from_file(table, tmp_path / "3")
     np.testing.assert_array_equal(policies.known(table), known_of(ranks))
     assert table.statistics().step == policies.STEPS
 

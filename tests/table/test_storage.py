@@ -122,3 +122,16 @@ def test_what_cannot_be_is_refused(sok, folder):
 def test_the_option_goes_through_json(sok, folder):
     option = option_of(sok, folder, cache_strategy="LRU")
     assert option_from_config(option_config(option)) == option
+
+
+def test_each_rank_has_a_file_of_its_own(sok, on_threads):
+    def check():
+        with disk.folder() as folder:
+            memory, on_disk = pair(sok, folder)
+            for table in (memory, on_disk):
+                train(sok, table, first=sok.rank())
+            assert_same(sok, memory, on_disk)
+            assert [*folder.iterdir()] == []  # the files have no names any more
+            assert memory.stats().size > 1000 and on_disk.stats().blocks_evicted > 100
+
+    on_threads(2, check)

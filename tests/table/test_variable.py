@@ -189,6 +189,8 @@ def test_assign_and_export(sok, on_threads, dtype, keys):
 
 
 def test_assign_checks_what_it_is_given(sok, variable):
+    with pytest.raises(TypeError, match="Keys must be of an integer dtype. Received: float32"):
+        sok.assign(variable, [1.0], [[1.0] * 3])
     for keys, rows in ([1, 2], [[1.0] * 3]), ([1], [[1.0] * 4]):
         with pytest.raises(tf.errors.InvalidArgumentError):
             sok.assign(variable, keys, rows)

@@ -80,6 +80,22 @@ def test_slots_of_keys_that_stay_are_kept(sok, model):
     assert slots.shape[0] == 32 and slots.any()
 
 
+def test_early_stopping_restores_the_best_weights(sok):
+    class Watch(tf.keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["watched"] = [1.0, 3.0, 2.0, 0.0][epoch]
+            if epoch == 1:
+                self.best = exported(sok, self.model)
+
+    model, watch = make_model(sok), Watch()
+    stopping = tf.keras.callbacks.EarlyStopping(
+        monitor="watched", mode="max", patience=2, restore_best_weights=True
+    )
+    model.fit(X, Y, epochs=4, verbose=0, callbacks=[watch, stopping])
+    assert len(watch.best) == 32
+    assert exported(sok, model) == watch.best
+
+
 def test_weights_are_no_array(model):
     weights = table_of(model).numpy()
     assert weights.keys.dtype == np.int64 and weights.rows.shape == (32, 4)

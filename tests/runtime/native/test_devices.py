@@ -11,6 +11,7 @@ import tensorflow as tf
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.runtime.native import devices
 from sok_like.runtime.ranks import exchange_order
+from tests.training import train_step
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -88,6 +89,29 @@ def test_copies_are_made_beside_the_original(sok, gpu):
     copied = copy.deepcopy(variable)
     assert copied.device == variable.device == CPU
     np.testing.assert_array_equal(copied.numpy().rows, variable.numpy().rows)
+
+
+def test_a_group_with_tables_in_both_memories_is_trained(sok, gpu):
+    """One kept on the host and one that a GPU might hold; against each by itself."""
+    keys, splits = tf.constant([1, 2, 1], tf.int64), tf.constant([0, 2, 3], tf.int64)
+
+    def train(together):
+        a = sok.EmbeddingVariable(2, name="a")
+        with tf.device("/CPU:0"):
+            b = sok.EmbeddingVariable(3, name="b")
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.5))
+
+        def loss_of():
+            features = [HashFeature(v, keys, "sum", splits) for v in (a, b, a)]
+            groups = [features] if together else [[f] for f in features]
+            found = [rows for group in groups for rows in lookup(group, training=True)]
+            return tf.add_n([tf.reduce_sum(rows**2) for rows in found]), found
+
+        found = [rows for _ in range(2) for rows in train_step(optimizer, [a, b], loss_of)[1]]
+        return [*found, a.numpy().rows, b.numpy().rows]
+
+    for rows, expected in zip(train(True), train(False), strict=True):
+        np.testing.assert_allclose(rows, expected, rtol=1e-6)
 
 
 def test_a_session_with_tables_on_two_devices(sok):

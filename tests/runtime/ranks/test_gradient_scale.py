@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sok_like.runtime.framework import hooks
 from sok_like.runtime.ranks import lookup_options
 from tests import forks
 
@@ -163,7 +164,7 @@ def test_the_train_function_is_still_keras_own():
 
 
 def move_trainer():
-    """Puts Keras' trainer where a release might: its functions are those of another module."""
+    """Puts Keras' trainer where a release might, into another module; the class that has it."""
     trainer = inspect.getmodule(tf.keras.Model.train_step)
     cls = next(base for base in tf.keras.Model.__mro__ if "train_step" in vars(base))
     module = types.ModuleType(trainer.__name__ + "_of_another_release")
@@ -173,6 +174,7 @@ def move_trainer():
     for name in ("train_step", "make_train_function", *(["_make_function"] if KERAS_3 else [])):
         # Their cells for `super()` belong to the copied class; these functions use none.
         setattr(cls, name, vars(getattr(module, cls.__name__))[name])
+    return cls
 
 
 DEMONSTRATION = """
@@ -192,3 +194,23 @@ for own in (test.Model, test.OwnStep):
 def test_a_trainer_in_another_module_is_right():
     done = forks.run("-c", DEMONSTRATION)
     assert done.stdout.split() == ["0.5", "0.5"], done.stderr
+
+
+RENAMED = """
+import tensorflow as tf
+import sok_like as sok
+from tests.runtime.ranks import test_gradient_scale as test
+cls = test.move_trainer()
+cls.make_training_function = cls.make_train_function
+del cls.make_train_function
+sok.Init(global_batch_size=2)
+try:
+    tf.keras.Sequential()
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_a_trainer_under_another_name_raises_when_a_model_is_made():
+    done = forks.run("-c", RENAMED)
+    assert "make_train_function" in done.stdout and hooks.KNOWN in done.stdout, done.stderr
