@@ -65,7 +65,7 @@ _KERAS_3 = {
 _TF_KERAS = {
     # The layers and variables of a model.
     "tf_keras.src.engine.base_layer:Layer": (
-        "_flatten_layers _trainable_weights _non_trainable_weights _initial_weights "
+        "_flatten_layers _non_trainable_weights _initial_weights "
         "_update_trackables"
     ),
     # Optimizers that train tables.
