@@ -65,8 +65,7 @@ _KERAS_3 = {
 _TF_KERAS = {
     # The layers and variables of a model.
     "tf_keras.src.engine.base_layer:Layer": (
-        "_flatten_layers _non_trainable_weights _initial_weights "
-        "_update_trackables"
+        "_flatten_layers _non_trainable_weights _initial_weights _update_trackables"
     ),
     # Optimizers that train tables.
     "tf_keras.src.optimizers.optimizer:Optimizer": (
