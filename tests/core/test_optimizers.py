@@ -142,7 +142,7 @@ def test_what_cannot_be_honoured_raises(core, rule, options, learning_rate, step
     with pytest.raises(ValueError, match=message):
         core.apply_gradients(table, rule, learning_rate, step, *ONE, **options)
     with pytest.raises(TypeError, match="no optimizer option 'clipnorm'"):
-        core.apply_gradients(table, rule, learning_rate, step, *ONE, clipnorm=1.0)
+        core.apply_gradients(table, "sgd", 0.1, 1, *ONE, clipnorm=1.0)
     assert table.size == 0
 
 

@@ -202,7 +202,7 @@ REFUSED = {
     ),
     "version": (
         lambda folder: edited(folder, version=3),
-        r"x\.json must be of version 4. Received: version 3; dump the table again",
+        r"x\.json must be of version 4. Received: version 3; dump again, or use the",
     ),
     "format": (lambda folder: edited(folder, format="else"), "must be the manifest of"),
     "checksum": (
