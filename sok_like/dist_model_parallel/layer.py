@@ -275,7 +275,7 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
                 travelled = exchange.exchange_lookup(travelling, how, problems)
             else:
                 nothing = tf.zeros([0], tf.int64)
-                checks = exchange_order.exchange_notes(nothing, problems, comm.current(), name)
+                checks = exchange_order.exchange_notes(nothing, comm.current(), name, problems)
             with tf.control_dependencies(checks):
                 here = [dataclasses.replace(f, keys=tf.identity(f.keys)) for f in here]
         rows = iter(travelled)

@@ -74,7 +74,7 @@ def mp_input_lookup(
     call = f"{name}: {', '.join(places)}"
     try:
         notes = tf.concat(sizes, 0)
-        received, _ = exchange_order.exchange_notes(notes, problems, communicator, name, call)
+        received, _ = exchange_order.exchange_notes(notes, communicator, name, problems, call)
     except tf.errors.InvalidArgumentError as error:
         if _ODD not in error.message:
             raise

@@ -263,9 +263,8 @@ def _compared(inputs, distribution) -> Iterator[None]:
     shard = 0 if distribution.auto_shard_dataset else distribution.data_shard_id
     with tf.device("CPU:0"):  # the ops' device
         own_digests = ops.sok_digest_batch(tensors=batches, shard=shard)
-        digests, lengths = exchange_order.exchange_notes(
-            own_digests, [], comm.current(), "distribution_batch"
-        )
+        own = own_digests, comm.current(), "distribution_batch"
+        digests, lengths = exchange_order.exchange_notes(*own)
         same = ops.sok_compare_batches(
             digests=digests,
             lengths=lengths,

@@ -68,10 +68,8 @@ def broadcast(variables: Iterable[Any], root_rank: int, name: str) -> list[Any]:
     assignments = []
     for i, variable in enumerate(shared):
         value, turn = tf.convert_to_tensor(as_tf_table(variable)), f"{name}_{i}"
-        value = exchange_order.exchange_in_turn(
-            functools.partial(communicator.broadcast, value, root_rank, turn), turn, communicator
-        )
-        assignments.append(variable.assign(value))
+        sent = communicator, "broadcast", value, turn, root_rank
+        assignments.append(variable.assign(exchange_order.collective_in_turn(*sent)))
     return assignments
 
 
@@ -135,7 +133,7 @@ def compare_at_times(
             return tf.constant(True)
         sums = tf.cast(tf.bitcast(sums_of(compared, learners), tf.int32), tf.int64)
         name = f"comparison_of_{len(names)}_ordinary_variables"
-        notes, _ = exchange_order.exchange_notes(sums, [], communicator, name)
+        notes, _ = exchange_order.exchange_notes(sums, communicator, name)
         by_rank = tf.reshape(notes, [communicator.world_size, 2 * len(names)])
         by_rank = tf.bitcast(tf.cast(by_rank, tf.int32), tf.float32)
         # Learning rates and steps, which come first, matter to optimizers only.

@@ -216,9 +216,8 @@ def _compare_rates(rate, step, compared, communicator):
     bits = tf.cast(tf.bitcast(rate, tf.int32), tf.int64)
 
     def exchange():
-        notes, _ = exchange_order.exchange_notes(
-            tf.stack([bits, step]), [], communicator, "learning_rate_changed_on_this_rank"
-        )
+        own, name = tf.stack([bits, step]), "learning_rate_changed_on_this_rank"
+        notes, _ = exchange_order.exchange_notes(own, communicator, name)
         by_rank = tf.reshape(notes, [communicator.world_size, 2])
         rates = tf.bitcast(tf.cast(by_rank[:, 0], tf.int32), tf.float32)
         steps = tf.cast(by_rank[:, 1] % 2**24, tf.float32)

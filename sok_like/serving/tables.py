@@ -10,7 +10,6 @@ of one table, and about 30 bytes for each key in it while it places them. Rows t
 """
 
 import contextlib
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from sok_like.lookup.stock_rows import MissingRows
 from sok_like.lookup.stock_table import StockTable, StockTables, encoded
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed, all_or_none
-from sok_like.runtime.ranks.exchange_order import exchange_in_turn
+from sok_like.runtime.ranks.exchange_order import collective_in_turn
 from sok_like.serving import parts
 from sok_like.serving.parts import Parts, Rows, Slice, key_of
 from sok_like.table import keys as table_keys
@@ -245,8 +244,8 @@ def to_ranks(
 
     def exchanged(items, splits):
         items, splits = tf.constant(items), tf.constant(splits, tf.int32)
-        collective = functools.partial(communicator.all_to_all, items, splits, name)
-        return [tensor.numpy() for tensor in exchange_in_turn(collective, name, communicator)]
+        received = collective_in_turn(communicator, "all_to_all", items, name, splits)
+        return [tensor.numpy() for tensor in received]
 
     order = np.argsort(ranks, kind="stable")
     counts = np.bincount(ranks, minlength=communicator.world_size)

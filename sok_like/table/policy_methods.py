@@ -133,7 +133,7 @@ class PolicyMethods(Snapshots):
         name = f"sok_{method}_{self._options.name}"
         of_all, lengths = keys, tf.size(keys)[tf.newaxis]
         if communicator.world_size > 1:
-            of_all, lengths = exchange_order.exchange_notes(keys, [], communicator, name)
+            of_all, lengths = exchange_order.exchange_notes(keys, communicator, name)
         statistics = self.key_statistics(of_all)
         # Only the owner knows a key; on other ranks it reads 0 and -1.
         counts = tf.stack([statistics.frequencies, statistics.last_steps + 1])

@@ -8,6 +8,7 @@ does so for one piece, `Steps` for the steps of one call of the user.
 """
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -23,14 +24,11 @@ def send(
     block: np.ndarray, communicator: Communicator, all_ranks: bool, name: str = "dmp_get_weights"
 ) -> np.ndarray:
     """Gathers flat blocks in rank order, on rank 0 or on all, in a turn called `name`."""
-
-    def collective():
-        if all_ranks:
-            return communicator.all_gather(tf.constant(block), name)
-        splits = tf.constant([block.size] + [0] * (communicator.world_size - 1), tf.int32)
-        return communicator.all_to_all(tf.constant(block), splits, name)[0]
-
-    return exchange_order.exchange_in_turn(collective, name, communicator).numpy()
+    in_turn = functools.partial(exchange_order.collective_in_turn, communicator)
+    if all_ranks:
+        return in_turn("all_gather", tf.constant(block), name).numpy()
+    splits = tf.constant([block.size] + [0] * (communicator.world_size - 1), tf.int32)
+    return in_turn("all_to_all", tf.constant(block), name, splits)[0].numpy()
 
 
 def agreed(
@@ -53,7 +51,7 @@ def agreed(
     # One name for all calls, so that unequal calls meet; a subset of the ranks has its own.
     name = f"agreement_{communicator.world_size}"
     with _naming(call):
-        notes = run_now(lambda: exchange_order.exchange_notes(words, [], communicator, name))
+        notes = run_now(lambda: exchange_order.exchange_notes(words, communicator, name))
     return _said(_decoded(*notes), raises, error)
 
 
@@ -257,7 +255,7 @@ class GraphSteps(Steps):
         notes = [note, tf.shape(note)]
         if self._communicator.world_size > 1:
             with _naming(self.call):
-                notes = exchange_order.exchange_notes(note, [], self._communicator, name)
+                notes = exchange_order.exchange_notes(note, self._communicator, name)
         (messages,) = tf.numpy_function(compare, list(notes), [tf.string])
         messages.set_shape([])
         self._messages = [messages]

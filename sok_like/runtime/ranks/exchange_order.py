@@ -78,7 +78,7 @@ def exchange_in_turn(collective: Callable[[], Any], name: str, communicator: Com
     # In a graph the transport matches collectives by `name`. Eagerly it takes them as they come, so
     # the ranks first tell each other which one they are in, and raise if it is not one.
     if tf.executing_eagerly() and communicator.world_size > 1:
-        exchange_notes(tf.zeros([0], tf.int64), [], communicator, name)
+        exchange_notes(tf.zeros([0], tf.int64), communicator, name)
 
     def run():
         # An absolute scope: names that Keras numbers ("functional_3") may differ between ranks.
@@ -92,10 +92,12 @@ def exchange_in_turn(collective: Callable[[], Any], name: str, communicator: Com
     return result if not ends else _behind(ends, result)
 
 
-def collective_in_turn(communicator: Communicator, collective: str, value: Any, name: str) -> Any:
-    """`exchange_in_turn` of a collective by its name, such as "all_gather"."""
+def collective_in_turn(
+    communicator: Communicator, collective: str, value: Any, name: str, *more: Any
+) -> Any:
+    """`exchange_in_turn` of a collective such as "all_gather"; `more`: its arguments after one."""
     run = getattr(communicator, collective)
-    return exchange_in_turn(lambda: run(value, name), name, communicator)
+    return exchange_in_turn(lambda: run(value, *more, name), name, communicator)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +122,9 @@ def exchange_keys(
 
 def exchange_notes(
     values: tf.Tensor,
-    problems: Sequence[tf.Tensor],
     communicator: Communicator,
     name: str,
+    problems: Sequence[tf.Tensor] = (),
     said: str = "",
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Every rank sends a note to all: int64 `values`. Returns all by rank, and their numbers."""

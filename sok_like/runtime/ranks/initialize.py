@@ -125,7 +125,7 @@ def _agree_on_seed(communicator, seed):
     own = agreed = tf.constant(own, tf.int64, name="sok_seed")
     done = []
     if communicator.world_size > 1:
-        seeds, _ = exchange_order.exchange_notes(own[tf.newaxis], [], communicator, "sok_init")
+        seeds, _ = exchange_order.exchange_notes(own[tf.newaxis], communicator, "sok_init")
         agreed = seeds[0]
         if seed is not None:
             problem = "sok.Init: `seed` must be the same on all ranks. Received:"

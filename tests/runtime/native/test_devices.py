@@ -192,7 +192,7 @@ def test_an_old_driver_keeps_messages_in_host_memory(old_driver, in_function):
     """The ops on messages have GPU kernels and no table to follow; loops over rounds, too."""
 
     def exchange():
-        return exchange_order.exchange_notes(tf.constant([3], tf.int64), [], TwoRanks(), "notes")
+        return exchange_order.exchange_notes(tf.constant([3], tf.int64), TwoRanks(), "notes")
 
     if in_function:
         graph = tf.function(exchange).get_concrete_function().graph

@@ -177,7 +177,7 @@ def test_a_lookup_that_meets_something_else_names_both(on_threads):
         words = "keys of call 1 of 'alone: 2 none", "notes of call", "'something_else'"
         call = functools.partial(layer, ids(1))
         if sok.rank():
-            note = tf.zeros([0], tf.int64), [""], comm.current(), "something_else"
+            note = tf.zeros([0], tf.int64), comm.current(), "something_else"
             call = functools.partial(exchange_order.exchange_notes, *note)
         check_refused(call, *words)
 
