@@ -26,7 +26,7 @@ from sok_like.lookup import exporting
 from sok_like.planner.tables import DATA_PARALLEL, HASHED, TableConfig
 from sok_like.runtime.checks import as_integer, check_integer, unmet
 from sok_like.runtime.ranks import comm
-from sok_like.runtime.ranks.agreement import agreed, all_or_none, one_rank_at_a_time, send
+from sok_like.runtime.ranks.agreement import agreed, all_or_none, send
 from sok_like.saving.format import durable
 from sok_like.table.content import TableContent, slot_fields, slots_by_name
 from sok_like.table.keys import in_key_dtype, owned
@@ -304,13 +304,23 @@ def _get_hash_slots(variable, all_ranks):
 
 def _write(opened: Callable[[], list[Callable]], chunk: int, use_lock: bool) -> None:
     """Calls the functions that `opened` returns, unless it raises on any rank."""
+    communicator = comm.current()
 
     def checked():
         check_integer("chunk", chunk)
         return opened()
 
-    writes = all_or_none(checked, comm.current())
-    one_rank_at_a_time(lambda: [write() for write in writes], comm.current(), bool(use_lock))
+    writes = all_or_none(checked, communicator)
+
+    def run():
+        for write in writes:
+            write()
+
+    if not use_lock:
+        return run()
+    for rank in range(communicator.world_size):
+        # A rank that fails says so in its turn, so the others do not wait for it.
+        all_or_none(run if rank == communicator.rank else None, communicator)
 
 
 def _dense_writes(what, value, table, held, chunk):

@@ -262,9 +262,9 @@ def _compared(inputs, distribution) -> Iterator[None]:
     ops = libraries.ops()
     shard = 0 if distribution.auto_shard_dataset else distribution.data_shard_id
     with tf.device("CPU:0"):  # the ops' device
-        own_digests = ops.sok_digest_batch(tensors=batches, shard=shard)
-        own = own_digests, comm.current(), "distribution_batch"
-        digests, lengths = exchange_order.exchange_notes(*own)
+        own = ops.sok_digest_batch(tensors=batches, shard=shard)
+        name = "distribution_batch"
+        digests, lengths = exchange_order.exchange_notes(own, comm.current(), name)
         same = ops.sok_compare_batches(
             digests=digests,
             lengths=lengths,

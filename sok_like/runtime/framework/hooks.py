@@ -51,7 +51,7 @@ _installed: list[tuple[tuple[str, ...], Callable[[], None]]] = []
 _open = {EVERY}
 _hooks: list[Hook] = []
 _door = SCOPES  # whose hooks are being put in
-_uncopied: list[Hook] | None = None  # in `install_all`: hooks whose copies are not replaced yet
+_uncopied: list[Hook] | None = None  # in `_install`: hooks whose copies are not replaced yet
 _initialized = False
 
 
@@ -109,8 +109,9 @@ def install_all() -> None:
 def _install():
     """Puts in what is missing behind open doors: all of it, or nothing."""
     global _uncopied, _door
-    num_hooks, num_installed, outer_door = len(_hooks), len(_installed), _door
-    is_outer, _uncopied = _uncopied is None, _uncopied or []
+    if _uncopied is not None:  # what is being put in opens a door: the loop below goes on with it
+        return
+    num_hooks, num_installed, _uncopied = len(_hooks), len(_installed), []
     try:
         while missing := [i for i in _installers if i not in _installed and _open & {*i[0]}]:
             doors, install = missing[0]
@@ -124,7 +125,7 @@ def _install():
         del _installed[num_installed:]
         raise
     finally:
-        _uncopied, _door = None if is_outer else _uncopied, outer_door
+        _uncopied, _door = None, SCOPES
 
 
 @dataclasses.dataclass(eq=False)
@@ -190,7 +191,14 @@ def wrap(owner: Any, name: str, wrapper: Callable, why: str, *, copies: bool = T
     hooked.autograph_info__ = None  # type: ignore[attr-defined]
     is_method_of_class = isinstance(static, (staticmethod, classmethod))
     value = type(static)(hooked) if is_method_of_class else hooked
-    return _put(owner, name, value, why, copies)
+    with _lock:
+        hook = put(owner, name, value, why)
+        if copies and isinstance(owner, types.ModuleType):
+            if _uncopied is None:
+                _replace_copies([hook])
+            else:
+                _uncopied.append(hook)
+    return hook
 
 
 def put(owner: Any, name: str, value: Any, why: str, *, added: bool = False) -> Hook:
@@ -198,20 +206,11 @@ def put(owner: Any, name: str, value: Any, why: str, *, added: bool = False) -> 
     owner = _owner(owner)
     if not added and _current(owner, name, _ABSENT) is _ABSENT:
         raise unknown_version(f"{_name_of(owner)}.{name}", "none")
-    return _put(owner, name, value, why)
-
-
-def _put(owner, name, value, why, copies=False):
     own = vars(owner).get(name, _ABSENT)
     hook = Hook(f"{_name_of(owner)}.{name}", why, value, _door, [(owner, name, own)])
     setattr(owner, name, value)
     with _lock:
         _hooks.append(hook)
-        if copies and isinstance(owner, types.ModuleType):
-            if _uncopied is None:
-                _replace_copies([hook])
-            else:
-                _uncopied.append(hook)
     return hook
 
 

@@ -132,18 +132,6 @@ def _decoded(words, lengths):
     return [json.loads(np.ascontiguousarray(part).tobytes()) for part in parts]
 
 
-def one_rank_at_a_time(
-    function: Callable[[], Any], communicator: Communicator, use_lock: bool
-) -> None:
-    """Calls `function`, one rank at a time if `use_lock`."""
-    if not use_lock:
-        function()
-        return
-    for rank in range(communicator.world_size):
-        # A rank that fails says so in its turn, so the others do not wait for it.
-        all_or_none(function if rank == communicator.rank else None, communicator)
-
-
 class Steps:
     """Steps of one call of the user, one after the other, taken at once; outside of graphs.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -30,7 +30,6 @@ REPEATS = "_sok_repeats"  # mark of a sparse gradient whose equal indices `avera
 IN_TURN = "in_turn"
 
 
-@runtime_checkable
 class Communicator(Protocol):
     """A process's place among `world_size` ranks, and the collectives between them."""
 

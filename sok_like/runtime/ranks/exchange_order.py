@@ -154,15 +154,21 @@ def head_of_gradients(call: tf.Tensor) -> tf.Tensor:
 
 def _stamped(message, splits, lookup, stage, wire_dtype=None):
     """The message, with the number and name of its call in the heads of its blocks."""
+    return _on_messages(
+        libraries.ops().sok_stamp_call,
+        message=message,
+        splits=splits,
+        lookup=lookup,
+        line=comm.line(),
+        stage=stage,
+        wire_dtype=wire_dtype or tf.float32,
+    )
+
+
+def _on_messages(op, *inputs, **attributes):
+    """An op that takes messages, on their device: they have no table to follow."""
     with devices.message_scope():
-        return libraries.ops().sok_stamp_call(
-            message=message,
-            splits=splits,
-            lookup=lookup,
-            line=comm.line(),
-            stage=stage,
-            wire_dtype=wire_dtype or tf.float32,
-        )
+        return op(*inputs, **attributes)
 
 
 def exchange(
@@ -175,7 +181,7 @@ def exchange(
     raise a problem that one reports, and FailedPreconditionError if they are in different calls.
     Returns the message received, its splits, and int64 `[8]`, the call that it belongs to.
     """
-    words = message.dtype.size // tf.float32.size
+    words, ops = message.dtype.size // tf.float32.size, libraries.ops()
     # Under a tape TensorFlow would differentiate the loop below; callers have their own gradient.
     message = tf.stop_gradient(message)
     # Always float32: keys that meet gradients then raise our error, which names the calls.
@@ -187,11 +193,12 @@ def exchange(
         # The names differ, so that an exchange in a session never meets one outside.
         what, collective = (name, IN_TURN) if ordered else (f"{name} (in a session)", name)
         with tf.name_scope(f"{name}_exchange"):
-            part = _part(carried, splits * words, number)
+            part = _on_messages(ops.sok_take_part, carried, splits * words, number)
             return _waiting_for(what, part, lambda: communicator.all_to_all(*part, collective))
 
     received, lengths = send(0)
-    call, more = _checked(received, lengths, communicator.world_size)
+    world_size = communicator.world_size
+    call, more = _on_messages(ops.sok_check_message, received, lengths, world_size=world_size)
     state = received, lengths, call
     if ordered and not tf.executing_eagerly() and not devices.gpu_in_use():
         config = tf.compat.v1.ConfigProto()  # with which the call does not optimize it again
@@ -212,27 +219,13 @@ def exchange(
         return tf.identity(received), lengths // words, call
 
 
-def _part(carried, splits, number):
-    """The part of a message that belongs to a round, and its splits."""
-    with devices.message_scope():
-        return libraries.ops().sok_take_part(message=carried, splits=splits, round=number)
-
-
-def _checked(received, lengths, world_size):
-    """The call that a message belongs to, and how many rounds of it follow."""
-    with devices.message_scope():
-        return libraries.ops().sok_check_message(received, lengths, world_size=world_size)
-
-
 def _further_rounds(send, more, received, lengths, call):
     """The message of all rounds, its splits, and its call; `more` rounds follow the first."""
-    world_size = lengths.shape[0]
+    ops, check = libraries.ops(), {"world_size": lengths.shape[0]}
 
     def next_round(number, received, lengths, _):
-        part = send(number)
-        with devices.message_scope():
-            received, lengths = libraries.ops().sok_join_parts(received, lengths, *part)
-        return number + 1, received, lengths, _checked(received, lengths, world_size).call
+        whole = _on_messages(ops.sok_join_parts, received, lengths, *send(number))
+        return number + 1, *whole, _on_messages(ops.sok_check_message, *whole, **check).call
 
     any_length = tf.TensorShape([None])
     return tf.while_loop(
@@ -261,7 +254,8 @@ def _rounds_function(communicator):
     )
     def rounds(carried, splits, more, *state):
         def send(number):
-            part, what = _part(carried, splits, number), "further rounds of a long message"
+            part = _on_messages(libraries.ops().sok_take_part, carried, splits, number)
+            what = "further rounds of a long message"
             return _waiting_for(what, part, lambda: communicator.all_to_all(*part, IN_TURN))
 
         return _further_rounds(send, more, *state)

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.native import libraries
@@ -94,10 +93,8 @@ class MpiCommunicator(comm.Communicator):
         if divided not in self._divisions:
             group = world if own == world._ranks else comm.SingleProcess()
             if any(len(ranks) > 1 and ranks != world._ranks for ranks in divided):
-                flat = np.array([rank for ranks in divided for rank in ranks], np.int32)
-                sizes = np.array([len(ranks) for ranks in divided], np.int32)
-                pointer = ctypes.POINTER(ctypes.c_int)
-                as_c = [array.ctypes.data_as(pointer) for array in (flat, sizes)]
+                numbers = [rank for ranks in divided for rank in ranks], list(map(len, divided))
+                as_c = [(ctypes.c_int * len(values))(*values) for values in numbers]
                 number = self._call("divide", *as_c, len(divided))
                 if len(own) > 1:
                     group = copy.copy(world)
