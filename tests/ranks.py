@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 import pytest
 
@@ -128,6 +129,26 @@ def start(target, num_ranks, folder, *, launcher="mpirun", args=None, env=None):
 def ending_with_this_process(command):
     """The command, which gets SIGTERM when this process ends, killed or not."""
     return [sys.executable, "-S", "-c", _ENDS_WITH, str(os.getpid()), *command]
+
+
+def wait_for(holds):
+    """Waits until a function holds."""
+    limit = time.monotonic() + HANG_LIMIT / 2
+    while not holds():
+        assert time.monotonic() < limit, slow_machine()
+        time.sleep(0.02)
+
+
+def state_of(pid):
+    """The state of a process; Z: it has ended, whether somebody has asked how or not."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+
+
+def check_ended(pids):
+    wait_for(lambda: all(state_of(pid) == "Z" for pid in pids))
 
 
 def slow_machine():

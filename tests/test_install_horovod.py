@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from sok_like import install_horovod as module
+from tests import forks
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOP = """string(REPLACE "-O2" "-O3" CMAKE_C_FLAGS_RELWITHDEBINFO "${CMAKE_C_FLAGS_RELWITHDEBINFO}")
@@ -150,7 +151,11 @@ def test_the_tools_are_those_of_the_requirements():
         assert "==" not in tool or tool in pinned
 
 
-def test_tensorflow_itself_says_its_version():
+def test_tensorflow_itself_says_its_version(monkeypatch):
     import tensorflow as tf
 
+    def run(command, run=subprocess.run, **options):
+        return run(forks.command(*command[1:]), **options)
+
+    monkeypatch.setattr(subprocess, "run", run)
     assert module.tensorflow_version() == tf.version.VERSION

@@ -10,8 +10,7 @@ import pytest
 
 from sok_like.runtime.ranks import launchers
 from tests import rank_main, ranks, ready_ranks
-from tests.ranks import RanksFailed, run_ranks
-from tests.test_run import check_ended, wait_for
+from tests.ranks import RanksFailed, check_ended, run_ranks, wait_for
 
 pytestmark = pytest.mark.ranks
 
@@ -62,7 +61,7 @@ def test_rank_that_leaves_without_a_result_fails():
 
 def test_time_limit_ends_every_process(tmp_path):
     args = {"folder": str(tmp_path), "seconds": 2 * ranks.HANG_LIMIT}
-    for timeout in (4, 40, 400):  # until the ranks have begun before it, on a slow machine
+    for timeout in (2, 20, 200):  # until the ranks have begun before it, on a slow machine
         with pytest.raises(RanksFailed) as raised:
             run_ranks("tests.test_ranks:sleep_and_tell", 2, args=args, timeout=timeout)
         if "rank 1 sleeps" in str(raised.value) and len(list(tmp_path.glob("pid*"))) == 2:

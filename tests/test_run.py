@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.ranks import HANG_LIMIT, ROOT, ending_with_this_process
+from tests.ranks import HANG_LIMIT, ROOT, check_ended, ending_with_this_process, state_of, wait_for
 
 LAUNCHERS = [
     pytest.param("mpirun", marks=pytest.mark.ranks),
@@ -117,7 +117,6 @@ def start_impatient(*words):
 @pytest.mark.parametrize(
     "words, deaths, sizes, status",
     [
-        (["-np", "2"], 0, [2], 0),
         (["-np", "2"], 3, [2, 2, 2, 2], 0),
         (["-np", "3", "--min-np", "2"], 2, [3, 2, 2], 0),
         (["-np", "2", "--min-np", "1"], 4, [2, 1, 1, 1], 137),
@@ -181,7 +180,6 @@ def saving(tmp_path):
     "words, number, status, expected",
     [
         (["-np", "2", "--restarts", "3"], signal.SIGTERM, 143, 143),
-        (["-np", "2"], signal.SIGTERM, 143, 143),
         (["-np", "2"], signal.SIGINT, 1, 130),
         (["-np", "2", "-H", "localhost:2"], signal.SIGHUP, 0, 0),  # the program ended well
         (["-np", "1", "--restarts", "1"], signal.SIGTERM, 143, 143),
@@ -252,25 +250,6 @@ def _first_lines(run, count):
             break
     assert len(found) == count
     return found
-
-
-def check_ended(pids):
-    wait_for(lambda: all(state_of(pid) == "Z" for pid in pids))
-
-
-def wait_for(holds):
-    limit = time.monotonic() + HANG_LIMIT / 2
-    while time.monotonic() < limit and not holds():
-        time.sleep(0.1)
-    assert holds()
-
-
-def state_of(pid):
-    """Z: it has ended, whether somebody has asked how or not."""
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "Z"
 
 
 def test_one_rank_needs_no_launcher(program):

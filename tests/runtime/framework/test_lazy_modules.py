@@ -1,5 +1,6 @@
 """Models in files of Keras, loaded by a program that has only imported the package."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -8,32 +9,33 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import forks
+
 pytestmark = pytest.mark.keras
 
 KERAS_3 = not hasattr(tf.keras, "__internal__")
 X = np.arange(8).reshape(4, 2)
 
 LOAD = """
-import sys
-{first}
+import importlib.util, sys
 import sok_like
-{then}
+
+def seen():
+    hooks = [finder for finder in sys.meta_path if "sok_like" in type(finder).__module__]
+    return len(hooks), "sok_like.table.variable" in sys.modules
+
+before = seen()
+import keras
+if importlib.util.find_spec("tf_keras"):
+    import tf_keras
+after = seen()
 import numpy as np
 import tensorflow as tf
-model = tf.keras.models.load_model({path!r})
+model = tf.keras.models.load_model(sys.argv[1])
 rows = model.predict(np.arange(8).reshape(4, 2), verbose=0)
 history = model.fit(np.arange(8).reshape(4, 2), np.ones([4, 1]), verbose=0)
-print(rows.ravel().tolist())
+print([before, after, rows.ravel().tolist()])
 """
-
-
-def run(program):
-    """What it prints, in a process that has imported nothing."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
 
 
 def save(sok, path):
@@ -51,12 +53,18 @@ def save(sok, path):
 
 @pytest.mark.keras(slow=True)
 def test_a_model_is_loaded_after_an_import_alone(sok, tmp_path):
+    """In a process that has imported nothing, and in one that has imported Keras."""
+    left = int(importlib.util.find_spec("tf_keras") is None)  # of a nightly
     path = str(tmp_path / "model.keras")
     expected = save(sok, path)
-    orders = [("", "import keras"), ("import keras", "")] if KERAS_3 else [("", "")]
-    for first, then in orders:
-        found = eval(run(LOAD.format(first=first, then=then, path=path)).splitlines()[-1])
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    after_keras = forks.command("-c", f"import keras\n{LOAD}", path)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for command, hooks in (([sys.executable, "-c", LOAD, path], 2), (after_keras, 1)):
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr[-3000:]
+        before, after, rows = eval(done.stdout.splitlines()[-1])
+        assert before == (hooks, False) and after == (left, False)  # hooks that are done go
+        np.testing.assert_allclose(rows, expected, rtol=1e-6)
 
 
 def test_every_class_that_registers_itself_is_announced(sok):
@@ -69,16 +77,3 @@ def test_every_class_that_registers_itself_is_announced(sok):
     aware = "sok_like>EmbeddingAware"  # of any optimizer that a test has wrapped
     registered = {n for n in tf.keras.utils.get_custom_objects() if n.startswith("sok_like")}
     assert {n for n in registered ^ set(sok._IN_FILES) if not n.startswith(aware)} == set()
-
-
-@pytest.mark.keras(slow=True)
-def test_the_hook_goes_when_it_has_done_its_work():
-    pytest.importorskip("tf_keras")  # a nightly has none
-    program = (
-        "import sys, sok_like\n"
-        "before = [f for f in sys.meta_path if 'sok_like' in type(f).__module__]\n"
-        "import keras, tf_keras\n"
-        "after = [f for f in sys.meta_path if 'sok_like' in type(f).__module__]\n"
-        "print(len(before), len(after), 'sok_like.table.variable' in sys.modules)"
-    )
-    assert run(program).split() == ["2", "0", "False"]

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import sok_like as sok
+from sok_like.runtime.native import freed_memory
 
 # Page faults of a block of 100 MiB that is taken again. glibc alone maps it anew each time.
 FAULTS = """
@@ -58,16 +59,12 @@ def test_users_choice_is_left_alone(environment):
 
 
 def test_the_choice_must_be_0_or_1(monkeypatch):
-    from sok_like.runtime.native import freed_memory
-
     monkeypatch.setenv("SOK_KEEP_MEMORY", "false")
     with pytest.raises(ValueError, match="must be 0 or 1.*Received.*'false'"):
         freed_memory.keep()
 
 
 def test_init_keeps_freed_memory(monkeypatch):
-    from sok_like.runtime.native import freed_memory
-
     calls = []
     monkeypatch.setattr(freed_memory, "keep", lambda: calls.append(1))
     sok.Init(global_batch_size=64, seed=7)
@@ -75,7 +72,5 @@ def test_init_keeps_freed_memory(monkeypatch):
 
 
 def test_other_libraries_of_c_have_no_limits(monkeypatch):
-    from sok_like.runtime.native import freed_memory
-
     monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: object())
     freed_memory.keep()

@@ -23,7 +23,7 @@ TARGET = "tests.runtime.ranks.engine_contract"
 def test_promises(on_threads, engine, num_ranks):
     skip_many_ranks(num_ranks)
     if engine in ("single", "memory"):
-        on_threads(num_ranks, engine_contract.run, engine, ROUNDS)
+        on_threads(num_ranks, engine_contract.run, engine, 12)
         return
     env = {"SOK_ENGINE": engine, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
     args = {"engine": engine, "rounds": ROUNDS}

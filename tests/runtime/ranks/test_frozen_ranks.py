@@ -9,17 +9,16 @@ import os
 import re
 import signal
 import subprocess
-import threading
 import time
 
 import pytest
 import tensorflow as tf
 
 import sok_like as sok
-from sok_like.runtime.ranks import comm, stalls
+from sok_like.runtime.ranks import comm, stall_verdict, stalls
 from sok_like.runtime.ranks.launchers import find_program
 from tests import forks
-from tests.ranks import RanksFailed, run_ranks
+from tests.ranks import RanksFailed, run_ranks, wait_for
 
 pytestmark = pytest.mark.ranks
 ON_HOST = """exec ip netns exec "$1" unshare --uts sh -c 'hostname "$1"; shift; "$@"' sh "$@" """
@@ -40,7 +39,7 @@ exit $status"""
 def _call(how):
     """A function without arguments that looks up: eagerly, in a function or in a session.
 
-    It has been called; ranks wait for each other for 2 s from now on.
+    It has been called; from now on ranks wait for each other for 2 s, which is a silence, too.
     """
     sok.Init(global_batch_size=8)
 
@@ -60,7 +59,7 @@ def _call(how):
     call()
     comm.current().barrier()
     stalls._SHUTS_DOWN = 2.0  # enough, because what is frozen never answers
-    stalls._watch._limit = 2.0
+    stalls._watch._limit = stall_verdict.SILENT = 2.0
     if comm.current().rank == 0:
         stalls._watch._judge._limit = 2.0
     return call
@@ -82,28 +81,19 @@ def _when_ended(pid, *words):
 
 def freezes(rank, how, inside, wakes):
     """`rank` stops inside an exchange, or before it; the others look up."""
-    call, pids = _call(how), _pids()
-    if comm.current().rank == rank:
+    call, pids, own_rank = _call(how), _pids(), comm.current().rank
+    if inside and own_rank == 0:  # which the ranks tell that they wait
+        wait_for(lambda: stalls._watch._judge._ranks[rank].what)
+        os.kill(pids[rank], signal.SIGSTOP)
+    elif not inside and own_rank == rank:
         me, launcher = os.getpid(), forks.launcher()
         if wakes:  # when the other has ended, while the launcher cannot end it, for it is stopped
             for ended, process in ((pids[1 - rank], me), (me, launcher)):
                 wake = _when_ended(ended, "kill", "-CONT", process)
                 subprocess.Popen(wake, start_new_session=True)
             os.kill(launcher, signal.SIGSTOP)
-        if inside:
-
-            def freeze():
-                while not stalls._watch._longest_wait()[0]:
-                    time.sleep(0.05)
-                time.sleep(0.6)  # two reports
-                os.kill(me, signal.SIGSTOP)
-
-            threading.Thread(target=freeze).start()
-        else:
-            time.sleep(0.6)  # two reports
-            os.kill(me, signal.SIGSTOP)
-    elif inside:
-        time.sleep(2)
+        time.sleep(0.6)  # two reports
+        os.kill(me, signal.SIGSTOP)
     call()
 
 

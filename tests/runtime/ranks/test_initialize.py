@@ -24,13 +24,6 @@ def fresh(sok):
     return sok
 
 
-def test_global_batch_size_is_required_by_name(fresh):
-    with pytest.raises(TypeError, match="global_batch_size"):
-        fresh.Init()
-    with pytest.raises(TypeError):
-        fresh.Init(8)
-
-
 def test_other_arguments_are_ignored_with_a_warning(fresh):
     with pytest.warns(UserWarning, match="ignores other arguments.*Received: nccl='x', sed=1"):
         fresh.Init(global_batch_size=np.int64(8), seed=np.int32(5), nccl="x", sed=1)

@@ -16,9 +16,9 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
-from sok_like.runtime.ranks import comm, stalls
+from sok_like.runtime.ranks import comm, stall_verdict, stalls
 from tests import thread_ranks
-from tests.ranks import run_ranks
+from tests.ranks import run_ranks, wait_for
 
 pytestmark = pytest.mark.ranks
 
@@ -44,12 +44,6 @@ def _tried(call, *arguments):
     return message, time.monotonic() - start
 
 
-def _until(true):
-    """Waits until a function holds; for hangs alone there is a limit, that of `run_ranks`."""
-    while not true():
-        time.sleep(0.02)
-
-
 def one_batch_less():
     """Rank 1 has a batch less in `fit`, then ends."""
     model = tf.keras.Sequential([tf.keras.Input([], dtype="int64"), _layer("early")])
@@ -66,7 +60,7 @@ def comes_late():
     assert _tried(layer)[0] == "fine"
     if comm.current().rank == 1:
         return None
-    _until(lambda: stalls._watch._left)
+    wait_for(lambda: stalls._watch._left)
     return _tried(layer), _tried(tf.function(layer))
 
 
@@ -75,7 +69,7 @@ def hangs(file):
     call = tf.function(_layer("hung"))
     assert _tried(call)[0] == "fine"
     if comm.current().rank == 1:
-        _until(lambda: os.path.exists(file))
+        wait_for(lambda: os.path.exists(file))
         return _tried(call)
     result = _tried(call)
     pathlib.Path(file).touch()
@@ -136,14 +130,15 @@ def test_a_session_does_not_meet_an_eager_call():
 
 def suspended():
     """All ranks are stopped, as by Ctrl-Z, for longer than rank 0's limit, while it waits."""
+    stall_verdict.SILENT = 2.0
     call, line = tf.function(_layer("calm")), comm.current()
     assert _tried(call)[0] == "fine"
     pids = " ".join(map(str, line.all_gather(tf.constant([os.getpid()]), "pids").numpy()))
     if line.rank == 1:
-        stop = f"sleep 1; kill -STOP {pids}; sleep 7; kill -CONT {pids}"
+        stop = f"sleep 0.5; kill -STOP {pids}; sleep 5; kill -CONT {pids}"
         subprocess.Popen(["sh", "-c", stop], start_new_session=True).wait()
     else:
-        stalls._watch._judge._limit = 6.0
+        stalls._watch._judge._limit = 4.0
     message, _ = _tried(call)
     door = getattr(stalls._watch._door, "address", ("",))[0]
     return message, stalls._watch.is_alive(), len(stalls._watch._lines), door
@@ -159,11 +154,11 @@ def interrupted(how, file):
     call = tf.function(layer) if how == "function" else layer
     assert _tried(call)[0] == "fine"
     if comm.current().rank == 1:
-        _until(lambda: os.path.exists(file))
+        wait_for(lambda: os.path.exists(file))
         return _tried(call)
 
     def interrupt():
-        _until(lambda: stalls._watch._longest_wait()[1] > 0.5)
+        wait_for(lambda: stalls._watch._longest_wait()[1] > 0.5)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
