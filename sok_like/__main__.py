@@ -28,7 +28,10 @@ def versions() -> Iterator[tuple[str, str]]:
     import tensorflow as tf
 
     yield f"TensorFlow {tf.version.VERSION}", os.path.dirname(tf.__file__)
-    yield f"Keras {tf.keras.__version__}", "in use"
+    from sok_like.runtime.framework.running_keras import is_keras_3
+
+    keras = importlib.import_module("keras" if is_keras_3() else "tf_keras")  # or without a version
+    yield f"Keras {keras.__version__}", "in use"
     yield "tf_keras", installed("tf_keras") or "no; only needed for TF_USE_LEGACY_KERAS=1"
     from sok_like.runtime.native import libraries
     from sok_like.runtime.ranks.engines import engine_of_job

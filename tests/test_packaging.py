@@ -11,6 +11,8 @@ import sysconfig
 
 import pytest
 
+from sok_like import __main__ as about
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -121,6 +123,14 @@ def test_one_process_needs_no_horovod_and_no_tf_keras():
         said,
         re.M,
     )
+
+
+@pytest.mark.keras
+def test_the_keras_in_use_is_named():
+    import tensorflow as tf
+
+    in_use = importlib.import_module(tf.keras.Model.__module__.partition(".")[0])
+    assert dict(about.versions())[f"Keras {in_use.__version__}"] == "in use"
 
 
 # How pip hides the packages of an environment from a build.
