@@ -97,7 +97,7 @@ class Communicator(Protocol):
         """Ends the transport, once all ranks have called this; False if not within `seconds`."""
 
 
-class SingleProcess:
+class SingleProcess(Communicator):
     """A communicator for one process: every call is a no-op."""
 
     rank = local_rank = 0
@@ -121,9 +121,6 @@ class SingleProcess:
         return tensor
 
     sum = reduce_scatter = all_gather
-
-    def barrier(self):
-        pass
 
     def end_waits(self, reason):
         return True

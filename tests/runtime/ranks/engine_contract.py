@@ -4,18 +4,19 @@ A rank can compute what all ranks send, because a generator's seed is the round 
 """
 
 import concurrent.futures
+import ctypes
+import os
 import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.runtime.ranks import comm, engines, horovod
+from sok_like.runtime.ranks import comm, engines, horovod, launchers
 
-ANY = (tf.bool, tf.uint8, tf.int8, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32)
-ANY = (*ANY, tf.float64)
-MPI_ALONE = (tf.int16, tf.uint16, tf.uint32, tf.uint64, tf.complex64)
 SUMMED = (tf.float32, tf.float64, tf.int32, tf.int64, tf.float16, tf.bfloat16)
+ANY = (*SUMMED, tf.bool, tf.uint8, tf.int8)
+MPI_ALONE = (tf.int16, tf.uint16, tf.uint32, tf.uint64, tf.complex64)
 MODES = ("eager", "function", "session")
 
 
@@ -282,8 +283,6 @@ def disagreement(communicator, rounds):
 
 def forked(communicator, rounds):
     """A forked process may not speak for the rank, and ends without MPI."""
-    import os
-
     child = os.fork()
     if child == 0:
         closed = communicator.shut_down(1.0)
@@ -296,10 +295,6 @@ def forked(communicator, rounds):
 
 def initialised_before(level):
     """The program has initialised MPI, for threads of a level, and ends it by itself."""
-    import ctypes
-
-    from sok_like.runtime.ranks import launchers
-
     mpi = ctypes.CDLL(launchers.mpi_library(), mode=ctypes.RTLD_GLOBAL)
     mpi.MPI_Init_thread(None, None, level, ctypes.byref(ctypes.c_int()))
     try:

@@ -36,13 +36,9 @@ def test_world_size_of_the_launcher(unlaunched, variables, world_size):
         assert isinstance(engines.choose(), comm.SingleProcess)
 
 
-@pytest.fixture
-def no_mpi(monkeypatch):
+def test_several_processes_without_horovod_say_what_to_install(monkeypatch):
     monkeypatch.delenv("SOK_ENGINE", raising=False)
     monkeypatch.setattr(launchers, "mpi_library", lambda: None)
-
-
-def test_several_processes_without_horovod_say_what_to_install(monkeypatch, no_mpi):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
     # Installed, but for another TensorFlow or MPI, say.
