@@ -58,7 +58,7 @@ def _call(how):
     call()
     call()
     comm.current().barrier()
-    stalls._SHUTS_DOWN = 2.0  # enough, because what is frozen never answers
+    stalls._SHUTS_DOWN = 0.5  # enough, because what is frozen never answers
     stalls._watch._limit = stall_verdict.SILENT = 2.0
     if comm.current().rank == 0:
         stalls._watch._judge._limit = 2.0
@@ -83,7 +83,8 @@ def freezes(rank, how, inside, wakes):
     """`rank` stops inside an exchange, or before it; the others look up."""
     call, pids, own_rank = _call(how), _pids(), comm.current().rank
     if inside and own_rank == 0:  # which the ranks tell that they wait
-        wait_for(lambda: stalls._watch._judge._ranks[rank].what)
+        done = stalls._watch._longest_wait()[2]
+        wait_for(lambda: stalls._watch._judge._ranks[rank].number > done)
         os.kill(pids[rank], signal.SIGSTOP)
     elif not inside and own_rank == rank:
         me, launcher = os.getpid(), forks.launcher()
