@@ -110,9 +110,11 @@ class AdagradDecayOptimizer(_RowOptimizer):
         self._initial, self._decay_steps, self._decay_rate = float(initial), steps, float(rate)
 
     def own_rule(self):
-        numbers = {"initial_accumulator": self._initial, "decay_steps": self._decay_steps}
-        numbers |= {"decay_rate": self._decay_rate}
-        return OptimizerRule("adagrad_decay", tuple(numbers.items()))
+        return OptimizerRule("adagrad_decay").replace(
+            initial_accumulator=self._initial,
+            decay_steps=self._decay_steps,
+            decay_rate=self._decay_rate,
+        )
 
     def own_step(self):
         # Decay depends on the program's step, which may differ from the number of updates here.
@@ -185,10 +187,10 @@ class _AdamRows(_RowOptimizer):
             rows.write(moments, m), rows.write(velocities, v), rows.write(variable, row), *updates
         )
 
-    def _numbers(self, **options):
+    def own_rule(self):
         names = {"beta_1": "_beta1", "beta_2": "_beta2", "epsilon": "_epsilon"}
-        options |= {option: number_of(self, attribute) for option, attribute in names.items()}
-        return tuple(options.items())
+        numbers = {option: number_of(self, attribute) for option, attribute in names.items()}
+        return OptimizerRule("rmsprop" if self._is_rmsprop else "lazy_adam").replace(**numbers)
 
 
 @_for_tables
@@ -211,9 +213,6 @@ class AdamAsyncOptimizer(_AdamRows):
     ):
         super().__init__(learning_rate, beta1, beta2, epsilon, use_locking, name)
         self._is_rmsprop = apply_sparse_rmsprop
-
-    def own_rule(self):
-        return OptimizerRule("rmsprop" if self._is_rmsprop else "lazy_adam", self._numbers())
 
 
 @_for_tables
@@ -240,5 +239,4 @@ class AdamWOptimizer(_AdamRows):
         self._weight_decay = weight_decay
 
     def own_rule(self):
-        decay = number_of(self, "_weight_decay")
-        return OptimizerRule("lazy_adam", self._numbers(row_weight_decay=decay))
+        return super().own_rule().replace(row_weight_decay=number_of(self, "_weight_decay"))

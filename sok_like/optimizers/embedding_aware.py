@@ -13,20 +13,12 @@ import tensorflow as tf
 
 from sok_like.optimizers import families, owner
 from sok_like.optimizers.rules import OptimizerRule, rule_of
-from sok_like.optimizers.stages import average, report_missing, sum_rows, train_tables
 from sok_like.runtime.framework.graphs import counter
 from sok_like.runtime.framework.running_keras import keras_optimizers, optimizer_family
 from sok_like.table.variable import as_embedding_variable, is_embedding_variable, unwrap
 
 _STOCK = ("keras", "tf_keras", "tensorflow")  # packages of stock optimizers
 _OPTIONS = ("lazy", "average", "skip_nonfinite")
-# Behind `average`, by family.
-_STAGES = {
-    "keras": (report_missing, train_tables, sum_rows),
-    "tf_keras": (report_missing, train_tables),
-    "legacy": (report_missing, train_tables),
-    "tf.compat.v1": (train_tables,),
-}
 
 
 class EmbeddingAware:
@@ -187,8 +179,7 @@ def embedding_aware(cls: type) -> type:
         rule.check()
 
     bases = (_Built if "keras" in family else EmbeddingAware, families.ADAPTERS[family], cls)
-    stages = (average, *_STAGES[family])
-    members = {"__module__": __name__, "__init__": init, "_sok_stages": stages}
+    members = {"__module__": __name__, "__init__": init}
     # The legacy Adam and Adam have the same name; files must distinguish their subclasses.
     kind = "Legacy" if ".legacy." in cls.__module__ else ""
     if cls.__module__.partition(".")[0] not in _STOCK and hasattr(keras_optimizers(), cls.__name__):

@@ -4,10 +4,10 @@
       | the stages of its class     learning rate, step, loss scale, whether to average
     stock apply_gradients         the pairs that are left
 
-A class over an adapter lists its stages in `_sok_stages`. The first one brings gradients to those
-of the whole batch; tf_keras' loss scaling asks for it alone, by `aggregate_gradients`.
+The stages are in `_sok_stages`. The first one brings gradients to those of the whole batch;
+tf_keras' loss scaling asks for it alone, by `aggregate_gradients`.
 
-    sok.OptimizerWrapper       average, report_missing, train_tables, sum_rows
+    sok.OptimizerWrapper       average, report_missing, train_tables; for Keras 3 also sum_rows
     dmp.DistributedOptimizer   average_all, and those of the wrapped class behind its first
     distribution.optimizer     take_parts, report_missing, train_tables, note_updated
 
@@ -22,6 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.optimizers import stages
 from sok_like.optimizers.stages import Pairs, Step, as_op, builds_v1_graph, unscaled
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.variable import is_embedding_variable, unwrap
@@ -51,7 +52,7 @@ def _without_decision(pairs):
 class Adapter:
     """What the adapters share. A subclass defines `_sok_learning_rate` and `_sok_step_number`."""
 
-    _sok_stages: tuple[Callable[[Any, Pairs, Step], Pairs], ...] = ()
+    _sok_stages: tuple[Callable, ...] = (stages.average, stages.report_missing, stages.train_tables)
     # Whether all ranks take every step, whatever its variables are.
     _sok_steps_together = False
 
@@ -90,6 +91,8 @@ class Adapter:
 
 class Keras3(Adapter):
     """Over `keras.optimizers.Optimizer` of Keras 3."""
+
+    _sok_stages = (*Adapter._sok_stages, stages.sum_rows)
 
     def __setattr__(self, name, value):
         # Keras' LossScaleOptimizer switches off the scaling of the optimizer that it wraps. An
@@ -223,6 +226,8 @@ class LegacyKeras(Adapter):
 
 class V1(Adapter):
     """Over `tf.compat.v1.train.Optimizer`."""
+
+    _sok_stages = (stages.average, stages.train_tables)  # stock ones report nothing either
 
     def compute_gradients(self, loss, var_list=None, *args, **kwargs):
         # Keras 3 wraps a layer's variables, and v1 accepts only its own kinds.

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_like.lookup.local_variables import is_local
 from sok_like.optimizers.embedding_aware import embedding_aware
-from sok_like.optimizers.rules import OptimizerRule, check_keras_settings
+from sok_like.optimizers.rules import OptimizerRule, keras_settings
 from sok_like.runtime.framework.running_keras import is_keras_3, keras_optimizers
 
 
@@ -140,14 +140,9 @@ class RowWiseAdagrad(embedding_aware(keras_optimizers().Optimizer)):  # type: ig
 
     def own_rule(self) -> OptimizerRule:
         """The core's rule for tables."""
-        check_keras_settings(self)
-        numbers = {
-            "initial_accumulator": float(self.initial_accumulator_value),
-            "epsilon": float(self.epsilon),
-            "weight_decay": self.weight_decay or 0.0,
-            "clip_value": self.clipvalue or 0.0,
-        }
-        return OptimizerRule("rowwise_adagrad", tuple(numbers.items()))
+        numbers: dict[str, Any] = keras_settings(self) | {"epsilon": float(self.epsilon)}
+        numbers["initial_accumulator"] = float(self.initial_accumulator_value)
+        return OptimizerRule("rowwise_adagrad").replace(**numbers)
 
     def build(self, variables):
         super().build(variables)

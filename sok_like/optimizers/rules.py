@@ -79,27 +79,26 @@ def rule_of(optimizer: Any) -> OptimizerRule:
     """The rule that a stock optimizer stands for."""
     if hasattr(optimizer, "own_rule"):  # those in `sok_like.optimizers.deeprec`
         return optimizer.own_rule()
-    if legacy := legacy_name(optimizer):
-        check_keras_settings(optimizer)
-        if legacy not in _LEGACY:
-            raise ValueError(
-                "Embedding variables support SGD and Adam of tf_keras' legacy optimizers (those of "
-                "tf.compat.v1.keras), and of tf.compat.v1.train also Adagrad and Ftrl. "
-                f"Received: {type(optimizer).__module__}.{type(optimizer).__qualname__}"
-            )
-        return _LEGACY[legacy](optimizer).replace(clip_value=optimizer.clipvalue or 0.0)
+    legacy = legacy_name(optimizer)
+    if legacy not in (None, *_LEGACY):
+        keras_settings(optimizer)
+        raise ValueError(
+            "Embedding variables support SGD and Adam of tf_keras' legacy optimizers (those of "
+            "tf.compat.v1.keras), and of tf.compat.v1.train also Adagrad and Ftrl. "
+            f"Received: {type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        )
     subclasses: list[type] = []  # of the stock class, before it was made aware of tables
     for cls in type(optimizer).__mro__:
         package = cls.__module__.partition(".")[0]
         if package in ("keras", "tf_keras") and cls.__name__ in _KERAS:
             _check_same_update(subclasses, cls)
-            check_keras_settings(optimizer)
-            return _KERAS[cls.__name__](optimizer).replace(
-                weight_decay=optimizer.weight_decay or 0.0, clip_value=optimizer.clipvalue or 0.0
-            )
+            settings = keras_settings(optimizer)
+            if legacy is not None:
+                return _read(optimizer, _legacy_number, *_LEGACY[legacy]).replace(**settings)
+            return _read(optimizer, _present, *_KERAS[cls.__name__]).replace(**settings)
         if cls.__module__.startswith("tensorflow.python.training") and cls.__name__ in _V1:
             _check_same_update(subclasses, cls)
-            return _V1[cls.__name__](optimizer)
+            return _read(optimizer, number_of, *_V1[cls.__name__])
         subclasses = [] if package == __name__.partition(".")[0] else [*subclasses, cls]
     raise ValueError(
         f"sok.OptimizerWrapper supports Keras' {', '.join(_KERAS)} and tf.compat.v1.train's "
@@ -124,8 +123,8 @@ def _check_same_update(subclasses, stock):
             )
 
 
-def check_keras_settings(optimizer: Any) -> None:
-    """Raises ValueError for a setting that a single row cannot follow."""
+def keras_settings(optimizer: Any) -> dict[str, float]:
+    """Options of any rule for Keras; ValueError for a setting that a single row cannot follow."""
     refused = {
         "clipnorm": "the norm of a gradient that is spread over ranks",
         "global_clipnorm": "a norm over the whole model",
@@ -143,6 +142,8 @@ def check_keras_settings(optimizer: Any) -> None:
                 "(sok.OptimizerWrapper({'table': ...}, default=...)). In a train_step, "
                 "tf.clip_by_global_norm takes norms over all ranks."
             )
+    weight_decay = getattr(optimizer, "weight_decay", None)  # legacy ones have none
+    return {"weight_decay": weight_decay or 0.0, "clip_value": optimizer.clipvalue or 0.0}
 
 
 def legacy_name(optimizer: Any) -> str | None:
@@ -171,30 +172,20 @@ def _legacy_number(optimizer, hyper):
     return as_given[hyper]
 
 
-def _reading(rule, number, fixed=(), **attributes):
-    """A function that reads a rule off an optimizer; `attributes` maps options to attributes."""
-
-    def read(optimizer):
-        options = {option: number(optimizer, name) for option, name in attributes.items()}
-        return OptimizerRule(rule).replace(**options, **dict(fixed))
-
-    return read
-
-
-def _sgd(read):
-    """A function that reads Keras' SGD, with momentum or without."""
-
-    def read_sgd(optimizer):
-        rule = read(optimizer)
-        return rule if dict(rule.options)["momentum"] else OptimizerRule("sgd")
-
-    return read_sgd
+def _read(optimizer, number, rule, attributes, fixed=()):
+    """A rule with numbers of an optimizer, whose attributes are given by option."""
+    options = {
+        option: bool(getattr(optimizer, name)) if option in _FLAGS else number(optimizer, name)
+        for option, name in attributes.items()
+    }
+    # Keras' SGD has a slot only with momentum, TensorFlow's Momentum always.
+    if options.get("momentum") == 0 and "momentum_before_rate" not in fixed:
+        return OptimizerRule("sgd")
+    return OptimizerRule(rule).replace(**options, **dict(fixed))
 
 
 def _present(optimizer, attribute):
-    # Flags may be given as 0 or 1.
-    kind = bool if attribute in ("amsgrad", "nesterov") else float
-    return kind(getattr(optimizer, attribute))
+    return float(getattr(optimizer, attribute))
 
 
 def number_of(optimizer: Any, attribute: str) -> float:
@@ -209,6 +200,7 @@ def _fixed(value, setting):
     return float(value)
 
 
+_FLAGS = ("amsgrad", "nesterov")  # may be given as 0 or 1
 _FTRL = {
     "learning_rate_power": "learning_rate_power",
     "initial_accumulator": "initial_accumulator_value",
@@ -217,32 +209,32 @@ _FTRL = {
     "l2_shrinkage": "l2_shrinkage_regularization_strength",
     "beta": "beta",
 }
+_ADAGRAD = {"initial_accumulator": "initial_accumulator_value", "epsilon": "epsilon"}
 _ADAM = {name: name for name in ("beta_1", "beta_2", "epsilon", "amsgrad")}
 _MOMENTUM = {name: name for name in ("momentum", "nesterov")}
-_KERAS = {
-    "SGD": _sgd(_reading("momentum", _present, **_MOMENTUM)),
-    "Adagrad": _reading(
-        "adagrad", _present, initial_accumulator="initial_accumulator_value", epsilon="epsilon"
-    ),
-    "Adam": _reading("adam", _present, **_ADAM),
-    "AdamW": _reading("adam", _present, **_ADAM),
-    "Ftrl": _reading("ftrl", _present, **_FTRL),
+# By class: a rule, the attributes with its numbers, and numbers that are always the same. With
+# `lazy` other rows do not change, because the stock sparse kernel does not change them.
+_KERAS: dict[str, tuple] = {
+    "SGD": ("momentum", _MOMENTUM),
+    "Adagrad": ("adagrad", _ADAGRAD),
+    "Adam": ("adam", _ADAM),
+    "AdamW": ("adam", _ADAM),
+    "Ftrl": ("ftrl", _FTRL),
 }
-# Those with `lazy` do not change other rows, because their sparse kernel does not.
-_LEGACY = {
-    "SGD": _sgd(_reading("momentum", _legacy_number, {"lazy": True}, **_MOMENTUM)),
-    "Adam": _reading("adam", _legacy_number, **_ADAM),
+_LEGACY: dict[str, tuple] = {
+    "SGD": ("momentum", _MOMENTUM, {"lazy": True}),
+    "Adam": ("adam", _ADAM),
 }
-_V1 = {
-    "GradientDescentOptimizer": _reading("sgd", number_of),
-    "MomentumOptimizer": lambda o: _reading(
-        "momentum", number_of, {"lazy": True, "momentum_before_rate": True}, momentum="_momentum"
-    )(o).replace(nesterov=bool(o._use_nesterov)),
-    "AdagradOptimizer": _reading(
-        "adagrad", number_of, {"epsilon": 0.0}, initial_accumulator="_initial_accumulator_value"
+_V1: dict[str, tuple] = {
+    "GradientDescentOptimizer": ("sgd", {}),
+    "MomentumOptimizer": (
+        *("momentum", {"momentum": "_momentum", "nesterov": "_use_nesterov"}),
+        {"lazy": True, "momentum_before_rate": True},
     ),
-    "AdamOptimizer": _reading(
-        "adam", number_of, beta_1="_beta1", beta_2="_beta2", epsilon="_epsilon"
+    "AdagradOptimizer": (
+        *("adagrad", {"initial_accumulator": "_initial_accumulator_value"}),
+        {"epsilon": 0.0},
     ),
-    "FtrlOptimizer": _reading("ftrl", number_of, **{o: f"_{a}" for o, a in _FTRL.items()}),
+    "AdamOptimizer": ("adam", {"beta_1": "_beta1", "beta_2": "_beta2", "epsilon": "_epsilon"}),
+    "FtrlOptimizer": ("ftrl", {option: f"_{name}" for option, name in _FTRL.items()}),
 }

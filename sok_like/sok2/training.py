@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.optimizers import wrapper
-from sok_like.optimizers.rules import OptimizerRule, check_keras_settings, legacy_name
+from sok_like.optimizers.rules import OptimizerRule, keras_settings, legacy_name
 from sok_like.runtime.checks import require
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.running_keras import is_keras_3
@@ -114,7 +114,7 @@ class OptimizerWrapper:
                     0, dtype=tf.int64, trainable=False, name="sok2_iterations"
                 )
         if legacy_name(optimizer) not in (None, "SGD", "Adam"):  # there is no fused rule
-            check_keras_settings(optimizer)
+            keras_settings(optimizer)
             self._rows = RowOptimizer(optimizer)
             return
         try:

@@ -1,5 +1,6 @@
 """Each stock optimizer's setting, fused, against the optimizer itself on a dense variable."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from sok_like.runtime.framework.running_keras import is_keras_3
+from tests.core import oracles
 
 pytestmark = pytest.mark.keras
 
@@ -14,6 +16,9 @@ KEYS = np.array([3, -1, 2**40, 0, 17, 99, -(2**63), 8], np.int64)
 DIM, STEPS, RATE = 3, 12, 0.02
 v1 = tf.compat.v1.train
 keras = tf.keras.optimizers
+compat = tf.compat.v1.keras.optimizers  # under tf_keras its legacy optimizers
+legacy = pytest.mark.skipif(is_keras_3(), reason="an optimizer of tf_keras")
+keras_3 = pytest.mark.skipif(not is_keras_3(), reason="tf_keras has nothing like it")
 
 
 def schedule():
@@ -58,6 +63,17 @@ FTRL = {
     "l2_shrinkage_regularization_strength": 0.05,
     "beta": 0.3,
 }
+
+
+LAZY_ADAM = {"beta_1": 0.8, "beta_2": 0.99, "epsilon": 1e-6}
+LAZY = {  # of the package; the oracle of each
+    "v1": lambda sok: sok.tf.keras.optimizers.LazyAdamOptimizer(RATE, *LAZY_ADAM.values()),
+    "keras": lambda sok: sok.optimizers.LazyAdam(RATE, **LAZY_ADAM),
+    "wrapped": lambda sok: sok.OptimizerWrapper(keras.Adam(RATE, **LAZY_ADAM), lazy=True),
+    "momentum": lambda sok: sok.OptimizerWrapper(keras.SGD(RATE, momentum=0.9), lazy=True),
+}
+lazy_adam = functools.partial(oracles.Adam, **LAZY_ADAM, lazy=True)
+lazy_momentum = functools.partial(oracles.Momentum, momentum=0.9, lazy=True)
 
 
 def gradients(steps=STEPS):
@@ -152,6 +168,28 @@ def test_sparse_meaning(sok, name):
     follow(sok, sok.OptimizerWrapper(ours), of_dense(stock_of(), tf.float32, sparse=True))
 
 
+@pytest.mark.parametrize("name", LAZY)
+def test_lazy_meaning(sok, name):
+    oracle = lazy_momentum if name == "momentum" else lazy_adam
+    follow(sok, LAZY[name](sok), of_oracle(oracle, RATE))
+
+
+def test_lazy_adam_of_ordinary_variables(sok):
+    """Of sparse gradients it changes the rows that they have; dense ones follow Adam."""
+    rows = np.random.default_rng(0).random([len(KEYS), DIM]).astype(np.float32)
+    sparse, oracle, optimizer = tf.Variable(rows), lazy_adam(rows), LAZY["v1"](sok)
+    dense, right = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])
+    stock = v1.AdamOptimizer(RATE, *LAZY_ADAM.values())
+    batches = [batch for batch in gradients() if len(batch[0])]
+    for step, (positions, values) in enumerate(batches, 1):
+        of_rows = tf.IndexedSlices(values, positions, rows.shape)
+        optimizer.apply_gradients([(of_rows, sparse), (tf.constant([1.0, step - 2.0]), dense)])
+        oracle.step(step, RATE, positions, values)
+        stock.apply_gradients([(tf.constant([1.0, step - 2.0]), right)])
+    np.testing.assert_allclose(sparse, oracle.w, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(dense, right, rtol=1e-6)
+
+
 def test_a_learning_rate_set_between_steps_counts(sok):
     variable, initial = make_variable(sok)
     ours, stock = sok.OptimizerWrapper(keras.Adam(0.1)), keras.Adam(0.1)
@@ -185,6 +223,13 @@ INFINITE, BETA = float("inf"), tf.constant(0.9)
         (lambda: keras.Adam(0.1, beta_2=-1.0), "`beta_2` must be .*Received: "),
         (lambda: v1.MomentumOptimizer(0.1, 1.5), "`momentum` must be .*Received: "),
         (lambda: keras.Adagrad(0.1, INFINITE), "`initial_accumulator` must be .*Received: "),
+        pytest.param(
+            lambda: keras.Adam(RATE, gradient_accumulation_steps=2),
+            "cannot honour `gradient_accumulation_steps`",
+            marks=keras_3,
+        ),
+        pytest.param(lambda: compat.Adagrad(0.1), "support SGD and.*: .*Adagrad", marks=legacy),
+        pytest.param(lambda: compat.SGD(0.1, clipnorm=1.0), "`clipnorm`.*on SGD", marks=legacy),
     ],
 )
 def test_refused(sok, make, words):
@@ -201,12 +246,6 @@ def test_momentum_of_v1_has_its_slot_at_0(sok):
     np.testing.assert_array_equal(table.snapshot().slot_rows, [[1, 1]])
 
 
-@pytest.mark.skipif(not is_keras_3(), reason="tf_keras has no such setting")
-def test_gradient_accumulation_is_refused(sok):
-    with pytest.raises(ValueError, match="cannot honour `gradient_accumulation_steps`"):
-        sok.OptimizerWrapper(keras.Adam(RATE, gradient_accumulation_steps=2))
-
-
 def test_numbers_out_of_range_of_our_own_classes(sok):
     for make in (
         lambda: sok.tf.keras.optimizers.Adam(beta_1=2.0),
@@ -220,7 +259,7 @@ def test_numbers_out_of_range_of_our_own_classes(sok):
             sok.optimizers.RowWiseAdagrad(**{name: -1.0})
 
 
-@pytest.mark.parametrize("stock", [keras.SGD, keras.Adam, v1.AdagradOptimizer])
+@pytest.mark.parametrize("stock", [keras.SGD, compat.Adam, v1.AdagradOptimizer])
 def test_subclasses_with_an_update_of_their_own(sok, stock):
     class Defaults(stock):
         def __init__(self):
@@ -238,7 +277,7 @@ def test_subclasses_with_an_update_of_their_own(sok, stock):
         sok.OptimizerWrapper(Own())
 
 
-@pytest.mark.skipif(not is_keras_3(), reason="tf_keras' optimizers have no `apply`")
+@keras_3
 def test_a_subclass_of_our_optimizer_may_override_apply(sok):
     class Own(sok.tf.keras.optimizers.Adam):
         def apply(self, grads, trainable_variables=None):
