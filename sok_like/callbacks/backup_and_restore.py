@@ -117,7 +117,10 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         of_fit, ranks = self.params or {}, communicator.world_size
         samples, epochs = global_batch_size(), of_fit.get("epochs", 0)
         now = Progress(epochs=epochs, global_batch_size=samples, ranks=ranks)
-        saved = now if latest[0] is None else self._restore(latest[0])
+        saved = now
+        if latest[0] is not None:
+            self._checkpoint.restore(latest[0]).assert_existing_objects_matched()
+            saved = Progress(*self._variable.numpy().tolist())
         if saved.batch and saved.batch == of_fit.get("steps"):
             # After a SIGTERM in the last batch. Neither Keras wants an epoch without batches.
             saved = saved._replace(epoch=saved.epoch + 1, batch=0)
@@ -127,10 +130,6 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self._is_later = saved[:2] > (now.epochs, 0)  # than the end of this `fit`, which is empty
         self._begin_at(saved)
         self._listen()
-
-    def _restore(self, path):
-        self._checkpoint.restore(path).assert_existing_objects_matched()
-        return Progress(*self._variable.numpy().tolist())
 
     def _begin_at(self, saved):
         if is_keras_3():

@@ -12,11 +12,10 @@ from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import agreed, check_same
 from sok_like.saving.containers.v1_saver import SharedTimer
 from sok_like.saving.format import durable
-from sok_like.serving.delta import FullExportDue, export_delta
+from sok_like.serving.delta import NEARLY_FULL, FullExportDue, export_delta
 from sok_like.serving.export import HEADROOM, export_saved_model
 
 _CALL = "sok.callbacks.ServeWhileTraining"
-_FULL = 0.9  # of the room for keys: from here on the next export is a full one
 
 
 class ServeWhileTraining(tf.keras.callbacks.Callback):
@@ -93,14 +92,13 @@ class ServeWhileTraining(tf.keras.callbacks.Callback):
                 name = f"{self._delta_number + 1:06}"
                 delta = export_delta(self.model, f"{self._newest()}.deltas/{name}")
                 self._delta_number += 1
-                self._is_full = delta.fullness >= _FULL
+                self._is_full = delta.fullness >= NEARLY_FULL
                 return
         self._export()
 
     def _export(self):
         def state():  # the numbers of the SavedModels in the folder, and arguments
-            names = tf.io.gfile.listdir(self.path) if tf.io.gfile.isdir(self.path) else []
-            numbers = [int(name) for name in (n.rstrip("/") for n in names) if name.isdigit()]
+            numbers = [int(name) for name in durable.names(self.path) if name.isdigit()]
             return [sorted(numbers), self.path, str(self._every)]
 
         ranks = agreed(state, comm.current(), _CALL)

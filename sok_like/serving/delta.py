@@ -29,33 +29,32 @@ from sok_like.saving.format import durable
 from sok_like.serving import parts
 from sok_like.serving.parts import Parts, Rows, Slice, key_of
 from sok_like.serving.refresh import VERSIONS, Update, is_plain_name
-from sok_like.serving.tables import to_ranks
+from sok_like.serving.tables import ServedTable, to_ranks
 from sok_like.table import table_reader
 from sok_like.table.content import TableShard
 from sok_like.table.variable import EmbeddingVariable
 
-_NEARLY_FULL = 0.9
+NEARLY_FULL = 0.9  # of the room for keys: from here on a full export is due
 _DECAYS = "decays"  # in a delta
 
 
 @dataclasses.dataclass(eq=False)
 class Followed:
-    """The last refreshable export of a model; `placements` are of keys that this rank placed."""
+    """The last refreshable export of a model."""
 
-    tables: list[EmbeddingVariable]
     stock: StockTables
-    instants: list[int]
-    placements: list[Placement | None]
+    tables: list[ServedTable]
     # Those that the served model has. `export_saved_model` sets them.
     spread: Any = None  # a pair, SpreadVariables and these names
     # On rank 0, by the name of the tensor.
     dense: dict[str, tf.Variable] = dataclasses.field(default_factory=dict)
     number: int = 0  # of deltas
-    export_id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
-    version: str = ""
+    version: str = dataclasses.field(default_factory=lambda: f"{secrets.token_hex(8)}.0")
 
-    def __post_init__(self):
-        self.version = f"{self.export_id}.0"
+    @property
+    def placements(self) -> list[Placement]:
+        """The keys that this rank placed, of each table with an index."""
+        return [table.placement for table in self.tables if table.placement is not None]
 
     def updates(
         self, dense: Sequence[tf.Variable], spread: Mapping[str, tf.Variable]
@@ -139,18 +138,18 @@ def export_delta(model: Any, path: str | os.PathLike) -> Delta:
     work = _Writing(followed, communicator)
     try:
         work.read()
-        for number in range(len(followed.tables)):
-            work.place(number)
+        for table, (changes, _) in zip(followed.tables, work.changes, strict=True):
+            work.place(table, changes)
         work.write(path)
         reports = agreed(work.report, communicator, raises=ValueError)
     except BaseException:
-        for placement in filter(None, followed.placements):
+        for placement in followed.placements:
             placement.undo()
         raise
     work.finish()
     versions, rows, new, erased, fullness = zip(*reports, strict=True)
     delta = Delta(versions[0], sum(rows), sum(new), sum(erased), max(fullness))
-    if communicator.rank == 0 and delta.fullness >= _NEARLY_FULL:
+    if communicator.rank == 0 and delta.fullness >= NEARLY_FULL:
         warnings.warn(
             f"{delta.fullness:.0%} of the room for keys is taken: a full export is due, "
             "`sok.export_saved_model(..., refreshable=True)`, with more `headroom` if it comes "
@@ -175,9 +174,10 @@ def _checked(model, path):
         how = "sok.export_saved_model(model, path, refreshable=True)"
         required = f"have been exported by this process with refreshable=True: {how}"
         raise unmet("`model`", required, f"{model!r}")
-    tables = [v for v in parts.variables_of(model) if isinstance(v, EmbeddingVariable)]
-    if [id(table) for table in tables] != [id(table) for table in followed.tables]:
-        before, now = ([table.table_name for table in of] for of in (followed.tables, tables))
+    now = [v for v in parts.variables_of(model) if isinstance(v, EmbeddingVariable)]
+    before = [table.variable for table in followed.tables]
+    if [*map(id, now)] != [*map(id, before)]:
+        before, now = ([table.table_name for table in of] for of in (before, now))
         raise unmet("`model`", f"have the tables that it had at the export, {before}", now)
     if comm.current().rank == 0 and durable.exists(f"{path}.index"):
         raise wrong_argument("path", "the name of a new delta", path)
@@ -191,27 +191,27 @@ class _Writing:
         self._followed, self._communicator = followed, communicator
         self._rows: list[Rows] = []  # of this rank; their slices know neither shape nor place
         self._counts = {"num_rows": 0, "num_new": 0, "num_erased": 0}
-        self._version = f"{followed.export_id}.{followed.number + 1}.{secrets.token_hex(4)}"
+        export = followed.version.partition(".")[0]
+        self._version = f"{export}.{followed.number + 1}.{secrets.token_hex(4)}"
 
     def read(self):
         def read():
-            since = zip(self._followed.tables, self._followed.instants, strict=True)
-            self._changes = [changes_since(table, instant) for table, instant in since]
-            return [changes.whole for changes, _ in self._changes]
+            tables = self._followed.tables
+            self.changes = [changes_since(table.variable, table.instant) for table in tables]
+            return [changes.whole for changes, _ in self.changes]
 
         self._whole = agreed(read, self._communicator, raises=ValueError)  # by rank and table
 
-    def place(self, number):
+    def place(self, table, changes):
         """Finds where a table's changes go in the served model."""
-        followed, (changes, _), name = self._followed, self._changes[number], f"table_{number}/"
-        table, world_size = followed.tables[number], self._communicator.world_size
-        stock = followed.stock
-        whole = [rank for rank in range(world_size) if self._whole[rank][number]]
-        if table.home is not None:
-            whole = list(range(world_size)) if table.home in whole else []
+        variable, stock, placement = table.variable, self._followed.stock, table.placement
+        number = table.stock.number
+        name, ranks = f"table_{number}/", range(self._communicator.world_size)
+        whole = [rank for rank in ranks if self._whole[rank][number]]
+        if variable.home is not None:
+            whole = list(ranks) if variable.home in whole else []
         self._counts["num_rows"] += len(changes.keys)
-        positions = self._placed(number, changes.keys, changes.erased, whole)
-        placement = followed.placements[number]
+        positions = self._placed(table, changes.keys, changes.erased, whole)
         # What an erased key has left in the server's memory is overwritten.
         freed = np.zeros(0, np.int64) if placement is None else placement.freed()
         positions = np.concatenate([positions, freed])
@@ -219,30 +219,30 @@ class _Writing:
 
         def changed(start, stop):
             part = order[start:stop]
-            rows = np.zeros([len(part), table.dim], np.float32)
+            rows = np.zeros([len(part), variable.dim], np.float32)
             has_row = part < len(changes.rows)
             rows[has_row] = changes.rows[part[has_row]]
-            coded = encoded(rows, stock.rows[table.dim].dtype, table.table_name)
+            coded = encoded(rows, stock.rows[variable.dim].dtype, variable.table_name)
             values = zip(("at", "rows", "scales"), (positions[part], *coded), strict=False)
             return [Slice(name + column, (), (), value) for column, value in values]
 
         def changed_index(columns, start, stop):
             return [Slice(name + column, (), (), index[column][start:stop]) for column in columns]
 
-        self._rows.append(Rows(len(positions), 8 + 4 * table.dim, changed))
+        self._rows.append(Rows(len(positions), 8 + 4 * variable.dim, changed))
         if placement is not None:
-            index = placement.changed(stock.tables[number].first_bucket)
+            index = placement.changed(table.stock.first_bucket)
             for columns in (("slots", "numbers"), ("buckets", "keys")):
                 slices = functools.partial(changed_index, columns)
                 self._rows.append(Rows(len(index[columns[0]]), 8 * (1 + SLOTS), slices))
 
-    def _placed(self, number, keys, erased, whole):
+    def _placed(self, table, keys, erased, whole):
         """The rows of these keys in the served table."""
-        placement = self._followed.placements[number]
+        placement, world_size = table.placement, self._communicator.world_size
         if placement is None:
-            return self._followed.stock.tables[number].first_row + keys
-        table, world_size = self._followed.tables[number].table_name, self._communicator.world_size
-        call, layout = f"deltas of table '{table}'", placement.layout
+            return table.stock.first_row + keys
+        name, layout = table.variable.table_name, placement.layout
+        call = f"deltas of table '{name}'"
         erased, _ = to_ranks(erased, layout.ranks_of(erased, world_size), call)
         keys, answer = to_ranks(keys, layout.ranks_of(keys, world_size), call)
         positions = []
@@ -262,7 +262,7 @@ class _Writing:
 
         for problem in filter(None, agreed(change, self._communicator, raises=ValueError)):
             raise FullExportDue(
-                f"A full export is due, with more `headroom`. Received: {problem} (table '{table}')"
+                f"A full export is due, with more `headroom`. Received: {problem} (table '{name}')"
             )
         return answer(positions[0])
 
@@ -295,23 +295,24 @@ class _Writing:
         # Reading a variable copies it after a sparse update.
         tensors |= {name: v.read_value_no_copy() for name, v in followed.dense.items()}
         if followed.stock.decays is not None:
-            tensors[_DECAYS] = [decay_of(table) for table in followed.tables]
+            tensors[_DECAYS] = [decay_of(table.variable) for table in followed.tables]
         for name, value in tensors.items():
             value = tf.convert_to_tensor(value)
             yield Slice(name, value.shape.as_list(), (), value)
 
     def report(self):
-        placements = filter(None, self._followed.placements)
         # A rank may have placed nothing.
-        fullness = max((p.size / max(1, p.capacity) for p in placements), default=0.0)
+        by_table = (p.size / max(1, p.capacity) for p in self._followed.placements)
+        fullness = max(by_table, default=0.0)
         return [self._version, *self._counts.values(), fullness]
 
     def finish(self):
         followed = self._followed
-        followed.instants = [now for _, now in self._changes]
         followed.number += 1
         followed.version = self._version
-        for placement in filter(None, followed.placements):
+        for table, (_, now) in zip(followed.tables, self.changes, strict=True):
+            table.instant = now
+        for placement in followed.placements:
             placement.keep()
 
 

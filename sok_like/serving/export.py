@@ -107,13 +107,13 @@ def export_saved_model(
     all_or_none(None if communicator.rank else lambda: _check_path(path), communicator)
     with Parts(path, "sok.export_saved_model") as parts:
         room = headroom if deltas else None
-        stock, placements, instants = tables.write(held, parts, row_dtype, missing, room)
+        stock, served = tables.write(held, parts, row_dtype, missing, room)
         module = tf.Module()
         for part, variable in stock.large().items():
             setattr(module, tables.attribute_of(part), variable)
         module.tables = [_About(table) for table in stock.tables]
-        followed = Followed(held, stock, instants, placements)
-        stands_for = {id(v): table for v, table in zip(held, stock.tables, strict=True)}
+        followed = Followed(stock, served)
+        stands_for = {id(table.variable): table.stock for table in served}
         traced: dict[str, Any] = {}
         with spread.replaced() as (of_holders, replacements):
 
@@ -256,12 +256,10 @@ def _check_ops(graph, name):
 
 
 def _check_path(path):
-    gfile = tf.io.gfile
     if not durable.exists(path):  # raises if there is no file system for the path
         return
-    is_free = gfile.isdir(path) and (
-        gfile.exists(os.path.join(path, "saved_model.pb")) or not gfile.listdir(path)
-    )
+    names = durable.names(path)
+    is_free = durable.is_folder(path) and (not names or "saved_model.pb" in names)
     required = "a new folder, an empty one or a SavedModel to be replaced"
     require(is_free, "path", required, path)
 
@@ -286,11 +284,10 @@ def _rename(aside, path):
 
 def _copy(aside, path):
     """`_rename` for file systems that may not rename folders; `saved_model.pb` makes it a model."""
-    gfile, last = tf.io.gfile, "saved_model.pb"
-    durable.remove(durable.join(path, last))  # from now on nobody reads a mixture
+    last = durable.join(aside, "saved_model.pb")
+    durable.remove(durable.join(path, "saved_model.pb"))  # from now on nobody reads a mixture
     durable.remove_folder(path)
-    files = [(folder, name) for folder, _, names in gfile.walk(aside) for name in names]
-    for folder, name in sorted(files, key=lambda file: file[1] == last):
-        target = path + folder[len(aside) :].rstrip("/")
-        durable.make_folder(target)
-        gfile.copy(durable.join(folder, name), durable.join(target, name))
+    for file in sorted(durable.files_below(aside), key=lambda file: file == last):
+        target = path + file.removeprefix(aside)
+        durable.make_folder(os.path.dirname(target))
+        tf.io.gfile.copy(file, target)

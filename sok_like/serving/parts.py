@@ -231,14 +231,6 @@ def variables_of(model: Any) -> list[Any]:
     return list(by_id.values())
 
 
-def holders_of(model: Any) -> list[Any]:
-    """Layers that spread their tables over ranks themselves."""
-    layers = getattr(model, "_flatten_layers", lambda: ())()
-    items = [*layers, *tf.train.TrackableView(model).descendants()]
-    by_id = {id(i): i for i in items if hasattr(i, "spread_for_export") and not is_spread(i)}
-    return list(by_id.values())
-
-
 def is_spread(variable: Any) -> bool:
     """Whether ranks hold parts of a variable."""
     return isinstance(variable, EmbeddingVariable) or hasattr(variable, "_sok_shard")
@@ -250,7 +242,11 @@ class SpreadVariables:
     # While the model is traced, on rank 0, a variable without a value stands for each of them.
 
     def __init__(self, model: Any, variables: Iterable[Any]):
-        self._holders = [(id(holder), holder.spread_for_export()) for holder in holders_of(model)]
+        layers = getattr(model, "_flatten_layers", lambda: ())()
+        items = [*layers, *tf.train.TrackableView(model).descendants()]
+        # Layers that spread their tables over ranks themselves.
+        holders = {id(i): i for i in items if hasattr(i, "spread_for_export") and not is_spread(i)}
+        self._holders = [(key, holder.spread_for_export()) for key, holder in holders.items()]
         self._sharded = [variable for variable in variables if hasattr(variable, "_sok_shard")]
         spreads = [spread for _, of_holder in self._holders for spread in of_holder.values()]
         spreads += [variable.spread_for_export() for variable in self._sharded]

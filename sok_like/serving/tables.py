@@ -44,44 +44,37 @@ def write(
     row_dtype: str,
     missing: str,
     headroom: Any,
-) -> tuple[StockTables, list[Placement | None], list[int]]:
-    """Writes the tables of a model; every rank must call it. `headroom` None: for no refreshes.
-
-    Returns the tables of the SavedModel, and of each variable the placement of this rank's keys
-    (None without refreshes or an index) and its instant for `delta.changes_since`.
-    """
+) -> tuple[StockTables, list["ServedTable"]]:
+    """Writes the tables of a model; every rank must call it. `headroom` None: for no refreshes."""
     follows = headroom is not None
-    writers = [_Writer(variable, headroom) for variable in variables]
+    tables = [ServedTable(variable, headroom) for variable in variables]
 
     def prepare():
-        tables = []
-        for writer in writers:
-            variable, room = writer.variable, writer.room
+        for table in tables:
+            variable, room = table.variable, table.room
             missing_rows = MissingRows(variable, missing == "initial")
             layout = None if variable.key_limit else buckets.layout_for(room)
-            tables.append(StockTable(variable, max(1, room), missing_rows, layout))
-        return StockTables(tables, row_dtype, follows)
+            table.stock = StockTable(variable, max(1, room), missing_rows, layout)
+        return StockTables([table.stock for table in tables], row_dtype, follows)
 
     stock = all_or_none(prepare, comm.current())
-    instants = []
-    for writer, table in zip(writers, stock.tables, strict=True):
-        keys, instant = writer.keys(follows)
-        writer.take_share(table, keys)
-        del keys
-        if follows and writer.placed is not None:
-            first_row, kind = table.first_row + writer.begin, stock.number_dtype
-            writer.placement = Placement(writer.placed, first_row, writer.capacity, kind)
-        instants.append(instant)
-        writer.write(table, stock, into)
-        writer.placed = None
-    return stock, [writer.placement for writer in writers], instants
+    for table in tables:
+        table.take_share(table.take_keys(follows))
+        if follows and table.placed is not None:
+            first_row, kind = table.stock.first_row + table.begin, stock.number_dtype
+            table.placement = Placement(table.placed, first_row, table.capacity, kind)
+        table.write(stock, into)
+        table.placed = None
+    return stock, tables
 
 
-class _Writer:
-    """A table that is written; all ranks take the steps of all tables together."""
+class ServedTable:
+    """A table and its place in a SavedModel; all ranks take the steps of all tables together."""
 
-    placed: Buckets | None = None  # this rank's keys
-    placement: Placement | None = None  # of them, if the table can be refreshed
+    stock: StockTable
+    placed: Buckets | None = None  # this rank's keys, while they are written
+    placement: Placement | None = None  # of them, if the table has an index and can be refreshed
+    instant: int  # since which the served table lacks what changes, see `delta.changes_since`
     # The rows that this rank writes: some with keys, and then rows of zeros.
     begin: int
     size: int  # with keys
@@ -103,8 +96,8 @@ class _Writer:
         elif headroom is not None:
             self.room = _LEAST_ROOM + int(total * (1 + headroom))
 
-    def keys(self, follows):
-        """This rank's keys, and their instant."""
+    def take_keys(self, follows):
+        """This rank's keys; sets their instant."""
         variable = self.variable
 
         def read():
@@ -112,10 +105,10 @@ class _Writer:
             since = 0 if follows else None
             with contextlib.closing(table_reader.TableReader(number, since)) as stream:
                 keys = np.zeros([0], np.int64) if variable.key_limit else stream.keys()
-                instant = stream.instant
+                self.instant = stream.instant
             if not variable.key_limit and len(keys) != self._counts[self._communicator.rank]:
                 raise self._has_changed("another number of keys")
-            return keys, instant
+            return keys
 
         return all_or_none(read, self._communicator, self._call)
 
@@ -125,7 +118,7 @@ class _Writer:
             f"'{self.variable.table_name}'"
         )
 
-    def take_share(self, table, keys):
+    def take_share(self, keys):
         """Finds this rank's share of the rows; sets the salt of the table's layout."""
         rank, ranks = self._communicator.rank, range(self._communicator.world_size)
         if self.variable.key_limit:
@@ -134,7 +127,7 @@ class _Writer:
         else:
             placed = self.placed = self._place(keys)
             del keys
-            table.layout = placed.layout
+            self.stock.layout = placed.layout
             sizes = np.array(agreed(lambda: placed.num_keys, self._communicator, self._call))
             ends = [placed.layout.range_of(rank, len(ranks))[1] for rank in ranks]
             free = self.room - sum(self._counts)
@@ -173,9 +166,9 @@ class _Writer:
             f"of {buckets.TRIES} salts."
         )
 
-    def write(self, table, stock, into):
+    def write(self, stock, into):
         """Writes this rank's share: rows with keys, the index, and rows of zeros."""
-        placed, begin = self.placed, self.begin
+        table, placed, begin = self.stock, self.placed, self.begin
         row_parts = [f"rows_{table.dim}", *([f"scales_{table.dim}"] if stock.scales else [])]
 
         def slice_of(part, at, value):
