@@ -26,6 +26,8 @@ class Refuse(importlib.abc.MetaPathFinder):
 def run(folder):
     import tensorflow as tf
 
+    # The session has its own, as in a server.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     inputs = dict(np.load(folder / "inputs.npz"))
     inputs = {k: v.astype(object) if v.dtype.kind == "S" else v for k, v in inputs.items()}
     deltas = sorted(path.stem for path in folder.with_name(f"{folder.name}.deltas").glob("*.index"))

@@ -169,7 +169,7 @@ def _check_holds(variables, expected):
             pytest.param((1, 2), *case, marks=on_two)
             for case in [
                 *(("rows", "float32"), ("columns", "float32"), ("middle", "float32")),
-                *(("rows", "bfloat16"), ("rows", "float16")),
+                ("rows", "bfloat16"),
             ]
         ),
         pytest.param((2, 1), "batch", "float32", marks=on_two),
@@ -243,7 +243,7 @@ def export(model, place, **options):
 @pytest.mark.parametrize(
     "world_size, kind",
     [
-        *((1, "columns"), (1, "hash")),
+        (1, "columns"),
         *(pytest.param(2, k, marks=on_two) for k in ("columns", "hash")),
         *(pytest.param(2, k, marks=[on_two, pytest.mark.slow]) for k in ("rows", "parallel")),
     ],
