@@ -24,24 +24,24 @@ STOCK = {
 }
 
 
-def train(init, keys, targets, op, layer, weight, steps=STEPS):
-    """Rows of all keys before and after, and the weight after `steps` runs of `op`."""
+def train(init, keys, targets, op, layer, weight):
+    """Rows of all keys before and after, and the weight after some runs of `op`."""
     read = layer.table.find(tf.constant(UNIQUE))[0]
     with v1.Session() as session:
         session.run(init)
         session.run(v1.global_variables_initializer())
         initial = session.run(read)
-        for step in range(steps):
+        for step in range(STEPS):
             batch_keys, batch_targets = batch(step)
             session.run(op, {keys: batch_keys, targets: batch_targets})
         return initial, session.run(read), session.run(weight)
 
 
-def stock(make, initial, steps=STEPS):
+def stock(make, initial):
     """The same with a dense table, dense gradients and the stock optimizer, eagerly."""
     table, weight = tf.Variable(initial), tf.Variable(tf.ones([6]))
     optimizer = make()
-    for step in range(steps):
+    for step in range(STEPS):
         batch_keys, batch_targets = batch(step)
         numbers = np.searchsorted(UNIQUE, batch_keys)
         with tf.GradientTape() as tape:
@@ -53,16 +53,25 @@ def stock(make, initial, steps=STEPS):
     return table.numpy(), weight.numpy()
 
 
-@pytest.mark.parametrize("name", STOCK)
-def test_a_session_trains_tables_and_weights(sok, graph, name):
+no_minimize = pytest.mark.skipif(is_keras_3(), reason="Keras 3 has no `minimize`")
+
+
+@pytest.mark.parametrize(
+    "name, by_loss",
+    [*((name, False) for name in STOCK), pytest.param("adam", True, marks=no_minimize)],
+)
+def test_a_session_trains_tables_and_weights(sok, graph, name, by_loss):
     if name == "schedule" and not is_keras_3():
         pytest.skip("tf_keras itself reads a variable of its own before it is initialized")
     init = sok.Init(global_batch_size=4, seed=2)
     keys, targets, loss, layer, weight = build(sok)
     variables = [*layer.trainable_variables, weight]
-    gradients = tf.gradients(loss, [layer.table, weight])
     optimizer = sok.OptimizerWrapper(STOCK[name]())
-    op = optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    if by_loss:
+        op = optimizer.minimize(loss, variables)
+    else:
+        gradients = tf.gradients(loss, [layer.table, weight])
+        op = optimizer.apply_gradients(zip(gradients, variables, strict=True))
     initial, rows, trained = train(init, keys, targets, op, layer, weight)
     with context.eager_mode():  # outside the graph that the fixture is building
         expected, expected_weight = stock(STOCK[name], initial)
@@ -88,16 +97,3 @@ def test_the_initializer_of_an_optimizer(sok, graph):
         session.run(op, {keys: KEYS, targets: TARGETS})
         # Adam's first step is the learning rate, whatever the gradient.
         np.testing.assert_allclose(np.abs(session.run(weight) - 1.0), 0.02, rtol=0.02)
-
-
-@pytest.mark.skipif(is_keras_3(), reason="Keras 3 has no `minimize`")
-def test_minimize_of_a_tensor(sok, graph):
-    init = sok.Init(global_batch_size=4, seed=2)
-    keys, targets, loss, layer, weight = build(sok)
-    optimizer = sok.OptimizerWrapper(keras.Adam(0.02))
-    op = optimizer.minimize(loss, [*layer.trainable_variables, weight])
-    initial, rows, trained = train(init, keys, targets, op, layer, weight)
-    with context.eager_mode():
-        expected, expected_weight = stock(lambda: keras.Adam(0.02), initial)
-    np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(trained, expected_weight, rtol=0, atol=1e-5)

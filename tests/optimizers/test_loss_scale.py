@@ -47,7 +47,6 @@ def check_doors():
     for door, make_optimizer in _doors().items():
         as_function = tf.function if door in ("sok", "dmp") else lambda function: function
         _check_four_steps(door, make_optimizer(), as_function)
-    _check_four_steps("sok", _doors()["sok"](), lambda function: function)
     if is_keras_3():
         with pytest.raises(ValueError, match="decides on each rank separately"):
             _scaling(dmp.DistributedOptimizer(_stock()))
