@@ -25,7 +25,8 @@ ITERATIONS = "iterations"
 HEAD = 296
 
 _NAME, _SLOT_NAME = 256, 32
-_DTYPES = (*(np.int32, np.int64, np.uint32, np.uint64), *(np.float16, np.float32, np.float64))
+_INTEGERS = (np.int32, np.int64, np.uint32, np.uint64)
+_DTYPES = (*_INTEGERS, np.float16, np.float32, np.float64)
 
 
 def slot_files(folder: str, tables: Iterable[str]) -> Iterator[str]:
@@ -52,42 +53,41 @@ def head(table: str, kind: int, slot: str, dtype: Any) -> bytes:
     return name + kind.to_bytes(4, "big") + slot_name + number.to_bytes(4, "big")
 
 
-def read(path: str, kind: int, dim: int | None = None) -> Any:
-    """The items of a file: an array `[num_items]`, or `RowFile` `[num_items, dim]`."""
+def read_integers(path: str, kind: int) -> np.ndarray:
+    """The numbers in a file as int64, uint64 by their bits."""
+    dtype, _, size = _opened(path, kind, _INTEGERS)
+    return np.frombuffer(durable.read(path, HEAD, size), dtype).astype(np.int64)
+
+
+def read_rows(path: str, kind: int, shape: tuple[int, int], positions: np.ndarray) -> np.ndarray:
+    """The rows at positions, which ascend, of `[num_rows, dim]` in a file; some MiB at a time."""
+    num_rows, dim = shape
+    dtype, num_found, _ = _opened(path, kind, _DTYPES, dim)
+    if num_found != num_rows:
+        required = f"hold {num_rows} rows of {dim} numbers, one for each key"
+        raise unmet(path, required, f"{num_found} rows of that width")
+    rows, row_bytes = np.empty([len(positions), dim], dtype), dim * dtype.itemsize
+    step = max(1, 2**22 // row_bytes)
+    for begin in range(0, num_rows, step):
+        part = np.empty([min(step, num_rows - begin), dim], dtype)
+        ends = begin, begin + len(part)
+        first, last = (int(np.searchsorted(positions, end)) for end in ends)
+        if first < last:
+            durable.read_into(path, HEAD + begin * row_bytes, part)
+            rows[first:last] = part[positions[first:last] - begin]
+    return rows
+
+
+def _opened(path, kind, legal, dim=1):
+    """The dtype of a file's numbers, the number of rows of `dim` of them, and their bytes."""
     size = durable.size(path)
     begin = durable.read(path, 0, min(size, HEAD))
     kind_of_file = int.from_bytes(begin[_NAME : _NAME + 4], "big")
     number = int.from_bytes(begin[-4:], "big")
-    if len(begin) < HEAD or kind_of_file != kind or number >= len(_DTYPES):
+    if len(begin) < HEAD or kind_of_file != kind or number >= len(legal):
         raise ValueError(f"{path} must begin with the head of a file of sok2.dump of kind {kind}")
-    dtype = np.dtype(_DTYPES[number]).newbyteorder("<")
-    width = dtype.itemsize * (dim or 1)
-    if (size - HEAD) % width:
-        raise unmet(path, f"hold whole rows of {width} bytes", f"{size - HEAD} bytes")
-    if dim is None:
-        return np.frombuffer(durable.read(path, HEAD, size - HEAD), dtype)
-    return RowFile(path, dtype, ((size - HEAD) // width, dim))
-
-
-class RowFile:
-    """Rows in a file, of which some are read."""
-
-    def __init__(self, path: str, dtype: np.dtype, shape: tuple[int, int]):
-        self._path, self._dtype, self.shape = path, dtype, shape
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, positions: np.ndarray) -> np.ndarray:
-        """The rows at these positions, which ascend; reads a few MiB at a time."""
-        rows = np.empty([len(positions), self.shape[1]], self._dtype)
-        row_bytes = self.shape[1] * self._dtype.itemsize
-        step = max(1, 2**22 // max(1, row_bytes))
-        for begin in range(0, len(self), step):
-            part = np.empty([min(step, len(self) - begin), self.shape[1]], self._dtype)
-            ends = begin, begin + len(part)
-            first, last = (int(np.searchsorted(positions, end)) for end in ends)
-            if first < last:
-                durable.read_into(self._path, HEAD + begin * row_bytes, part)
-                rows[first:last] = part[positions[first:last] - begin]
-        return rows
+    dtype, size = np.dtype(legal[number]).newbyteorder("<"), size - HEAD
+    width = dtype.itemsize * dim
+    if size % width:
+        raise unmet(path, f"hold whole rows of {width} bytes", f"{size} bytes")
+    return dtype, size // width, size

@@ -27,7 +27,6 @@ from sok_like.sok2.training import SGD, OptimizerWrapper, static_slot
 from sok_like.table.content import TableContent, slot_fields
 from sok_like.table.keys import held_here
 from sok_like.table.policies import ScoreEvict
-from sok_like.table.variable import unwrap
 
 
 def dump(path: str | os.PathLike, dump_vars: Any, optimizer: Any = None) -> None:
@@ -146,7 +145,7 @@ class Dumped:
 
     _content: Any  # this rank's keys and rows
     _slot_rows: Any  # the values of a slot, in the order of these keys
-    _positions: Any  # of this rank's keys among those of a file, ascending
+    _positions: Any  # of this rank's keys among the int64 ones of a file, ascending
     take: Any  # writes what `read` returned
 
     def __init__(self, variable: Any, optimizer: Any):
@@ -192,32 +191,22 @@ class Dumped:
 
     def read(self, folder: str) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray], int | None]:
         """This rank's int64 keys, rows, slots and iterations; raises if a file does not fit."""
-        keys = files.read(durable.join(folder, self._file(files.KEY)), files.KEY)
-        here = self._positions(keys)
-
-        def rows_of(path, kind):
-            rows = files.read(path, kind, self._variable.dim)
-            if len(rows) != len(keys):
-                raise ValueError(
-                    f"{path} must hold {len(keys)} rows of {self._variable.dim} numbers, one for "
-                    f"each key. Received: {len(rows)} rows of that width (table '{self.stem}')"
-                )
-            return rows[here]
-
-        rows = rows_of(durable.join(folder, self._file(files.WEIGHT)), files.WEIGHT)
-        slots = {}
+        keys = files.read_integers(durable.join(folder, self._file(files.KEY)), files.KEY)
+        here, shape = self._positions(keys), (len(keys), self._variable.dim)
+        path = durable.join(folder, self._file(files.WEIGHT))
+        rows, slots = files.read_rows(path, files.WEIGHT, shape, here), {}
         for name in self._slot_names:
             file = self._file(files.SLOT, name)
             if not durable.exists(durable.join(folder, file)):  # as SOK 2.x names Adamax' files
                 file = file.replace("-Adamax-", "-Adam-")
-            slots[name] = rows_of(durable.join(folder, file), files.SLOT)
+            path = durable.join(folder, file)
+            slots[name] = files.read_rows(path, files.SLOT, shape, here)
         iterations = self._iterations()
         if iterations is not None:
             path = durable.join(folder, self._file(files.SLOT, files.ITERATIONS))
-            iterations = int(files.read(path, files.SLOT)[0]) if durable.exists(path) else None
-        keys = keys[here]
-        keys = keys.view(np.uint64).view(np.int64) if keys.itemsize == 8 else keys.astype(np.int64)
-        return keys, rows, slots, iterations
+            is_there = durable.exists(path)
+            iterations = int(files.read_integers(path, files.SLOT)[0]) if is_there else None
+        return keys[here], rows, slots, iterations
 
 
 class _Static(Dumped):
@@ -236,11 +225,11 @@ class _Static(Dumped):
         return self._slot(name).numpy()
 
     def _positions(self, keys):
-        rows, numbers = self._variable.global_shape[0], keys.astype(np.int64)
-        if not np.array_equal(np.sort(numbers), np.arange(rows)):
+        rows = self._variable.global_shape[0]
+        if not np.array_equal(np.sort(keys), np.arange(rows)):
             required = f"hold its rows 0 to {rows - 1}"
             raise unmet(f"A dump of variable '{self.stem}'", required, f"{len(keys)} keys")
-        return np.flatnonzero(np.isin(numbers, self._variable._rows_here()))
+        return np.flatnonzero(np.isin(keys, self._variable._rows_here()))
 
     def take(self, keys, rows, slots, iterations):
         order = np.argsort(keys)
@@ -264,7 +253,7 @@ class _Dynamic(Dumped):
     def _slot_rows(self, name, keys):
         slot = self._slot(name)
         if self._has_slot_tables:  # a row without an update has no slots yet
-            return slot.find(keys.view(np.int64) if keys.dtype == np.uint64 else keys)[0].numpy()
+            return slot.find(keys)[0].numpy()
         return export(slot)[1].numpy()
 
     def _iterations(self):
@@ -274,13 +263,12 @@ class _Dynamic(Dumped):
 
     def _positions(self, keys):
         dtype = np.dtype(self._variable.key_dtype.as_numpy_dtype)
-        if not np.array_equal(keys.astype(dtype).astype(keys.dtype), keys):
+        if not np.array_equal(keys.astype(dtype).astype(np.int64), keys):
             raise ValueError(
                 f"Table '{self.stem}' has keys of {dtype}. "
                 "Received: a dump with keys outside that dtype"
             )
-        signed = np.array(keys, np.uint64 if keys.dtype == np.uint64 else np.int64).view(np.int64)
-        return np.flatnonzero(held_here(self._variable, tf.constant(signed)).numpy())
+        return np.flatnonzero(held_here(self._variable, tf.constant(keys)).numpy())
 
     def take(self, keys, rows, slots, iterations):
         if slots and not self._has_slot_tables:
@@ -299,7 +287,7 @@ class _Dynamic(Dumped):
 
     def check_room(self, keys: np.ndarray) -> None:
         slots = map(self._slot, self._slot_names) if self._has_slot_tables else ()
-        for table in (unwrap(self._variable), *slots):
+        for table in (self._variable, *slots):
             stats, option = table.stats(), table.options["ev_option"]
             evicts = any(isinstance(e, ScoreEvict) for e in option.evictions) if option else False
             if not stats.max_capacity or evicts:

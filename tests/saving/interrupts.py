@@ -163,8 +163,9 @@ def number_of_sok2(folder, name):
     keys, rows = (folder / f"{name}_0-{kind}" for kind in ("key", "weight"))  # of the variable
     if not keys.exists() or not rows.exists():
         return -1
-    keys = dump_files.read(keys, dump_files.KEY)
-    return number_of(keys, dump_files.read(rows, dump_files.WEIGHT, 2)[np.arange(len(keys))])
+    keys = dump_files.read_integers(keys, dump_files.KEY)
+    shape, every = (len(keys), 2), np.arange(len(keys))
+    return number_of(keys, dump_files.read_rows(rows, dump_files.WEIGHT, shape, every))
 
 
 def dump(case, since=None):

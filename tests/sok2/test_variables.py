@@ -148,18 +148,6 @@ def test_a_table_of_hbm_that_is_full_raises_and_one_of_hybrid_evicts():
     assert sok2.export(evicting)[0].numpy().tolist() == [1, 3]
 
 
-def test_filter_variables():
-    others = [tf.Variable([[0, 1, 2]]), tf.Variable(1.0)]
-    ours = [
-        sok2.Variable([[3, 4, 5]]),
-        sok2.Variable([[6, 7, 8]], mode="localized:0"),
-        sok2.DynamicVariable(3, "13", "hbm"),
-    ]
-    found = sok2.filter_variables([others[0], *ours, others[1]])
-    for got, expected in zip(found, (ours, others), strict=True):
-        assert [id(v) for v in got] == [id(v) for v in expected]
-
-
 def test_init():
     for comm_tool in ("horovod", "single"):
         sok2.init(comm_tool, use_legacy_optimizer=False)
@@ -199,9 +187,7 @@ def test_lookup_sparse_returns_what_it_was_given():
     [
         (lambda v, ids: ([TABLE], [ids]), TypeError, "must hold sok2.Variables"),
         (lambda v, ids: (v, ids, None, ["mean", "sum"]), ValueError, "each of the 1 tables"),
-        (lambda v, ids: (v, ids, None, "max"), ValueError, "combiners"),
         (lambda v, ids: ([v, v], [ids]), ValueError, "each of the 2 tables"),
-        (lambda v, ids: (v, tf.constant([[1]])), TypeError, "SparseTensors or RaggedTensors"),
         (lambda v, ids: (v, ids, tf.constant([1.0])), ValueError, "`sp_weights`"),
         (lambda v, ids: (sok2.Variable(TABLE.astype(np.float64)), ids), TypeError, "float64"),
         (lambda v, ids: (v, ids, None, None, True), ValueError, "`use_low_frequency_filter`"),
@@ -265,6 +251,20 @@ def test_a_dump_of_more_keys_than_fit(tmp_path):
     with pytest.warns(UserWarning, match="'ids' holds at most 4 keys on rank 0, and was given 2"):
         sok2.load(str(tmp_path), small)
     assert sok2.export(small)[0].numpy().tolist() == [3, 4, 5, 6]
+
+
+def test_a_dump_of_keys_that_the_dtype_does_not_hold(tmp_path):
+    for dtype, of_others, key in ((tf.uint32, tf.int32, 2**31), (tf.int32, tf.uint32, -1)):
+        dumped, table = (
+            sok2.DynamicVariable(2, "1", "hbm", key_type=kind, name=f"of_{dtype.name}")
+            for kind in (dtype, of_others)
+        )
+        sok2.assign(dumped, tf.constant([key], dtype), tf.ones([1, 2]))
+        sok2.dump(tmp_path, dumped)
+        sok2.load(tmp_path, dumped)
+        with pytest.raises(ValueError, match=f"has keys of {of_others.name}"):
+            sok2.load(tmp_path, table)
+        assert len(table) == 0
 
 
 def test_a_dump_leaves_no_slots_of_an_earlier_one_beside_other_keys(tmp_path):
