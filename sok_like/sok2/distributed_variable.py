@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from sok_like.lookup.exchange import BY_KEY
 from sok_like.lookup.local_variables import mark_local, marked_part
 from sok_like.planner import tables
 from sok_like.runtime.checks import require, unmet, wrong_argument
@@ -76,14 +75,14 @@ class ShardedVariable(ResourceVariable):
         check_replicas()
         communicator = comm.current()
         self.global_gpu_id, self.num_gpus = communicator.rank, communicator.world_size
-        self._home = None if target_gpu is None else home_of(f"localized:{target_gpu}")
-        self.owner = BY_KEY if self._home is None else self._home  # as `lookup.exchange` expects
-        self.target_gpu = -1 if self._home is None else self._home
+        # As of an EmbeddingVariable.
+        self.home = None if target_gpu is None else home_of(f"localized:{target_gpu}")
+        self.target_gpu = -1 if self.home is None else self.home
         arguments = inspect.signature(super().__init__).bind(*args, **kwargs).arguments
         arguments["name"] = arguments.get("name") or f"sok_static_Variable_{next(_count)}"
         self.table_name = name = arguments["name"]
         self._of = f"variable '{name}'"
-        if self.num_gpus > 1 and self._home is None:
+        if self.num_gpus > 1 and self.home is None:
             constraint = {"constraint": arguments.get("constraint")}
             tables.check_cut(constraint, tables.ROWS, name, "mode='localized:#'")
         for argument in ("variable_def", "import_scope"):
@@ -118,8 +117,10 @@ class ShardedVariable(ResourceVariable):
         is_legal = dims.rank == 2 and dims.is_fully_defined() and min(dims) >= 1
         require(is_legal, "shape", "[rows, dim]", shape, self._of)
         self._global_shape = rows, dim = tuple(dims.as_list())
-        by_row = _by_row(initializer, dim, rows)
-        if by_row is not None and tf.compat.v1.executing_eagerly_outside_functions():
+        is_function = not isinstance(initializer, str) and not hasattr(initializer, "get_config")
+        by_row = None if is_function else row_initializer(initializer, dim, rows)
+        depends_on_position = by_row is None or by_row.kind == "default_rows"
+        if not depends_on_position and tf.compat.v1.executing_eagerly_outside_functions():
             # Drawn like rows of tables: the same on any number of ranks, and no rank draws the
             # others' rows.
             with tf.init_scope():
@@ -133,9 +134,9 @@ class ShardedVariable(ResourceVariable):
 
     def _rows_here(self):
         rows = self._global_shape[0]
-        if self._home is None:
+        if self.home is None:
             return np.arange(self.global_gpu_id, rows, self.num_gpus)
-        return np.arange(rows if self._home == self.global_gpu_id else 0)
+        return np.arange(rows if self.home == self.global_gpu_id else 0)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Rows by their number in this rank's part; norms recognize the gradient as a part's."""
@@ -168,7 +169,7 @@ class ShardedVariable(ResourceVariable):
 
     def key_map(self, indices: Any) -> Any:
         """The row numbers, within their rank's part, of rows `indices` of the table."""
-        return indices // self.num_gpus if self._home is None else indices
+        return indices // self.num_gpus if self.home is None else indices
 
     def as_weight(self) -> Any:
         """As `EmbeddingVariable.as_weight`."""
@@ -222,18 +223,3 @@ def own_variable(variable: Any, rule: str) -> Any:
     if not is_embedding_variable(variable):
         raise TypeError(f"{rule}. Received: {variable!r}")
     return unwrap(variable)
-
-
-def _by_row(initializer, dim, rows):
-    """The same distribution without a shape; None if elements depend on their position."""
-    if not isinstance(initializer, str) and not hasattr(initializer, "get_config"):
-        return None  # a function
-    by_row, classes = row_initializer(initializer, dim, rows), tf.keras.initializers
-    if by_row.kind == "constant":
-        return classes.Constant(by_row.a)
-    kinds = {
-        "uniform": classes.RandomUniform,
-        "normal": classes.RandomNormal,
-        "truncated_normal": classes.TruncatedNormal,
-    }
-    return kinds[by_row.kind](by_row.a, by_row.b, by_row.seed) if by_row.kind in kinds else None

@@ -145,11 +145,7 @@ class DynamicVariable(EmbeddingVariable):
         return self.total_count()
 
     dimension, key_type = EmbeddingVariable.dim, EmbeddingVariable.key_dtype
-
-    @property
-    def handle_dtype(self) -> tf.DType:
-        """Dtype of rows."""
-        return self.dtype
+    handle_dtype = EmbeddingVariable.dtype
 
     @property
     def backend_type(self) -> str:

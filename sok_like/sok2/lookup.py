@@ -16,6 +16,7 @@ import tensorflow as tf
 from sok_like.group_embedding.lookup_sparse import check_integers, combiners_of, ids_of_tables
 from sok_like.lookup import exporting
 from sok_like.lookup.exchange import (
+    BY_KEY,
     Exchange,
     exchange_lookup,
     feature_here,
@@ -25,12 +26,11 @@ from sok_like.lookup.exchange import (
 from sok_like.lookup.ids import FlatIds
 from sok_like.lookup.keras_call import by_training, check_listed, training_of_call
 from sok_like.lookup.local_variables import unique_in_graph
-from sok_like.runtime.checks import as_list, require, wrong_argument
+from sok_like.runtime.checks import as_list, require, unmet, wrong_argument
 from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
 from sok_like.sok2.distributed_variable import is_static, own_variable
-from sok_like.table.keys import as_keys
 from sok_like.table.policy_methods import PolicyCounts
 from sok_like.table.variable import unwrap
 
@@ -82,11 +82,7 @@ def lookup_sparse(
     with tf.name_scope(name):
         of_tables = None if sp_weights is None else as_list(sp_weights)
         ids = ids_of_tables(sp_ids, of_tables, tables, combined=True)
-        features = [
-            _feature(table, (as_keys(keys.values), keys.row_splits, weights), combiner)
-            for table, (keys, weights, _), combiner in zip(tables, ids, combiners, strict=True)
-        ]
-        outputs = _look_up(features, name)
+        outputs = _look_up(list(map(_feature, tables, [i.samples for i in ids], combiners)), name)
         for rows, i in zip(outputs, ids, strict=True):
             rows.set_shape([i.batch, rows.shape[-1]])
     return outputs if is_list else outputs[0]
@@ -119,21 +115,20 @@ def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
 def _table(param):
     table = own_variable(param, "`params` must hold sok2.Variables or sok2.DynamicVariables")
     if is_static(table) and table.dtype not in (tf.float32, tf.float16, tf.bfloat16):
-        raise TypeError(
-            "A variable that is looked up must be of dtype float32, float16 or bfloat16. "
-            f"Received: {table.dtype.name} (table '{table.table_name}')"
-        )
+        required, of = "be of dtype float32, float16 or bfloat16", f"table '{table.table_name}'"
+        raise unmet("A variable that is looked up", required, table.dtype.name, of, TypeError)
     return table
 
 
 def _feature(table, samples, combiner="none"):
     feature = feature_here(table, table.table_name, samples, combiner)
+    limit = feature.key_limit
     if is_static(table):
-        return dataclasses.replace(feature, key_limit=table.global_shape[0], owner=table.owner)
-    if table.home is None:
-        return feature
-    limit = most_ids(comm.current().world_size)
-    return dataclasses.replace(feature, key_limit=limit, owner=table.home)
+        limit = table.global_shape[0]
+    elif table.home is not None:
+        limit = most_ids(comm.current().world_size)
+    owner = BY_KEY if table.home is None else table.home
+    return dataclasses.replace(feature, key_limit=limit, owner=owner)
 
 
 def _look_up(features, name):

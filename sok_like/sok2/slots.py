@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_like.lookup.local_variables import mark_local
+from sok_like.runtime.checks import unmet
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
 from sok_like.sok2.distributed_variable import is_static, own_variable
@@ -60,10 +61,9 @@ class SlotRows:
     def _snapshot(self):
         """The table's content, and its slots by name."""
         if not tf.executing_eagerly():
-            raise RuntimeError(
-                "Slots are exported and assigned eagerly. Received: a call in a graph "
-                f"(slot '{self._slot}' of table '{self.table.table_name}')"
-            )
+            of = f"slot '{self._slot}' of table '{self.table.table_name}'"
+            required, received = "be exported and assigned eagerly", "a call in a graph"
+            raise unmet("Slots", required, received, of, RuntimeError)
         snapshot = self.table.snapshot()
         slots = slots_by_name(snapshot)
         for name in self._slots:  # missing before the first step
@@ -89,32 +89,29 @@ class RowOptimizer:
             optimizer._weights = weights
             # The initial value of each slot, by name.
             self.initial = {name: float(slot[0]) for name, slot in slots.items()}
-        # By `id` of a table: itself and the tables of its slots, each with a variable [None, dim].
-        self._tables: dict[int, list[tuple[EmbeddingVariable, tf.Variable]]] = {}
+        self._tables: dict[int, dict[str, tuple[EmbeddingVariable, tf.Variable]]] = {}  # by `id`
 
-    def slots(self, table: EmbeddingVariable) -> dict[str, EmbeddingVariable]:
-        """The tables that hold the slots of a table, by name."""
-        held = [held for held, _ in self._with_slots(table)]
-        return dict(zip(self.initial, held[1:], strict=True))
-
-    def _with_slots(self, table):
+    def with_slots(self, table: EmbeddingVariable) -> dict[str, Any]:
+        """A table, by "", and those of its slots by name, each with a variable `[None, dim]`."""
         if id(table) in self._tables:
             return self._tables[id(table)]
-        held = [table]
+        tables = {"": table}
         for name, initial in self.initial.items():
-            slot = EmbeddingVariable(
+            tables[name] = EmbeddingVariable(
                 table.dim,
                 name=f"{table.table_name}_{name}",
                 key_dtype=table.key_dtype,
                 initializer=tf.keras.initializers.Constant(initial),
                 trainable=False,
             )
-            slot.home = table.home
-            held.append(slot)
+            tables[name].home = table.home
         with tf.init_scope():
             nothing = tf.zeros([0, table.dim])
-            copies = [tf.Variable(nothing, shape=[None, table.dim], trainable=False) for _ in held]
-        self._tables[id(table)] = list(zip(held, map(mark_local, copies), strict=True))
+            copies = [
+                tf.Variable(nothing, shape=[None, table.dim], trainable=False) for _ in tables
+            ]
+        pairs = zip(tables.values(), map(mark_local, copies), strict=True)
+        self._tables[id(table)] = dict(zip(tables, pairs, strict=True))
         return self._tables[id(table)]
 
     def apply_gradients(self, pairs: list[tuple[Any, Any]]) -> Any:
@@ -127,7 +124,7 @@ class RowOptimizer:
                 stock.append((gradient, variable))
             else:
                 keys, rows_gradient = self._read(gradient, variable)
-                stock.append((rows_gradient, self._with_slots(variable)[0][1]))
+                stock.append((rows_gradient, self.with_slots(variable)[""][1]))
                 read.append((variable, keys))
         update = self._optimizer.apply_gradients(stock, experimental_aggregate_gradients=False)
         write = libraries.ops().sok_table_assign
@@ -135,23 +132,21 @@ class RowOptimizer:
             written = [
                 write(handle=held.handle, keys=keys, rows=copy.read_value())
                 for table, keys in read
-                for held, copy in self._with_slots(table)
+                for held, copy in self.with_slots(table).values()
             ]
             return tf.group(*[op for op in written if op is not None])
 
     def _read(self, gradient, table):
         """Copies the rows of the gradient's keys; returns the keys and the copy's gradient."""
         if not isinstance(gradient, tf.IndexedSlices):
-            raise TypeError(
-                "The gradient of a DynamicVariable must be tf.IndexedSlices of keys. "
-                f"Received: {gradient!r} (table '{table.table_name}')"
-            )
+            subject, of = "The gradient of a DynamicVariable", f"table '{table.table_name}'"
+            raise unmet(subject, "be tf.IndexedSlices of keys", f"{gradient!r}", of, TypeError)
         values = as_rows(gradient.values, "values", table.table_name)
         summed = comm.distinct(tf.IndexedSlices(values, as_keys(gradient.indices)))
-        (_, copy), *slots = self._with_slots(table)
-        for held, its_copy in self._with_slots(table):
-            its_copy.assign(held.find(summed.indices)[0])
-        slots_of_copy = self._optimizer._slots.setdefault(copy._unique_id, {})
-        slots_of_copy |= dict(zip(self.initial, (slot for _, slot in slots), strict=True))
+        with_slots = self.with_slots(table)
+        for held, copy in with_slots.values():
+            copy.assign(held.find(summed.indices)[0])
+        slots_of_copy = self._optimizer._slots.setdefault(with_slots[""][1]._unique_id, {})
+        slots_of_copy |= {name: with_slots[name][1] for name in self.initial}
         positions = tf.range(tf.size(summed.indices))
         return summed.indices, tf.IndexedSlices(summed.values, positions)

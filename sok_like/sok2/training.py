@@ -214,7 +214,7 @@ class OptimizerWrapper:
         if is_static(variable):
             return static_slot(self._optimizer, variable, name)
         if self._rows is not None:
-            return self._rows.slots(variable)[name]
+            return self._rows.with_slots(variable)[name][0]
         initial = 0.0
         if name == "accumulator":
             initial = dict(self._view.embedding_rule.options).get("initial_accumulator", 0.0)

@@ -204,7 +204,10 @@ def row_initializer(
 
     Or a callable `(shape, dtype) -> tensor`, which must return the same on all ranks. `dim` and
     `num_rows` of the whole table (None: `dim` instead) are the fans of the variance-scaling family.
+    What is translated already is returned.
     """
+    if isinstance(initializer, RowInitializer):
+        return initializer
     instance = tf.keras.initializers.get(initializer)
     if instance is None:
         raise wrong_argument("initializer", "a Keras initializer or its name", None)
