@@ -100,7 +100,7 @@ class GroupEmbedding(TablesLayer):
         own = {name: name if self._is_dict else f"table_{name}" for name in dims}
         table_names = _by_feature("tables", tables, dims, own)
         if combiners is None or isinstance(combiners, str):
-            combiners = dict.fromkeys(dims, combiners) if self._is_dict else [combiners] * len(dims)
+            combiners = dict.fromkeys(dims, combiners)
         combiners = _by_feature("combiners", combiners, dims, dict.fromkeys(dims, "mean"))
         self._features = {}
         for name, dim in dims.items():
@@ -138,11 +138,10 @@ class GroupEmbedding(TablesLayer):
                 tables[feature.table] = table
                 setattr(self, f"_table_{len(tables)}", table.as_weight())
             elif tables[feature.table].dim != feature.dim:
-                raise ValueError(
-                    f"Features of table '{feature.table}' must have the same width, "
-                    f"{tables[feature.table].dim}. Received: embedding_dims[{name!r}]="
-                    f"{feature.dim} (layer '{self.name}')"
-                )
+                subject = f"Features of table '{feature.table}'"
+                required = f"have the same width, {tables[feature.table].dim}"
+                received = f"embedding_dims[{name!r}]={feature.dim}"
+                raise unmet(subject, required, received, f"layer '{self.name}'")
         return tables
 
     @property
@@ -196,30 +195,26 @@ class GroupEmbedding(TablesLayer):
 
     def _check(self, name, values):
         """Raises unless a tensor, or Keras 3's symbol for one, can be this feature."""
-        where = f"(feature {name!r} of layer '{self.name}')"
+        of = f"feature {name!r} of layer '{self.name}'"
         dtype, rank = tf.as_dtype(values.dtype), tf.TensorShape(values.shape).rank
         dense = not _is_composite(values)
         if dense and rank not in (1, 2):
             required = "be of shape [batch] or [batch, hotness]"
-            raise unmet("A dense feature", required, f"shape {values.shape} {where}")
+            raise unmet("A dense feature", required, f"shape {values.shape}", of)
         if not dense and rank not in (2, None):
             required = "have two axes, [batch, None]"
-            raise unmet("A ragged or sparse feature", required, f"shape {values.shape} {where}")
+            raise unmet("A ragged or sparse feature", required, f"shape {values.shape}", of)
         if dtype != tf.string and not may_be_keys(dtype):
-            raise TypeError(
-                "A feature must hold integers or strings. Give `tf.keras.Input` the dtype 'int64' "
-                "or 'string', or put `tf.keras.layers.Discretization` before it. "
-                f"Received: {dtype.name} {where}"
-            )
-        check_kind(self._tables[self._features[name].table], dtype, where[1:-1])
+            required = "hold integers or strings. Give `tf.keras.Input` the dtype 'int64' or "
+            required += "'string', or put `tf.keras.layers.Discretization` before it"
+            raise unmet("A feature", required, dtype.name, of, TypeError)
+        check_kind(self._tables[self._features[name].table], dtype, of)
         # Only Keras, when it builds a model, passes floats.
         padded = self.pad_key is not None and dense and rank == 2 and not dtype.is_floating
         if padded and not self._may_be_padded(dtype):
-            raise ValueError(
-                "`pad_key` must have the same kind (integer or string) as every feature of shape "
-                "[batch, hotness]; pass other features as RaggedTensors. "
-                f"Received: pad_key={self.pad_key!r}, {dtype.name} {where}"
-            )
+            required = "have the same kind (integer or string) as every feature of shape "
+            required += "[batch, hotness]; pass other features as RaggedTensors"
+            raise unmet("`pad_key`", required, f"pad_key={self.pad_key!r}, {dtype.name}", of)
 
     def _may_be_padded(self, dtype):
         of_its_kind = isinstance(self.pad_key, str) == (dtype == tf.string)

@@ -21,7 +21,7 @@ from tensorflow.python.ops.variables import PartitionedVariable
 
 from sok_like.lookup import dense_lookup, exporting
 from sok_like.lookup.exchange import feature_here, lookup_here
-from sok_like.lookup.ids import FlatIds, row_splits, samples_by_table, samples_of
+from sok_like.lookup.ids import FlatIds, KeySamples, row_splits, samples_by_table, samples_of
 from sok_like.lookup.keras_call import by_training, training_of_call
 from sok_like.runtime.checks import (
     COMBINERS,
@@ -94,13 +94,12 @@ def group_embedding_lookup_sparse(
     name = name or "group_embedding_lookup_sparse"
     with tf.name_scope(name):
         ids = ids_of_tables(sp_ids, sp_weights, tables, combined=not is_sequence)
-
-        features = []
-        for table, combiner, (ragged, weights, _) in zip(tables, combiners, ids, strict=True):
-            of_samples = (None, None) if is_sequence else (ragged.row_splits, weights)
-            samples = as_keys(ragged.values), *of_samples
-            combined_by = "none" if is_sequence else combiner
-            features.append(feature_here(table, _name(table), samples, combined_by))
+        samples = [i.samples for i in ids]
+        if is_sequence:
+            combiners = ["none"] * len(tables)
+            samples = [KeySamples(keys, None, None) for keys, *_ in samples]
+        names = map(_name, tables)
+        features = list(map(feature_here, tables, names, samples, combiners))
         options = {"gradient_scale": gradient_scale, "wire_dtype": wire_dtype, "name": name}
         rows_of_tables = _look_up(features, training, options)
         if is_sequence:
@@ -135,21 +134,17 @@ def group_embedding_lookup(
     """
     tables = _tables(params, partition_strategy)
     ids = _one_each("ids", ids, len(tables))
-    for i, table in zip(ids, tables, strict=True):
-        if isinstance(i, (tf.SparseTensor, tf.RaggedTensor)):
-            required = "be dense; sok.group_embedding_lookup_sparse takes others"
-            raise unmet("`ids`", required, f"{i!r}", f"table '{_name(table)}'", TypeError)
     name = name or "group_embedding_lookup"
     with tf.name_scope(name):
-        ids = [tf.convert_to_tensor(i) for i in ids]
+        flat, features = [], []
         for i, table in zip(ids, tables, strict=True):
+            if isinstance(i, (tf.SparseTensor, tf.RaggedTensor)):
+                required = "be dense; sok.group_embedding_lookup_sparse takes others"
+                raise unmet("`ids`", required, f"{i!r}", f"table '{_name(table)}'", TypeError)
+            i = tf.convert_to_tensor(i)
             check_integers("ids", i, _name(table))
-        flat = [FlatIds(i, None, hashed=True) for i in ids]
-
-        features = [
-            feature_here(table, _name(table), (f.ids, None, None))
-            for table, f in zip(tables, flat, strict=True)
-        ]
+            flat.append(FlatIds(i, None, hashed=True))
+            features.append(feature_here(table, _name(table), (flat[-1].ids, None, None)))
         options = {"gradient_scale": gradient_scale, "wire_dtype": wire_dtype, "name": name}
         rows_of_tables = _look_up(features, training, options)
         return [f.restore(rows) for f, rows in zip(flat, rows_of_tables, strict=True)]
@@ -164,14 +159,12 @@ def _look_up(features, training, options):
 
 def _as_sequence(rows, ids):
     """`[num_keys, dim]` to `[batch, T, dim]`."""
-    dim = rows.shape[-1]
-    if ids.sparse is None:
-        padded = ids.ragged.with_values(rows).to_tensor()
-        return tf.ensure_shape(padded, [ids.ragged.shape[0], None, dim])
+    source, dim = ids.source, rows.shape[-1]
+    if isinstance(source, tf.RaggedTensor):
+        return tf.ensure_shape(source.with_values(rows).to_tensor(), [ids.batch, None, dim])
     # Rows go to the positions of their ids, which may have gaps between them.
-    shape = tf.concat([ids.sparse.dense_shape, [dim]], 0)
-    padded = tf.scatter_nd(ids.sparse.indices, rows, shape)
-    return tf.ensure_shape(padded, ids.sparse.shape.with_rank(2).concatenate([dim]))
+    padded = tf.scatter_nd(source.indices, rows, tf.concat([source.dense_shape, [dim]], 0))
+    return tf.ensure_shape(padded, source.shape.with_rank(2).concatenate([dim]))
 
 
 def _tables(params, partition_strategy):
@@ -179,11 +172,9 @@ def _tables(params, partition_strategy):
     require(params is not None, "params", "given", params)
     require(bool(as_list(params)), "params", "at least one table", params)
     if partition_strategy != "mod":  # the only way to spread keys over ranks
-        raise ValueError(
-            "`partition_strategy` must be 'mod'. (Pass weights by keyword, `sp_weights=`, because "
-            "the order of arguments differs between releases of DeepRec.) "
-            f"Received: partition_strategy={partition_strategy!r}"
-        )
+        required = "'mod'. (Pass weights by keyword, `sp_weights=`, because the order of arguments "
+        required += "differs between releases of DeepRec)"
+        raise wrong_argument("partition_strategy", required, partition_strategy)
     tables = []
     for param in as_list(params):
         if isinstance(param, PartitionedVariable):
@@ -233,15 +224,13 @@ def combiners_of(given: Sequence[str] | str | None, num_tables: int) -> list[str
 
 
 class Ids(NamedTuple):
-    ragged: Any  # tf.RaggedTensor [batch, None] of integers; None if `sparse` is not sorted yet
-    weights: tf.Tensor | None  # floats [num_keys]; None for ones
-    sparse: tf.SparseTensor | None  # of which `ragged` was made; None if the input was ragged
+    samples: KeySamples  # `keys` is None if they are not sorted yet
+    source: Any  # a tf.RaggedTensor [batch, None], or a tf.SparseTensor in the order of `samples`
 
     @property
     def batch(self) -> int | None:
         """The number of samples, if it is known before the lookup."""
-        source = self.ragged if self.sparse is None else self.sparse
-        return source.shape.with_rank(2)[0]
+        return self.source.shape.with_rank(2)[0]
 
 
 def ids_of_tables(sp_ids: Any, sp_weights: Any, tables: Sequence[Any], combined: bool) -> list[Ids]:
@@ -256,14 +245,14 @@ def ids_of_tables(sp_ids: Any, sp_weights: Any, tables: Sequence[Any], combined:
     ):
         together = combined and isinstance(table, EmbeddingVariable)
         ids.append(_ids_of(i, weights, _name(table), together))
-    unsorted = [i for i in ids if i.ragged is None]
-    samples = iter(samples_of([i.sparse for i in unsorted], [i.weights for i in unsorted]))
-    return [i if i.ragged is not None else _ragged(*next(samples), i.sparse) for i in ids]
+    unsorted = [i for i in ids if i.samples.keys is None]
+    weights = [i.samples.weights for i in unsorted]
+    samples = iter(samples_of([i.source for i in unsorted], weights))
+    return [i if i.samples.keys is not None else i._replace(samples=next(samples)) for i in ids]
 
 
-def _ragged(keys, row_splits, weights, sparse=None):
-    ragged = tf.RaggedTensor.from_row_splits(keys, row_splits, validate=False)
-    return Ids(ragged, weights, sparse)
+def _of_ragged(ids, weights):
+    return Ids(KeySamples(as_keys(ids.values), ids.row_splits, weights), ids)
 
 
 def _ids_of(sp_ids, sp_weights, name, together=False):
@@ -280,12 +269,13 @@ def _ids_of(sp_ids, sp_weights, name, together=False):
         dense_lookup.check_weights(sp_ids, sp_weights, *of)
     if together and not is_ragged and sp_ids.shape.rank == 2:
         if sp_weights is None or sp_weights.indices is sp_ids.indices:
-            return Ids(None, None if sp_weights is None else sp_weights.values, sp_ids)
+            values = None if sp_weights is None else sp_weights.values
+            return Ids(KeySamples(None, None, values), sp_ids)
     weights = None if sp_weights is None else dense_lookup.flat_weights(sp_ids, sp_weights, *of)
     if is_ragged:
-        return Ids(sp_ids, weights, None)
+        return _of_ragged(sp_ids, weights)
     sp_ids = tf.sparse.reorder(sp_ids)
-    return _ragged(sp_ids.values, row_splits(sp_ids), weights, sp_ids)
+    return Ids(KeySamples(as_keys(sp_ids.values), row_splits(sp_ids), weights), sp_ids)
 
 
 def _packed(sp_ids, sp_weights, tables):
@@ -302,7 +292,7 @@ def _packed(sp_ids, sp_weights, tables):
     names = "', '".join(_name(table) for table in tables)
     samples, table_splits = sp_ids.values, sp_ids.row_splits
     ids = _ids_of(samples, None if sp_weights is None else sp_weights.values, names)
-    weights = ids.weights
+    weights = ids.samples.weights
     if weights is not None:
         places = table_splits, sp_weights.row_splits
         weights = dense_lookup.at_same_places(weights, *places, "sp_", f" (table '{names}')")
@@ -313,7 +303,8 @@ def _packed(sp_ids, sp_weights, tables):
         ):
             if sp_ids.shape[1] is not None:
                 splits.set_shape([sp_ids.shape[1] + 1])
-            by_table.append(_ragged(keys, splits, its_weights))
+            ragged = tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
+            by_table.append(_of_ragged(ragged, its_weights))
         return by_table
     fits = tf.equal(sp_ids.nrows(), tf.cast(num_tables, table_splits.dtype))
     rule = f"`sp_ids` must hold the ids of {num_tables} tables"
@@ -324,9 +315,9 @@ def _packed(sp_ids, sp_weights, tables):
         return [of_tables[i] for i in range(num_tables)]
 
     if weights is None:
-        return [Ids(of_table, None, None) for of_table in cut(samples)]
+        return [_of_ragged(of_table, None) for of_table in cut(samples)]
     pairs = zip(cut(samples), cut(samples.with_values(weights)), strict=True)
-    return [Ids(of_table, its_weights.values, None) for of_table, its_weights in pairs]
+    return [_of_ragged(of_table, its_weights.values) for of_table, its_weights in pairs]
 
 
 def check_integers(argument: str, ids: Any, name: str) -> None:

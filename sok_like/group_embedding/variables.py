@@ -121,7 +121,7 @@ def get_embedding_variable(
             table = tables[full_name] = EmbeddingVariable(**options)
             if not tf.executing_eagerly():  # some have it already
                 held = {c: v1.get_collection(c) for c in collections or ()}
-                missing = [c for c in held if all(each is not table for each in held[c])]
+                missing = [c for c in held if all(v is not table for v in held[c])]
                 owner.add_to_collections(missing, table)
         for argument, value in options.items():
             if _comparable(table.options[argument]) != _comparable(value):
