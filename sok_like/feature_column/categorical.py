@@ -243,10 +243,9 @@ def check_features(columns: Sequence[Any], features: Mapping[str, Any], layer: s
         elif not isinstance(column, (fc.IdentityCategoricalColumn, *_OF_EITHER)):
             continue
         if not fits:
-            raise ValueError(
-                f"Feature '{key}' of column '{column.name}' must hold {wanted}. "
-                f"Received: {dtype.name}. Give `tf.keras.Input` another dtype (layer '{layer}')"
-            )
+            subject, required = f"Feature '{key}' of column '{column.name}'", f"hold {wanted}"
+            received = f"{dtype.name}. Give `tf.keras.Input` another dtype"
+            raise unmet(subject, required, received, f"layer '{layer}'")
 
 
 def _features_of(columns: Sequence[Any]) -> Iterator[tuple[Any, str]]:

@@ -32,21 +32,20 @@ from sok_like.table.variable import EmbeddingVariable
 _CLASSES = {cls.__name__: cls for cls in (EmbeddingCategoricalColumn, GroupEmbeddingColumn)}
 
 
-class _State(fc.StateManager):
-    """Variables and lookup tables of stock columns, held by a layer."""
+class _State(fc._StateManagerImpl):
+    """Variables of stock columns, held by a layer; TensorFlow's keeps their lookup tables."""
 
     of_sok_like = True  # which columns that share a table require
 
     def __init__(self, layer):
-        self._layer = layer
-        self._variables = {}
-        self._resources = {}
+        super().__init__(None, trainable=True)  # its own way of adding weights is that of Keras 2
+        self._of, self._variables = layer, {}
 
     def create_variable(self, feature_column, name, shape, dtype=None, trainable=True, **options):
         key = self._key(feature_column, name)
         if key in self._variables:  # of another column that shares the table
             return as_tf_table(self._variables[key])
-        weight = self._layer.add_weight(
+        weight = self._of.add_weight(
             name=f"{feature_column.name}_{name}",
             shape=tuple(shape),
             dtype=(dtype or tf.float32).name,
@@ -54,7 +53,7 @@ class _State(fc.StateManager):
             trainable=trainable,
         )
         self._variables[key] = weight
-        setattr(self._layer, f"_stock_{len(self._variables)}", weight)  # for tf.train.Checkpoint
+        setattr(self._of, f"_stock_{len(self._variables)}", weight)  # for tf.train.Checkpoint
         return as_tf_table(weight)
 
     def get_variable(self, feature_column, name):
@@ -62,15 +61,6 @@ class _State(fc.StateManager):
 
     def _key(self, column, name):
         return getattr(column, "shared_name", None) or column, name
-
-    def add_resource(self, feature_column, name, resource):
-        self._resources[feature_column, name] = resource
-
-    def has_resource(self, feature_column, name):
-        return (feature_column, name) in self._resources
-
-    def get_resource(self, feature_column, name):
-        return self._resources[feature_column, name]
 
 
 class _ColumnsLayer(TablesLayer):

@@ -73,14 +73,12 @@ def check_columns(feature_columns: Any, *, in_graph: bool, sequence: bool = Fals
                 "Dense columns are required; wrap a categorical column in an embedding_column or "
                 f"an indicator_column. Received: {column!r}"
             )
-        is_sequence = isinstance(
-            getattr(column, "categorical_column", None), fc.SequenceCategoricalColumn
-        )
-        if is_sequence != sequence:
-            wanted = "must have a sequence categorical column here"
+        categorical = getattr(column, "categorical_column", None)
+        if isinstance(categorical, fc.SequenceCategoricalColumn) != sequence:
+            required = "have a sequence categorical column here"
             if not sequence:
-                wanted = "must not have a sequence categorical column; use sequence_input_layer"
-            raise ValueError(f"Column '{column.name}' {wanted}. Received: {column!r}")
+                required = "not have a sequence categorical column; use sequence_input_layer"
+            raise unmet(f"Column '{column.name}'", required, f"{column!r}")
     return sorted(columns, key=lambda column: column.name)
 
 
@@ -103,7 +101,7 @@ class Call(NamedTuple):
                 if column.keys_column is not None:
                     of = f"column '{column.name}'"
                     check_kind(self.tables[column], column.keys_column.dtype, of)
-            pairs = [_ids_and_weights(column, self.inputs) for column in members]
+            pairs = [_counted_ids(column, self.inputs) for column in members]
             weights = [weights for _, weights in pairs]
             no_weights = is_sequence and all(w is None for w in weights)
             name = group if isinstance(group, str) else group.name
@@ -123,8 +121,15 @@ class Call(NamedTuple):
     def sequences(self) -> tuple[tf.Tensor, tf.Tensor]:
         """`[batch, T, sum of dimensions]` of the columns in order, and lengths int64 `[batch]`."""
         rows, columns = self.embeddings(is_sequence=True), list(self.tables)
-        ids = [ids_and_weights(column.categorical_column, self.inputs)[0] for column in columns]
-        lengths = list(map(_lengths, ids))
+        lengths = []
+        for column in columns:
+            ids, _ = _all_ids(column.categorical_column, self.inputs)
+            if isinstance(ids, tf.RaggedTensor):
+                lengths.append(tf.cast(ids.row_lengths(), tf.int64))
+            else:  # up to the last id of each sample
+                samples, positions = ids.indices[:, 0], ids.indices[:, 1]
+                ends = tf.math.unsorted_segment_max(positions + 1, samples, ids.dense_shape[0])
+                lengths.append(tf.maximum(ends, 0))
         for column, length in zip(columns[1:], lengths[1:], strict=True):
             text = (
                 "Features must have the same lengths. Received: different lengths in columns "
@@ -135,9 +140,9 @@ class Call(NamedTuple):
             return tf.concat([rows[column] for column in columns], 2), tf.identity(lengths[0])
 
 
-def _ids_and_weights(column, inputs):
-    """Ids and weights (or None), ragged or sparse, without those that stock lookups skip."""
-    ids, weights = ids_and_weights(column.categorical_column, inputs)
+def _counted_ids(column, inputs):
+    """`_all_ids` of an embedding column without those that stock lookups skip."""
+    ids, weights = _all_ids(column.categorical_column, inputs)
     if not column.use_safe_embedding_lookup:
         return ids, weights
     conditions = []
@@ -151,51 +156,37 @@ def _ids_and_weights(column, inputs):
     return _retain(ids, keep), None if weights is None else _retain(weights, keep)
 
 
-def ids_and_weights(outer: Any, inputs: Any) -> tuple[Any, Any]:
+def _all_ids(categorical, inputs):
     """All ids of a categorical column and their weights (or None), ragged or sparse."""
-    # As in DeepRec's scripts, weights `[num_ids, 1]` belong to ids `[batch, hotness]` in order.
-    categorical, weight_key = outer, None
-    while isinstance(categorical, (fc.WeightedCategoricalColumn, fc.SequenceCategoricalColumn)):
-        weight_key = getattr(categorical, "weight_feature_key", weight_key)
+    keys, of = table_column(categorical), f"column '{categorical.name}'"
+    if isinstance(categorical, fc.SequenceCategoricalColumn):  # which would give [batch, T, 1]
         categorical = categorical.categorical_column
-    keys = table_column(outer)
+    weight_key = getattr(categorical, "weight_feature_key", None)
     ragged = None if keys is None else inputs.ragged(keys.key)
-    if keys is not None and ragged is not None:
-        ids = ragged.with_values(keys.to_keys(ragged.values))
+    if ragged is not None:
         weights = None if weight_key is None else inputs.ragged(weight_key)
         if weight_key is not None and weights is None:
             required, received = f"be a RaggedTensor, like '{keys.key}'", "another kind"
-            raise unmet(f"Feature '{weight_key}'", required, received, f"column '{outer.name}'")
-        return ids, weights
-    if isinstance(outer, fc.SequenceCategoricalColumn):
-        outer = outer.categorical_column  # the sequence column itself would give [batch, T, 1]
+            raise unmet(f"Feature '{weight_key}'", required, received, of)
+        return ragged.with_values(keys.to_keys(ragged.values)), weights
     if keys is not None and weight_key is not None:
+        # As in DeepRec's scripts, weights `[num_ids, 1]` belong to ids `[batch, hotness]` in order.
         dense = inputs._get_raw_feature_as_tensor(weight_key)
         if isinstance(dense, tf.Tensor) and dense.shape.rank == 2 and dense.shape[1] == 1:
-            ids, _ = inputs.sparse_tensors(outer.categorical_column)
+            ids, _ = inputs.sparse_tensors(categorical.categorical_column)
             if not ids.shape.is_compatible_with(dense.shape):
                 values = tf.cast(tf.reshape(dense, [-1]), tf.float32)
                 sizes = tf.size(values), tf.size(ids.values)
                 text = f"Feature '{weight_key}' must have a weight for each id. Received: weights"
                 values = checked(values, tf.equal(*sizes), f"{text} and ids:", *sizes)
                 return ids, tf.SparseTensor(ids.indices, values, ids.dense_shape)
-    return inputs.sparse_tensors(outer)
+    return inputs.sparse_tensors(categorical)
 
 
 def _retain(values, keep):
     if isinstance(values, tf.RaggedTensor):
         return tf.ragged.boolean_mask(values, values.with_values(keep))
     return tf.sparse.retain(values, keep)
-
-
-def _lengths(ids):
-    """Number of positions of each sample up to its last id."""
-    if isinstance(ids, tf.RaggedTensor):
-        return tf.cast(ids.row_lengths(), tf.int64)
-    ends = tf.math.unsorted_segment_max(
-        ids.indices[:, 1] + 1, ids.indices[:, 0], ids.dense_shape[0]
-    )
-    return tf.maximum(ends, 0)
 
 
 def flat(column: Any, tensor: tf.Tensor) -> tf.Tensor:
