@@ -7,7 +7,7 @@ import tensorflow as tf
 from sok_like.embeddings.distributed_embedding import EmbeddingLayer
 from sok_like.lookup.hash_lookup import HashFeature
 from sok_like.lookup.ids import FlatIds, mask_of
-from sok_like.runtime.checks import check_integer
+from sok_like.runtime.checks import check_integer, unmet
 
 
 @tf.keras.utils.register_keras_serializable("sok_like")
@@ -71,28 +71,22 @@ class All2AllDenseEmbedding(EmbeddingLayer):
         return feature, None if self.dynamic_input else shape
 
     def _bad_input(self, inputs):
-        return TypeError(
-            "The input must be a dense tensor of integers. "
-            f"Received: {inputs!r} (layer '{self.name}')"
-        )
+        required = "be a dense tensor of integers"
+        return unmet("The input", required, f"{inputs!r}", f"layer '{self.name}'", TypeError)
 
     def _check_shape(self, inputs):
-        shape = tf.TensorShape(inputs.shape)
+        shape, of = tf.TensorShape(inputs.shape), f"layer '{self.name}'"
         if self.dynamic_input:
             if shape.rank not in (None, 1):
-                raise ValueError(
-                    "With dynamic_input=True the input must be a flat list of keys, [num_keys]. "
-                    f"Received: shape {shape} (layer '{self.name}')"
-                )
+                required = "be a flat list of keys, [num_keys]"
+                raise unmet("With dynamic_input=True the input", required, f"shape {shape}", of)
             return
         per_sample = shape[1:].num_elements() if shape.rank else None
         fits = per_sample in (None, self.slot_num * self.nnz_per_slot) and shape.rank not in (0, 1)
         if not fits:
-            raise ValueError(
-                f"The input must have the shape [batch, {self.slot_num}, {self.nnz_per_slot}]. "
-                f"Received: shape {shape} (layer '{self.name}'); a flat list of keys needs "
-                "dynamic_input=True"
-            )
+            required = f"have the shape [batch, {self.slot_num}, {self.nnz_per_slot}]; a flat list "
+            required += "of keys needs dynamic_input=True"
+            raise unmet("The input", required, f"shape {shape}", of)
 
     def compute_output_shape(self, input_shape):
         batch, *_ = input_shape

@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok_like.lookup.hash_lookup import HashFeature
 from sok_like.lookup.ids import FlatIds, check_pad_key
 from sok_like.lookup.table_layer import TableLayer
-from sok_like.runtime.checks import check_combiner, check_integer, require, wrong_argument
+from sok_like.runtime.checks import check_combiner, check_integer, require, unmet, wrong_argument
 from sok_like.runtime.ranks.initialize import ensure_initialized
 from sok_like.runtime.ranks.lookup_options import check_gradient_scale, check_row_dtype
 from sok_like.table.keys import as_key_dtype, check_dtype
@@ -196,10 +196,9 @@ class DistributedEmbedding(EmbeddingLayer):
         hotness = 1 if len(shape) == 2 else shape[2]
         # With padding only the op knows the number of valid keys.
         if hotness is not None and hotness > self.max_nnz and self.pad_key is None:
-            raise ValueError(
-                f"A field may hold at most max_nnz={self.max_nnz} keys. "
-                f"Received: {hotness} in an input of shape {inputs.shape} (layer '{self.name}')"
-            )
+            required = f"hold at most max_nnz={self.max_nnz} keys"
+            received = f"{hotness} in an input of shape {inputs.shape}"
+            raise unmet("A field", required, received, f"layer '{self.name}'")
         return hotness
 
     def _bad_input(self, inputs):

@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_like.runtime.checks import unmet
+
 __all__ = ["get_embedding"]
 
 # Layers by name, for each graph. They are freed with their graph; eager ones are kept.
@@ -33,9 +35,7 @@ def get_embedding(name: str, constructor: Callable | None = None, **kwargs: Any)
             layers = _graphs.setdefault(tf.compat.v1.get_default_graph(), {})
     if name not in layers:
         if constructor is None:
-            raise ValueError(
-                f"`constructor` must be given for a new name. Received: name={name!r}; known "
-                f"names: {sorted(layers)}"
-            )
+            received = f"name={name!r}; known names: {sorted(layers)}"
+            raise unmet("`constructor`", "be given for a new name", received)
         layers[name] = constructor(name=name, **kwargs)
     return layers[name]
