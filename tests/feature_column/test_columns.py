@@ -11,40 +11,44 @@ import sok_like as sok
 fc = sok.feature_column
 
 
-def column(name="k", dtype=tf.int64, **arguments):
-    return fc.embedding_column(fc.categorical_column_with_embedding(name, dtype), 2, **arguments)
+def keys(key="k", dtype=tf.int64, **arguments):
+    return fc.categorical_column_with_embedding(key, dtype, **arguments)
+
+
+def embed(categorical=None, dimension=2, **arguments):
+    return fc.embedding_column(categorical or keys(), dimension, **arguments)
 
 
 # ---- scopes ----
 
 
 def test_the_innermost_scope_counts_and_a_name_can_be_entered_again():
-    assert column().group is None
+    assert embed().group is None
     with fc.group_embedding_column_scope("user") as name:
-        assert (name, column().group) == ("user", "user")
+        assert (name, embed().group) == ("user", "user")
         with fc.group_embedding_column_scope("ads"):
-            assert column().group == "ads"
-        assert column().group == "user"
+            assert embed().group == "ads"
+        assert embed().group == "user"
     with fc.group_embedding_column_scope("user"):
-        shared = fc.shared_embedding_columns([column("a")[0], column("b")[0]], 2)
+        shared = fc.shared_embedding_columns([keys("a"), keys("b")], 2)
         assert [c.group for c in shared] == ["user", "user"]
     with pytest.raises(KeyError), fc.group_embedding_column_scope("broken"):
         raise KeyError
-    assert column().group is None
+    assert embed().group is None
 
 
 def test_scopes_without_a_name_are_different_groups():
     groups = []
     for _ in range(2):
         with fc.group_embedding_column_scope():
-            groups += [column().group, column().group]
+            groups += [embed().group, embed().group]
     assert groups[0] == groups[1] != groups[2] == groups[3]
 
 
 def test_a_scope_is_its_threads_own():
     seen = []
     with fc.group_embedding_column_scope("mine"):
-        thread = threading.Thread(target=lambda: seen.append(column().group))
+        thread = threading.Thread(target=lambda: seen.append(embed().group))
         thread.start()
         thread.join()
     assert seen == [None]
@@ -67,12 +71,12 @@ def test_keys_of_strings_are_farmhash_and_integers_are_keys_as_they_are():
         (numbers, tf.int64, numbers),
         (numbers.view(np.uint64), tf.uint64, numbers),
     ):
-        found = fc.categorical_column_with_embedding("k", dtype).to_keys(tf.constant(given))
+        found = keys("k", dtype).to_keys(tf.constant(given))
         np.testing.assert_array_equal(found, right)
 
 
 def test_parsing_examples():
-    columns = [column("text", tf.string), column("number", tf.int32)]
+    columns = [embed(keys("text", tf.string)), embed(keys("number", tf.int32))]
     assert tf.feature_column.make_parse_example_spec(columns) == {
         "text": tf.io.VarLenFeature(tf.string),
         "number": tf.io.VarLenFeature(tf.int64),
@@ -83,7 +87,7 @@ def test_parsing_examples():
 
 
 def test_columns_are_stock_columns():
-    made = column("k", combiner="sum")
+    made = embed(combiner="sum")
     stock = tf.feature_column.embedding_column(made.categorical_column, 2)
     assert isinstance(made, type(stock)) and made.name == "k_embedding"
     assert made.variable_shape == [2]
@@ -93,30 +97,21 @@ def test_columns_are_stock_columns():
 
 def test_an_option_brings_its_initializer():
     option = sok.EmbeddingVariableOption(init_option=sok.InitializerOption("ones"))
-    keys = fc.categorical_column_with_embedding("k", ev_option=option)
-    assert fc.embedding_column(keys, 2).initializer == "ones"
+    column = keys(ev_option=option)
+    assert embed(column).initializer == "ones"
     with pytest.raises(ValueError, match="`initializer` must be given once"):
-        fc.embedding_column(keys, 2, initializer=tf.keras.initializers.Zeros())
+        embed(column, initializer=tf.keras.initializers.Zeros())
 
 
 def test_sparse_column():
     made = fc.sparse_column_with_embedding("k", tf.int64, partition_num=4)
-    assert made == fc.categorical_column_with_embedding("k", tf.int64, 4)
-    assert hash(made) == hash(fc.categorical_column_with_embedding("k", tf.int64))
+    assert made == keys(partition_num=4)
+    assert hash(made) == hash(keys())
     counter = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(2))
     for given in ({}, {"evconfig": counter}, {"ev_option": counter}):
         option = fc.sparse_column_with_embedding("k", steps_to_live=5, **given).ev_option
         assert option.filter_option == (sok.CounterFilter(2) if given else None)
         assert option.evictions == (sok.GlobalStepEvict(5),)
-
-
-def embed(categorical=None, dimension=2, **arguments):
-    keys = fc.categorical_column_with_embedding("k", tf.int64)
-    return fc.embedding_column(categorical or keys, dimension, **arguments)
-
-
-def keys_with(**arguments):
-    return fc.categorical_column_with_embedding(**{"key": "k", **arguments})
 
 
 STEPS = sok.EmbeddingVariableOption(evict_option=sok.GlobalStepEvict(4))
@@ -145,14 +140,14 @@ def identity(name, buckets):
         (lambda: embed(ckpt_to_load_from="c", tensor_name_in_ckpt="t"), "be None for column 'k'"),
         (lambda: embed(identity("i", 3), ckpt_to_load_from="c"), "must be given together"),
         (lambda: embed(tf.feature_column.numeric_column("n")), "A categorical column is required"),
-        (lambda: keys_with(key=""), "`key` must be a non-empty string"),
-        (lambda: keys_with(dtype=tf.float32), "`dtype` must be string, int64.*float32"),
-        (lambda: keys_with(partition_num=0), "`partition_num` must be None or a positive"),
+        (lambda: keys(""), "`key` must be a non-empty string"),
+        (lambda: keys(dtype=tf.float32), "`dtype` must be string, int64.*float32"),
+        (lambda: keys(partition_num=0), "`partition_num` must be None or a positive"),
         (lambda: share(), "at least one column"),
         (lambda: share(identity("i", 3), identity("j", 4)), "the same number of buckets.*i, j"),
-        (lambda: share(keys_with(), identity("j", 4)), "keys of one dtype"),
-        (lambda: share(keys_with(), keys_with(key="l", dtype=tf.int32)), "keys of one dtype"),
-        (lambda: share(keys_with(), keys_with(key="l", dtype=tf.int64)), "keys of one dtype"),
+        (lambda: share(keys(), identity("j", 4)), "keys of one dtype"),
+        (lambda: share(keys(), keys("l", tf.int32)), "keys of one dtype"),
+        (lambda: share(keys(), keys("l", tf.string)), "keys of one dtype"),
         (lambda: sparse_column(init_data_source="file"), "`init_data_source` must be None"),
         (lambda: sparse_column(steps_to_live=3, evconfig=STEPS), "once.*column 'k'"),
         (lambda: sparse_column(evconfig=STEPS, ev_option=STEPS), "this name or as `evconfig`"),
@@ -165,4 +160,4 @@ def test_refused(make, words):
 
 def test_an_option_of_another_class():
     with pytest.raises(TypeError, match="`ev_option` must be None or a sok.Embedding"):
-        keys_with(ev_option=sok.CounterFilter(3))
+        keys(ev_option=sok.CounterFilter(3))

@@ -99,14 +99,15 @@ def test_several_python_threads_at_once(sok):
         optimizer = sok.OptimizerWrapper(tf.compat.v1.train.GradientDescentOptimizer(1.0))
 
         @tf.function
-        def gradients(*ids):
+        def gradients(ids):
             with tf.GradientTape() as tape:
                 found = lookup(sok, named, ids, training=thread != 3)
             return tape.gradient(found, tables)
 
         try:
             for i in range(4):
-                pairs = zip(gradients(*make_ids(10 * thread + i)), tables, strict=True)
+                ids = tf.ragged.stack(make_ids(10 * thread + i))
+                pairs = zip(gradients(ids), tables, strict=True)
                 if thread != 3:
                     optimizer.apply_gradients([(g, v) for g, v in pairs if g is not None])
         except Exception as error:

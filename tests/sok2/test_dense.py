@@ -41,7 +41,7 @@ def test_a_session_trains(on_threads, mode):
             expected = (START - 2 * RATE * of_table)[table._rows_here()]
             np.testing.assert_allclose(running.run(table), expected, rtol=1e-5)
 
-    on_threads(3, check)
+    on_threads(2, check)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
