@@ -68,10 +68,15 @@ class Exporting:
         return rows
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[list[Any]]:
-        """Lookups made in this scope become one at its end, without those no result needs."""
+    def in_progress(self) -> Iterator[list[Any]]:
+        """A scope in which lookups use stock ops, made together at its end.
+
+        Into the list go the graph's results; lookups that none of them needs are left out.
+        """
         results: list[Any] = []
-        with attributes(self, {"_graph": tf.compat.v1.get_default_graph(), "_waiting": []}):
+        stand = attributes(stand_ins, {"handles": self.handles})
+        here = {"_graph": tf.compat.v1.get_default_graph(), "_waiting": []}
+        with attributes(_state, {"exporting": self}), stand, attributes(self, here):
             yield results
             waiting = self._needed(results) if results else self._waiting
             while waiting:
@@ -149,14 +154,6 @@ def _ancestors(ops):
 def current() -> Exporting | None:
     """The export in progress in this thread, or None."""
     return getattr(_state, "exporting", None)
-
-
-@contextlib.contextmanager
-def exporting(what: Exporting) -> Iterator[list[Any]]:
-    """A scope in which lookups use stock ops; it has the list of `Exporting.together`."""
-    stand = attributes(stand_ins, {"handles": what.handles})
-    with attributes(_state, {"exporting": what}), stand, what.together() as results:
-        yield results
 
 
 def combined(rows: Any, combiner: str, row_splits: Any, weights: Any = None) -> tf.Tensor:

@@ -22,18 +22,6 @@ from sok_like.runtime.ranks import comm
 from sok_like.table.keys import may_be_keys
 from sok_like.table.variable import is_embedding_variable, unwrap
 
-_NOT_LISTED = (
-    "Table '{name}' is looked up in layer '{layer}', which does not list it among its "
-    "variables: `fit` would never train it. A layer holds a table by `self.table = variable`; a "
-    "Lambda layer cannot hold one. "
-    "sok.GroupEmbedding and the other layers of this package hold their tables themselves. For a "
-    "table that is not trained, set `trainable=False`."
-)
-_COMPILED = (
-    "Table '{name}' is looked up in a step that XLA compiles, which it cannot: pass "
-    "jit_compile=False to the model's `compile`, or call the model once before. With a GPU Keras "
-    "chooses XLA for a model whose tables are not made yet."
-)
 _evaluating = hooks.Within()
 # By model: the layer with a table that an input leads to, by the `id` of the input.
 _leads_to: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
@@ -68,7 +56,11 @@ def check_listed(variable: Any, keys: Any) -> None:
     """Raises unless a layer of the Keras call lists a trainable table; also in a step for XLA."""
     # Each op on symbolic tensors of tf_keras becomes a layer of its own, which lists nothing.
     if running_keras.compiled:
-        raise RuntimeError(_COMPILED.format(name=variable.table_name))
+        raise RuntimeError(
+            f"Table '{variable.table_name}' is looked up in a step that XLA compiles, which it "
+            "cannot: pass jit_compile=False to the model's `compile`, or call the model once "
+            "before. With a GPU Keras chooses XLA for a model whose tables are not made yet."
+        )
     if not variable.trainable:
         return
     outermost = None
@@ -86,7 +78,13 @@ def check_listed(variable: Any, keys: Any) -> None:
             return
         outermost = layer.name
     if outermost is not None:
-        raise RuntimeError(_NOT_LISTED.format(name=variable.table_name, layer=outermost))
+        raise RuntimeError(
+            f"Table '{variable.table_name}' is looked up in layer '{outermost}', which does not "
+            "list it among its variables: `fit` would never train it. A layer holds a table by "
+            "`self.table = variable`; a Lambda layer cannot hold one. sok.GroupEmbedding and the "
+            "other layers of this package hold their tables themselves. For a table that is not "
+            "trained, set `trainable=False`."
+        )
 
 
 def layers_of_call() -> Iterator[Any]:

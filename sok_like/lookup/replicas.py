@@ -38,10 +38,6 @@ from sok_like.runtime.ranks.agreement import agreed
 TOLERANCE = 1e-5
 # Attribute of a layer whose statistics are averaged over ranks with the gradients.
 AVERAGED = "_sok_averaged"
-_UNTRAINED = (
-    "variable '{}' of layer '{}', which no gradient trains (average over ranks what the layer "
-    "assigns to it; if ranks may differ in it, set `de_local = True` on it),"
-)
 # Attributes in which Keras' layers keep what `adapt` has learned, beside `lookup_table`.
 _LEARNED = ("mean", "variance", "bin_boundaries", "idf_weights_const")
 
@@ -191,7 +187,12 @@ def with_untrained(variables: Sequence[Any], model: Any) -> tuple[list[Any], lis
             if tf.as_dtype(variable.dtype).is_floating and _is_shared(variable):
                 untrained[id(variable)] = variable, layer.name
     names = [f"variable '{_path(variable)}'" for variable in variables]
-    names += [_UNTRAINED.format(_path(variable), layer) for variable, layer in untrained.values()]
+    names += [
+        f"variable '{_path(variable)}' of layer '{layer}', which no gradient trains (average over "
+        "ranks what the layer assigns to it; if ranks may differ in it, set `de_local = True` on "
+        "it),"
+        for variable, layer in untrained.values()
+    ]
     return [*variables, *(variable for variable, _ in untrained.values())], names
 
 

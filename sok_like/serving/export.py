@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.saved_model import save_context
 
-from sok_like.lookup.exporting import Exporting, exporting
+from sok_like.lookup.exporting import Exporting
 from sok_like.lookup.stock_table import ROW_DTYPES
 from sok_like.runtime.checks import require, wrong_argument
 from sok_like.runtime.ranks import comm
@@ -234,7 +234,7 @@ def _traced(function, what):
     options = types.SimpleNamespace(experimental_variable_policy=object())
 
     def traced(**tensors):
-        with exporting(what) as results, save_context.save_context(options):
+        with what.in_progress() as results, save_context.save_context(options):
             results.append(call(**tensors))
             return results[0]
 

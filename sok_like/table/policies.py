@@ -179,8 +179,6 @@ class ScoreEvict:
         check_capacity(self.capacity)
 
 
-EVICTIONS = (GlobalStepEvict, L2WeightEvict, ScoreEvict)
-
 # ---- storage, initial rows and the whole option ----
 
 
@@ -328,7 +326,7 @@ class EmbeddingVariableOption:
         if isinstance(self.evict_option, list):
             object.__setattr__(self, "evict_option", tuple(self.evict_option))
         for eviction in self.evictions:
-            check_option("evict_option", eviction, *EVICTIONS)
+            check_option("evict_option", eviction, GlobalStepEvict, L2WeightEvict, ScoreEvict)
         kinds = [type(eviction).__name__ for eviction in self.evictions]
         distinct = len(set(kinds)) == len(kinds)
         require(distinct, "evict_option", "at most one policy of each kind", kinds)

@@ -92,12 +92,8 @@ class PolicyMethods(Snapshots):
 
     def get_dynamic_shape(self) -> tf.Tensor:
         """As `total_count` of this rank, but also counts keys that wait in a CounterFilter."""
-        shape = self.total_count()
-        if not self.keeps_records:
-            return shape
-        counts = libraries.ops().sok_table_statistics(handle=self.handle)
-        waiting = counts[PolicyCounts._fields.index("waiting")]
-        return tf.tensor_scatter_nd_add(shape, [[0]], [waiting])
+        waiting = self.statistics().waiting if self.keeps_records else 0
+        return tf.add(self.total_count(), [waiting, 0])
 
     def get_frequency(self, keys: Any) -> tf.Tensor:
         """Frequencies of keys of any rank, int64 in the shape of `keys`; every rank must call it.
@@ -258,7 +254,5 @@ class PolicyMethods(Snapshots):
         return self.handle
 
     def _over_ranks(self, counts, what):
-        communicator = comm.current()
         name = f"sok_{what}_{self._options.name}"
-        gathered = exchange_order.collective_in_turn(communicator, "all_gather", counts, name)
-        return tf.reduce_sum(tf.reshape(gathered, [communicator.world_size, -1]), axis=0)
+        return exchange_order.collective_in_turn(comm.current(), "sum", counts, name)
