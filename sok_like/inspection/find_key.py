@@ -17,7 +17,7 @@ import os
 import re
 import urllib.parse
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import h5py
@@ -34,7 +34,8 @@ from sok_like.saving.parts.table_names import name_of
 from sok_like.table.policies import CBFFilter
 
 _ROW, _WAITS, _COUNTED = "its row", "it waits in the filter", "perhaps counted by a Bloom filter"
-_ERASED, _NAMED = "listed as erased", "its number in the index"
+_NAMED = "its number in the index"
+_SAID_BY = {"keys": _ROW, "waiting": _WAITS, "erased": "listed as erased", "counters": _COUNTED}
 _SHARD = re.compile(r"(.+)\.\w+\.\d+-of-\d+\.npz(\.tmp)?")
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _FREE = 64  # numbers below may stand in free slots
@@ -122,9 +123,14 @@ def _places(kind, where, table, whats):
 
 
 def _in_table(key, table):
-    where = f"on rank {comm.current_or_single().rank}"
+    communicator, limit = comm.current_or_single(), table.key_limit
+    where = f"on rank {communicator.rank}"
     name, option = table.table_name, table.options["ev_option"]
-    whats = [_ROW] if bool(table.find([key])[1][0]) else []
+    # Without an index other keys raise.
+    is_legal = not limit or (
+        0 <= key < limit and key % communicator.world_size == communicator.rank
+    )
+    whats = [_ROW] if is_legal and bool(table.find([key])[1][0]) else []
     if table.keeps_records:
         seen = table.key_statistics([key])
         if not seen.present[0] and seen.frequencies[0] > 0:
@@ -141,10 +147,8 @@ def _in_server(key, model):
         raise wrong_argument("places", required, model, error=TypeError)
     for number, served in enumerate(tables):
         about = _read_about(served.about.numpy())
-        if about.layout is not None:
-            whats = _in_buckets(key, model.tables_keys.numpy(), about)
-        else:  # without an index: key k is row k
-            whats = [_ROW] if 0 <= key < about.num_rows else []
+        keys = None if about.layout is None else model.tables_keys.numpy()
+        whats = _in_buckets(key, keys, about)
         places += _places("server", f"table {number}", about.table_name, whats)
     return places
 
@@ -166,15 +170,14 @@ def _in_files(key, path) -> Iterator[KeyPlace]:
                 yield KeyPlace("unreadable file", file, "", f"{text:.120}")
 
 
-def _in_arrays(key, get: Callable[[str], Any]) -> Iterator[str]:
-    """What the arrays of a table's content say; `get` returns None for those that are not there."""
-    for name, what in {"keys": _ROW, "waiting": _WAITS, "erased": _ERASED}.items():
-        array = get(name)
-        if array is not None and np.any((array[:, 0] if array.ndim > 1 else array) == key):
-            yield what
-    counters = get("counters")
-    if counters is not None and counters.any():
-        yield _COUNTED
+def _in_arrays(key, arrays: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """What the arrays of a table's content say, those of them that are there."""
+    for name, what in _SAID_BY.items():
+        if prefix + name in arrays:
+            array = arrays[prefix + name][()]
+            numbers = array[:, 0] if array.ndim > 1 else array
+            if array.any() if name == "counters" else np.any(numbers == key):
+                yield what
 
 
 def _in_shard(key, path):
@@ -183,7 +186,7 @@ def _in_shard(key, path):
         if named is None or "rows" not in arrays:  # shards of dense tables
             return
         kind = "delta" if "erased" in arrays else "dump"
-        whats = _in_arrays(key, lambda name: arrays[name] if name in arrays else None)
+        whats = _in_arrays(key, arrays)
         table = urllib.parse.unquote(named[1])
         if "+" in named[1]:  # the name was shortened
             manifest = durable.join(os.path.dirname(path), f"{named[1]}.json")
@@ -217,12 +220,11 @@ def _in_checkpoint(key, path):
     for name in sorted(names):
         table, _, field = name.rpartition("/.ATTRIBUTES/")
         if field == "keys":
-
-            def get(field, at=f"{table}/.ATTRIBUTES/"):
-                return reader.get_tensor(at + field) if at + field in names else None
-
+            at = name.removesuffix("keys")
+            arrays = {at + f: reader.get_tensor(at + f) for f in _SAID_BY if at + f in names}
             # TensorFlow knows the attribute that holds the table, and not the table's name.
-            yield from _places("checkpoint", f"{path} ({table})", "", _in_arrays(key, get))
+            whats = _in_arrays(key, arrays, at)
+            yield from _places("checkpoint", f"{path} ({table})", "", whats)
         elif exported := re.fullmatch(rf"tables/(\d+)/about{_VALUE}", name):
             yield from _in_export(key, path, reader, int(exported[1]))
         elif re.fullmatch(rf"table_\d+_rows{_VALUE}", name):
@@ -245,12 +247,10 @@ def _about(prefix, number):
 
 def _in_export(key, path, reader, number):
     about = _about(path.removesuffix(".index"), number)
-    if about.layout is None:
-        whats = [_ROW] if 0 <= key < about.num_rows else []
-        yield from _places("export", path, about.table_name, whats)
-        return
-    keys = reader.get_tensor(f"tables_keys{_VALUE}")
+    keys = None if about.layout is None else reader.get_tensor(f"tables_keys{_VALUE}")
     yield from _places("export", path, about.table_name, _in_buckets(key, keys, about))
+    if keys is None:
+        return
     folder = f"{os.path.dirname(os.path.dirname(path))}.deltas"
     deltas = [file for file in durable.names(folder) if file.endswith(".index")]
     parts = [f"table_{number}/{part}" for part in ("buckets", "keys")]
@@ -281,6 +281,8 @@ def _read_about(text):
 
 def _in_buckets(key, keys, about, at=None, what=_ROW):
     """`what`, if a slot of the buckets with the numbers `at` (None: of all) has the key."""
+    if keys is None:  # without an index: key k is row k
+        return [what] if 0 <= key < about.num_rows else []
     # A delta whose export is elsewhere has no layout: a small key may be a free slot's number.
     same, layout = (keys == key).any(axis=1), about.layout
     if layout is not None:
@@ -306,11 +308,8 @@ def _in_keras_file(key, path):
             prefix = last.removesuffix("keys")
             if last.endswith("keys") and f"{group}/{prefix}rows" in stored:
                 table = name_of(prefix.removesuffix("."))
-
-                def get(field, at=f"{group}/{prefix}"):
-                    return stored[at + field][()] if at + field in stored else None
-
-                yield from _places("file of Keras", path, table, _in_arrays(key, get))
+                whats = _in_arrays(key, stored, f"{group}/{prefix}")
+                yield from _places("file of Keras", path, table, whats)
 
 
 _READERS: dict[str, Callable[[int, str], Iterator[KeyPlace]]] = {

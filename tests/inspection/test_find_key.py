@@ -54,6 +54,15 @@ def test_tables_and_filters(sok, model):
     assert kinds(sok.find_key(WAITING, model)) == [("table", WAITS)]
 
 
+def test_a_table_without_an_index_has_the_keys_of_its_rows(sok, on_threads):
+    def places():
+        table = sok.EmbeddingVariable(2, name="rows", capacity=5, use_hashtable=False)
+        return {key: [p.where for p in sok.find_key(key, table)] for key in (0, 7, 10, -1, 2**63)}
+
+    for found in on_threads(2, places):
+        assert found == {0: ["on rank 0"], 7: ["on rank 1"], 10: [], -1: [], 2**63: []}
+
+
 def test_evicted_rows_in_the_buffer(sok):
     option = sok.EmbeddingVariableOption(
         evict_option=sok.ScoreEvict("lru", capacity=1), evicted_buffer_size=9
@@ -199,7 +208,7 @@ def test_wrong_arguments(sok, model, tmp_path):
         (FileNotFoundError, "no_such", [1, tmp_path / "no_such"]),
         (TypeError, "`key` must be an integer", ["1", model]),
         (ValueError, "uint64", [2**64, model]),
-        (TypeError, "", [1, 2]),
+        (TypeError, "must be a Keras model", [1, 2]),
         (TypeError, "export_saved_model", [1, tf.saved_model.load(str(tmp_path / "other"))]),
     ):
         with pytest.raises(error, match=words):
