@@ -1,4 +1,9 @@
-"""A table that Keras' models look up: a layer lists it, and it trains, or the lookup raises."""
+"""Tables that Keras' models look up.
+
+A layer lists the table, and it trains, or the lookup raises. Models whose `call` has no `training`
+insert keys in `fit`, and none in `evaluate` and `predict`. Floats for the integer inputs of a model
+raise if they are keys; other integers are Keras' affair.
+"""
 
 import numpy as np
 import pytest
@@ -224,13 +229,6 @@ def test_a_table_made_in_a_step_that_xla_compiles_is_named(sok, with_gpu, step):
     getattr(model, step)(*arguments, verbose=0)
 
 
-def test_keras_compiles_a_model_without_tables_as_before(sok, with_gpu):
-    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    model.fit(np.ones((4, 2), "f"), TARGETS, verbose=0)
-    assert model.jit_compile is True
-
-
 @pytest.mark.skipif(not KERAS_3, reason="tf_keras compiles by XLA only if a program asks for it")
 def test_keras_compiles_by_xla_what_has_neither_tables_nor_ranks(sok):
     from keras.src.trainers.trainer import model_supports_jit
@@ -245,3 +243,155 @@ def test_keras_compiles_by_xla_what_has_neither_tables_nor_ranks(sok):
     assert dense()
     assert not supports(sok.All2AllDenseEmbedding(100, 4, slot_num=2, nnz_per_slot=1))
     assert thread_ranks.run(2, dense) == [False, False]
+
+
+# ---- keys are inserted in `fit` alone ----
+
+
+def layers(sok):
+    """Layers over one table, and functions `[batch, 2] -> [batch, ...]` that call them."""
+    fields = sok.DistributedEmbedding("sum", None, 2, 2, 1, name="fields")
+    flat = sok.All2AllDenseEmbedding(None, 2, 2, 1, name="flat")
+    group = sok.GroupEmbedding([2], name="group")
+    hashed = sok.HashEmbedding(2, name="hashed")
+    listed = sok.HashEmbedding(2, name="listed")
+    dmp = sok.dist_model_parallel.DistributedEmbedding([listed])
+    key = sok.feature_column.categorical_column_with_embedding("key", dtype=tf.int64)
+    columns = sok.feature_column.DenseFeatures([sok.feature_column.embedding_column(key, 2)])
+    table = sok.EmbeddingVariable(2, name="by_key").as_weight()
+    return {
+        "fields": (fields, fields),
+        "flat": (flat, flat),
+        "group": (group, lambda keys: group([keys])[0]),
+        "hashed": (hashed, hashed),
+        "dmp": (dmp, lambda keys: dmp([keys])[0]),
+        "columns": (columns, lambda keys: columns({"key": keys})),
+        "by key": (table, lambda keys: tf.gather(table, keys)),
+        "function": (table, lambda keys: sok.group_embedding_lookup([table], [keys])[0]),
+    }
+
+
+class WithoutFlag(tf.keras.Model):
+    def __init__(self, holder, rows):
+        super().__init__()
+        self.holder, self.rows = holder, rows
+        self.flatten = tf.keras.layers.Flatten()
+        self.dropout = tf.keras.layers.Dropout(0.5)
+        self.normalize = tf.keras.layers.BatchNormalization()
+        self.dense = tf.keras.layers.Dense(1)
+
+    def call(self, keys):
+        rows = self.flatten(self.rows(tf.cast(keys, tf.int64)))
+        return self.dense(self.normalize(self.dropout(rows)))
+
+    def count(self):
+        return sum(int(w.size()) for w in self.weights if hasattr(w, "table_name"))
+
+
+class OwnSteps(WithoutFlag):
+    def test_step(self, data):
+        return {"loss": tf.reduce_mean((self(data[0]) - data[1]) ** 2)}
+
+    def predict_step(self, data):
+        return self(data[0] if isinstance(data, tuple) else data)
+
+
+@pytest.mark.parametrize(
+    "cls, kind",
+    [
+        *[(WithoutFlag, kind) for kind in ("fields", "flat", "group", "hashed", "dmp", "columns")],
+        (WithoutFlag, "by key"),
+        (WithoutFlag, "function"),
+        (OwnSteps, "fields"),
+        (OwnSteps, "by key"),
+    ],
+)
+def test_only_fit_inserts_keys(sok, cls, kind):
+    model = cls(*layers(sok)[kind])
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1))
+    model.compile(optimizer, "mse", run_eagerly=kind != "fields", jit_compile=False)
+    first = model.predict(KEYS, verbose=0)
+    # A flag of the table's layer must not reach the layers behind it.
+    np.testing.assert_array_equal(model.predict_on_batch(KEYS), first)
+    model.evaluate(KEYS, TARGETS, verbose=0)
+    model.test_on_batch(KEYS, TARGETS)
+    assert model.count() == 0
+    assert not model.normalize.moving_mean.numpy().any()
+    model.fit(KEYS[:1], TARGETS[:1], validation_data=(KEYS, TARGETS), verbose=0)
+    assert model.count() == 2
+
+
+def test_a_given_flag_counts(sok):
+    _, look_up = layers(sok)["fields"]
+    model = WithoutFlag(look_up, lambda keys: look_up(keys[:, ::-1], training=True))
+    model.compile(loss="mse", run_eagerly=True)
+    model.predict(KEYS + 100, verbose=0)
+    assert model.count() == len(np.unique(KEYS))
+
+
+# ---- floats for integer inputs ----
+
+LARGE = np.array([[2**53 + 1]], np.int64)
+
+
+def group(sok, keys):
+    return sok.GroupEmbedding({"k": 2})({"k": keys})["k"]
+
+
+def sok1(sok, keys):
+    return sok.All2AllDenseEmbedding(None, 2, slot_num=1, nnz_per_slot=1)(keys)
+
+
+def nested(sok, keys):
+    inner = tf.keras.Input([1], dtype="int64")
+    return tf.keras.Model(inner, sok1(sok, inner))(keys)
+
+
+def reshaped(sok, keys):
+    return sok1(sok, tf.keras.layers.Reshape([1, 1])(keys))
+
+
+def own_layer(sok, keys):
+    return Looks(sok)(keys)
+
+
+@pytest.mark.parametrize("through", [group, sok1, nested, reshaped, own_layer])
+def test_floats_for_keys(sok, through):
+    keys = tf.keras.Input([1], dtype="int64", name="ids")
+    rows = tf.keras.layers.Flatten()(through(sok, keys))
+    model = tf.keras.Model(keys, tf.keras.layers.Dense(1)(rows))
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1))
+    model.compile(optimizer, "mse", run_eagerly=False)
+    model.fit(LARGE, np.ones([1, 1]), verbose=0)
+    model.predict(LARGE.astype(np.uint32), verbose=0)
+    for wrong in (LARGE.astype(float), np.array([[0.7]], np.float32)):
+        data = tf.data.Dataset.from_tensors((wrong, np.ones([1, 1])))
+        for call in (
+            lambda wrong=wrong: model.fit(wrong, np.ones([1, 1]), verbose=0),
+            lambda data=data: model.fit(data, verbose=0),
+            lambda data=data: model.evaluate(data, verbose=0),
+            lambda wrong=wrong: model.predict(wrong, verbose=0),
+            lambda wrong=wrong: model(tf.constant(wrong)),
+        ):
+            with pytest.raises(TypeError, match="'ids' must be integers.*Received.*float"):
+                call()
+    (table,) = (v for v in model.variables if hasattr(v, "table_name"))
+    assert sok.export(table)[0].numpy().tolist() == LARGE[0].tolist()
+
+
+def test_floats_for_keys_of_a_sequential_model(sok):
+    layer = sok.All2AllDenseEmbedding(None, 2, slot_num=1, nnz_per_slot=1)
+    model = tf.keras.Sequential([tf.keras.Input([1], dtype="int64"), layer])
+    assert model.predict(LARGE, verbose=0).shape == (1, 1, 1, 2)
+    for call in (model, lambda keys: model.predict(keys, verbose=0)):
+        with pytest.raises(TypeError, match="must be integers"):
+            call(LARGE.astype(float))
+
+
+def test_inputs_that_are_no_keys(sok):
+    keys = tf.keras.Input([1], dtype="int64")
+    number, price = tf.keras.Input([1], dtype="int32"), tf.keras.Input([1])
+    stock = tf.keras.layers.Embedding(9, 2)(number)
+    both = tf.keras.layers.Concatenate()([tf.keras.layers.Flatten()(stock), price])
+    model = tf.keras.Model([keys, number, price], [both, sok1(sok, keys)])
+    model.predict([LARGE, np.array([[2.0]]), np.array([[0.5]])], verbose=0)

@@ -17,6 +17,7 @@ from tests.group_embedding.test_lookup_sparse import (
     ragged,
     rows_of,
 )
+from tests.training import train_step
 
 POSITIONS = [[1, 2, 1], [], [3, 3], [0, 5, 6, 7], [4], [1, 2], []]
 WEIGHTS = [[0.5, 2.0, 1.5], [], [1.0, -1.0], [1.0, 0.25, 3.0, 0.5], [0.0], [2.0, 1.0], []]
@@ -72,6 +73,17 @@ def look_up(sok, table, flat, combiner, kind="ragged", training=None):
     return found[1]
 
 
+def gradients_of(call, sources):
+    """Of the sum of what `call` returns times factors."""
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(call() * FACTORS)
+    return tape.gradient(loss, sources)
+
+
+def assert_right(gradient, combiner, rows=None, rtol=1e-5):
+    np.testing.assert_allclose(gradient, right_gradient(combiner, rows), rtol=rtol, atol=1e-5)
+
+
 @pytest.mark.keras
 @pytest.mark.parametrize(
     "combiner, kind",
@@ -82,28 +94,21 @@ def test_equals_stock(sok, combiner, kind):
     table = make_ev(sok, "weighted", 3)
     learned = tf.Variable(FLAT / 2)
 
-    def with_tape():
-        with tf.GradientTape() as tape:
-            found = look_up(sok, table, learned * 2.0, combiner, kind)
-            loss = tf.reduce_sum(found * FACTORS)
-        of_table, of_weights = tape.gradient(loss, [table, learned])
-        return of_table.values, of_weights / 2.0
-
-    @tf.function(autograph=False)
-    def called(flat):
+    def look_up_here(flat):
         return look_up(sok, table, flat, combiner, kind)
 
-    right = right_gradient(combiner)
+    def with_tape():
+        found = gradients_of(lambda: look_up_here(learned * 2.0), [table, learned])
+        return found[0].values, found[1] / 2.0
+
+    called = tf.function(look_up_here, autograph=False)
     rows = []
     for function in (with_tape, tf.function(with_tape, autograph=False)):
         of_table, of_weights = function()
-        np.testing.assert_allclose(of_weights, right, rtol=1e-5, atol=1e-5)
+        assert_right(of_weights, combiner)
         rows.append(of_table)
     np.testing.assert_allclose(*rows, rtol=1e-6)
-    with tf.GradientTape() as tape:
-        found = called(learned * 2.0)
-        loss = tf.reduce_sum(found * FACTORS)
-    np.testing.assert_allclose(tape.gradient(loss, learned) / 2, right, rtol=1e-5, atol=1e-5)
+    assert_right(gradients_of(lambda: called(learned * 2.0), learned) / 2, combiner)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -117,18 +122,14 @@ def test_rows_are_those_of_the_lookup(sok, dtype, training):
     for keys in (KEYS, KEYS[:1], KEYS[:1]):  # the rows of all keys but one owe two steps
         if not dense:
             break
-        with tf.GradientTape() as tape:
-            rows = tf.nn.embedding_lookup(table, keys)
-            loss = tf.reduce_sum(rows)
-        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+        train_step(optimizer, table, lambda: tf.reduce_sum(tf.gather(table, keys)))  # noqa: B023
     with tf.GradientTape(persistent=True) as tape:
         found = look_up(sok, table, learned, "mean", training=training)
         loss = tf.reduce_sum(found * FACTORS)
     rows = table.find(KEYS)[0].numpy()
     optimizer.apply_gradients([(tape.gradient(loss, table), table)])
     assert np.abs(table.find(KEYS)[0].numpy() - rows).max() > 0.01
-    right = right_gradient("mean", rows)
-    np.testing.assert_allclose(tape.gradient(loss, learned), right, rtol=1e-4, atol=1e-5)
+    assert_right(tape.gradient(loss, learned), "mean", rows, rtol=1e-4)
 
 
 def test_keys_that_a_filter_refuses_have_the_default_row(sok):
@@ -137,20 +138,16 @@ def test_keys_that_a_filter_refuses_have_the_default_row(sok):
     learned = tf.Variable(FLAT)
     for _ in range(2):
         tf.nn.embedding_lookup(table, KEYS[:4])
-    with tf.GradientTape() as tape:
-        found = look_up(sok, table, learned, "sqrtn")
-        loss = tf.reduce_sum(found * FACTORS)
+    gradient = gradients_of(lambda: look_up(sok, table, learned, "sqrtn"), learned)
     rows, present = (t.numpy() for t in table.find(KEYS))
     assert present[:4].all() and not present[4:].any()
-    right = right_gradient("sqrtn", rows)
-    np.testing.assert_allclose(tape.gradient(loss, learned), right, rtol=1e-5, atol=1e-5)
+    assert_right(gradient, "sqrtn", rows)
 
 
 def test_other_doors(sok):
     """SOK 2.x, and a variable in a group."""
     from sok_like import sok2
 
-    right = right_gradient("mean")
     ids, learned = ragged(keys_at(POSITIONS)), tf.Variable(FLAT)
     dynamic = sok2.DynamicVariable(3, name="dynamic")
     sok2.assign(dynamic, KEYS, rows_of(3, 0))
@@ -170,11 +167,8 @@ def test_other_doors(sok):
             [static, dynamic], [of_positions, ids], [ids.with_flat_values(w)] * 2, ["mean"] * 2
         )[1],
     }
-    for name, call in calls.items():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(call(learned) * FACTORS)
-        gradient = tape.gradient(loss, learned)
-        np.testing.assert_allclose(gradient, right, rtol=1e-5, atol=1e-5, err_msg=name)
+    for call in calls.values():
+        assert_right(gradients_of(lambda call=call: call(learned), learned), "mean")
 
 
 def test_a_session(sok):
@@ -197,9 +191,8 @@ def test_a_session(sok):
         gradients = session.run(found, {given: FLAT})
         session.run(train)
         moved = session.run(learned)
-    right = right_gradient("mean", rows)
     for gradient in (*gradients, (FLAT - moved) / 0.5):
-        np.testing.assert_allclose(gradient, right, rtol=1e-4, atol=1e-5)
+        assert_right(gradient, "mean", rows, rtol=1e-4)
 
 
 def kept(sok, table, flat, with_tape=False, asks=True):
@@ -209,9 +202,7 @@ def kept(sok, table, flat, with_tape=False, asks=True):
         return look_up(sok, table, flat(given), "mean", "packed")
 
     def taped(given):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(inner(given))
-        return tape.gradient(loss, table).values
+        return gradients_of(lambda: inner(given), table).values
 
     function = tf.function(taped if with_tape else inner, autograph=False)
     with tf.GradientTape() if asks and not with_tape else contextlib.nullcontext():

@@ -170,7 +170,6 @@ def moved_by_optimizer(door, setting):
     weights = weights + ([other.embedding_variable] if door == "default" else [])
     optimizer = _clipping(door, other, **{setting: LIMIT})
 
-    @tf.function
     def step(keys):
         with tf.GradientTape() as tape:
             tape = dmp.DistributedGradientTape(tape) if door in ("sok2", "dmp") else tape
@@ -184,7 +183,8 @@ def moved_by_optimizer(door, setting):
             gradients = optimizer.get_unscaled_gradients(gradients)
         optimizer.apply_gradients(zip(gradients, weights, strict=True))
 
-    step(keys_here())
+    # Marks of gradients must outlast a function.
+    (tf.function(step) if setting == "clipnorm" else step)(keys_here())
     return dict(zip(numbers.tolist(), start - variable.numpy(), strict=True))
 
 

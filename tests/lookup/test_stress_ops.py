@@ -15,6 +15,8 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from tests.training import train_step
+
 DIM, RATE, NUM_KEYS, BATCH = 8, 0.25, 5000, 256
 
 
@@ -38,10 +40,10 @@ class Stress:
         self.read = tf.function(self._read, input_signature=signature)
 
     def _train(self, keys):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(self.layer(keys, training=True))
-        gradients = tape.gradient(loss, [self.variable])
-        self.optimizer.apply_gradients(zip(gradients, [self.variable], strict=True))
+        def loss_of():
+            return tf.reduce_sum(self.layer(keys, training=True))
+
+        train_step(self.optimizer, self.variable, loss_of)
 
     def _read(self, keys):
         rows = self.layer(keys, training=False)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import sok_like as sok
 import sok_like.dist_model_parallel as dmp
-from tests.training import layer_of
+from tests.training import layer_of, train_step
 
 KEYS, COUNT, DIM, RATE = 40, 24, 5, 0.5
 # The door, its wire's dtype, and whether its steps are a function.
@@ -106,12 +106,12 @@ def test_rows_and_gradients_are_rounded(on_threads, kind, wire_dtype, compiled):
         set_rows(kind, holder, table)
 
         def step(keys):
-            with tf.GradientTape() as tape:
+            def loss_of():
                 rows = look_up(keys)
-                loss = tf.reduce_sum(rows * weights)
-            variables = [holder] if holder is table else holder.trainable_variables
-            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-            return rows
+                return tf.reduce_sum(rows * weights), rows
+
+            variables = holder if holder is table else holder.trainable_variables
+            return train_step(optimizer, variables, loss_of)[1]
 
         found = (tf.function(step) if compiled else step)(keys).numpy()
         assert found.tobytes() == rounded(table_rows[keys_of(rank)], wire_dtype).tobytes()
@@ -159,12 +159,11 @@ def test_numbers_too_large_raise_on_all_ranks(on_threads):
         sok.assign(layer.table, [1, 2], [[7e4] * DIM, [2.0] * DIM])
 
         def step(key, factor):
-            with tf.GradientTape() as tape:
+            def loss_of():
                 rows = layer(tf.reshape(key, [1]))
-                loss = tf.reduce_sum(rows) * factor
-            variables = layer.trainable_variables
-            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-            return rows
+                return tf.reduce_sum(rows) * factor, rows
+
+            return train_step(optimizer, layer.trainable_variables, loss_of)[1]
 
         one, two, four = (tf.constant(key, tf.int64) for key in (1, 2, 4))
         of_rows = "rank 1: the rows of.*'wire_overflow: 5 none.*' .wire_dtype=float16. must hold"

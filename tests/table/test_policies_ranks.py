@@ -7,8 +7,6 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
-from sok_like.saving.format import manifest, shard_file
-from sok_like.table.content import TableShard
 from tests.checks import policies
 from tests.checks.parity import ranks_of
 
@@ -30,7 +28,7 @@ def known_of(results):
 
 
 def test_the_same_state_on_any_number_of_ranks(on_threads, tmp_path):
-    """And a dump of the ranks is known on one."""
+    """And a dump of the ranks is known on one, and one of one rank on all."""
     (alone,), ranks = (on_threads(n, policies.train, tmp_path / str(n)) for n in (1, 3))
     # size, seen, found, admitted, refused: the comparison is of something
     assert min(alone["statistics"][-1][:5]) > 0 and len(alone["evicted"]) > 0
@@ -43,38 +41,16 @@ def test_the_same_state_on_any_number_of_ranks(on_threads, tmp_path):
     np.testing.assert_allclose(rows, rows_of([alone])[1], atol=1e-5)
     evicted = sorted(np.concatenate([r["evicted"] for r in ranks]))
     assert evicted == sorted(alone["evicted"])
-    table = sok.EmbeddingVariable(3, name="policies", ev_option=policies.option())
-    sok.Saver().restore_from_file(table, tmp_path / "3")
-    np.testing.assert_array_equal(policies.known(table), known_of(ranks))
-    assert table.statistics().step == policies.STEPS
 
+    def restored(written_by):
+        table = sok.EmbeddingVariable(3, name="policies", ev_option=policies.option())
+        sok.Saver().restore_from_file(table, tmp_path / written_by)
+        assert table.statistics().step == policies.STEPS
+        return {"known": policies.known(table)}
 
-def test_a_dump_of_one_rank_is_known_on_all(on_threads, tmp_path):
-    keys = np.arange(10)
-    shard = TableShard(
-        *(keys, np.ones([10, 2], np.float32), np.zeros([10, 0], np.float32), [], []),
-        records=np.stack([keys + 5, keys, keys * 0], 1),
-        waiting=np.array([[20, 2, 9], [21, 1, 8]]),
-        step=9,
-    )
-    name = manifest.shard_name("restored", "0", 0, 1)
-    entry = shard_file.write_shard(str(tmp_path), name, shard)
-    manifest.write_manifest(str(tmp_path), manifest.Head("restored", 2, "int64", "0"), [entry])
-    expected = {0: (True, 5, 0), 9: (True, 14, 9), 20: (True, 3, 10), 21: (False, 2, 10)}
-    expected[30] = (False, 1, 10)
-
-    def check():
-        counting = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(3))
-        table = sok.EmbeddingVariable(2, name="restored", ev_option=counting)
-        sok.Saver().restore_from_file(table, tmp_path)
-        sok.group_embedding_lookup([table], [[20, 21, 30]])  # the same on all ranks: seen once
-        assert table.statistics().step == 10
-        known = zip(*(f.numpy().tolist() for f in table.key_statistics([*expected])), strict=True)
-        own = [key % 3 == sok.rank() for key in expected]
-        rows = zip(expected.values(), own, strict=True)
-        assert list(known) == [row if is_own else (False, 0, -1) for row, is_own in rows]
-
-    on_threads(3, check)
+    for world_size, written_by in ((1, "3"), (3, "1")):
+        known = known_of(on_threads(world_size, restored, written_by))
+        np.testing.assert_array_equal(known, known_of([alone]))
 
 
 def test_occurrences_count_over_ranks_and_features(on_threads):

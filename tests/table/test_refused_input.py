@@ -167,13 +167,6 @@ def test_keys_that_the_key_dtype_cannot_hold_are_not_returned_as_others(sok, dty
         whole.get_weights()
 
 
-def test_capacities(sok):
-    with pytest.raises(ValueError, match="`initial_capacity` must be .*`capacity`, 4.*clicks"):
-        sok.EmbeddingVariable(2, name="clicks", capacity=4, initial_capacity=5)
-    with pytest.raises(ValueError, match="`capacity` must be given if use_hashtable is False"):
-        sok.EmbeddingVariable(3, use_hashtable=False)
-
-
 @pytest.mark.parametrize(
     "arguments, error, words",
     [

@@ -123,19 +123,20 @@ def test_config_makes_the_same_variable(sok, variable):
 
 
 @pytest.mark.parametrize(
-    "argument, value, required",
+    "argument, value, required, others",
     [
-        ("embedding_dim", 0, "a positive integer"),
-        ("embedding_dim", 2.0, "a positive integer"),
-        ("name", "", "a string that is not empty"),
-        ("key_dtype", tf.float32, "int64, int32, uint64 or uint32"),
-        ("capacity", 0, "None or an integer in"),
-        ("capacity", 2**32, "None or an integer in"),
-        ("initial_capacity", -1, "an integer >= 0"),
+        ("embedding_dim", 0, "a positive integer", {}),
+        ("embedding_dim", 2.0, "a positive integer", {}),
+        ("name", "", "a string that is not empty", {}),
+        ("capacity", 0, "None or an integer in", {}),
+        ("capacity", 2**32, "None or an integer in", {}),
+        ("capacity", None, "given if use_hashtable is False", {"use_hashtable": False}),
+        ("initial_capacity", -1, "an integer >= 0", {}),
+        ("initial_capacity", 5, "at most `capacity`, 4", {"capacity": 4}),
     ],
 )
-def test_arguments_out_of_their_range(sok, argument, value, required):
-    arguments = {"embedding_dim": 3, "name": "users", argument: value}
+def test_arguments_out_of_their_range(sok, argument, value, required, others):
+    arguments = {"embedding_dim": 3, "name": "users", argument: value, **others}
     with pytest.raises(ValueError, match=f"`{argument}` must be {required}.*Received: {argument}="):
         sok.EmbeddingVariable(**arguments)
 
@@ -231,8 +232,11 @@ def test_a_variable_that_is_not_trainable_has_no_gradient(sok):
 
 def test_assignments_name_what_to_use(variable):
     for call in (variable.assign, variable.assign_add, variable.scatter_update):
-        with pytest.raises(NotImplementedError, match=r"'users'.*sok.assign.*sok.OptimizerWrapper"):
-            call(1.0)
+        for value in (1.0, np.zeros([32, 3], np.float32)):
+            with pytest.raises(
+                NotImplementedError, match="'users'.*by position.*sok.assign.*Wrapper"
+            ):
+                call(value)
 
 
 @pytest.mark.keras

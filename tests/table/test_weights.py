@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from sok_like.table.snapshots import TableWeights
-from tests.training import train_step
+from tests.training import rows_by_key, train_step
 
 pytestmark = pytest.mark.keras
 
@@ -36,9 +36,8 @@ def model(sok):
     return made
 
 
-def exported(sok, model):
-    keys, rows = sok.export(table_of(model))
-    return dict(zip(keys.numpy().tolist(), rows.numpy().tolist(), strict=True))
+def exported(model):
+    return rows_by_key(table_of(model))
 
 
 def test_counts_are_of_what_the_table_holds(sok, model):
@@ -52,16 +51,16 @@ def test_counts_are_of_what_the_table_holds(sok, model):
 
 
 def test_get_and_set_go_by_key(sok, model):
-    before, weights = exported(sok, model), model.get_weights()
+    before, weights = exported(model), model.get_weights()
     expected = model.predict(X, verbose=0)
     model.fit(X + 1, Y, verbose=0)  # other keys, and moments that move the first ones too
-    assert len(exported(sok, model)) == 64
+    assert len(exported(model)) == 64
     model.set_weights(weights)
-    assert exported(sok, model) == before
+    assert exported(model) == before
     np.testing.assert_array_equal(model.predict(X, verbose=0), expected)
     other = make_model(sok)
     other.set_weights(pickle.loads(pickle.dumps(weights)))
-    assert exported(sok, other) == before
+    assert exported(other) == before
     np.testing.assert_array_equal(other.predict(X, verbose=0), expected)
 
 
@@ -75,7 +74,7 @@ def test_slots_of_keys_that_stay_are_kept(sok, model):
         made.fit(X, Y, verbose=0, shuffle=False)
     straight = make_model(sok)
     straight.set_weights(model.get_weights())
-    assert exported(sok, straight) == exported(sok, model)
+    assert exported(straight) == exported(model)
     slots = table_of(model).snapshot().slot_rows.numpy()
     assert slots.shape[0] == 32 and slots.any()
 
@@ -85,7 +84,7 @@ def test_early_stopping_restores_the_best_weights(sok):
         def on_epoch_end(self, epoch, logs=None):
             logs["watched"] = [1.0, 3.0, 2.0, 0.0][epoch]
             if epoch == 1:
-                self.best = exported(sok, self.model)
+                self.best = exported(self.model)
 
     model, watch = make_model(sok), Watch()
     stopping = tf.keras.callbacks.EarlyStopping(
@@ -93,7 +92,7 @@ def test_early_stopping_restores_the_best_weights(sok):
     )
     model.fit(X, Y, epochs=4, verbose=0, callbacks=[watch, stopping])
     assert len(watch.best) == 32
-    assert exported(sok, model) == watch.best
+    assert exported(model) == watch.best
 
 
 def test_weights_are_no_array(model):
@@ -120,8 +119,6 @@ def test_what_cannot_be_set_raises(sok, model):
     weights = model.get_weights()
     with pytest.raises((ValueError, NotImplementedError)):
         model.set_weights([np.zeros([32, 4], np.float32), *weights[1:]])
-    with pytest.raises(NotImplementedError, match="by position.*sok.assign"):
-        table_of(model).assign(np.zeros([32, 4], np.float32))
     with pytest.raises(ValueError, match="rows of 3 floats"):
         sok.EmbeddingVariable(3, name="narrow").assign(weights[0])
 
