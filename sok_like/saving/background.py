@@ -36,7 +36,6 @@ class BackgroundPart(HashTablePart):
     """A table of which a thread writes a dump into a folder."""
 
     following = ()
-    instant = 0
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)

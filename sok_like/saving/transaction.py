@@ -44,7 +44,7 @@ class Saving:
         path: str | None = None,
         common: Callable[[Sequence[str]], None] | None = None,
     ):
-        self._steps, self._parts, self._path, self.common = steps, list(parts), path, common
+        self._steps, self.parts, self._path, self.common = steps, list(parts), path, common
         self._references: list[str] = []
 
     def run(self) -> None:
@@ -63,8 +63,8 @@ class Saving:
                     durable.make_folder(os.path.dirname(local) or ".")
                 else:  # object stores have no folders; an unknown scheme raises
                     durable.exists(self._path)
-                references = [folders.new_reference(part.name) for part in self._parts]
-            begun = [[part.name, part.begin()] for part in self._parts]
+                references = [folders.new_reference(part.name) for part in self.parts]
+            begun = [[part.name, part.begin()] for part in self.parts]
             return {"path": self._path, "references": references, "parts": begun}
 
         def check(ranks):
@@ -77,7 +77,7 @@ class Saving:
             begun = [of_rank["parts"] for of_rank in ranks]
             names = [[name for name, _ in of_rank] for of_rank in begun]
             check_same(names, f"All ranks must save the same tables ({self._steps.call})")
-            for part, of_part in zip(self._parts, zip(*begun, strict=True), strict=True):
+            for part, of_part in zip(self.parts, zip(*begun, strict=True), strict=True):
                 part.agree([message for _, message in of_part])
             self._references = ranks[0]["references"]
 
@@ -86,12 +86,12 @@ class Saving:
     def place(self) -> None:
         """Gives parts beside a file their folders, on which the ranks have agreed."""
         if self._path is not None:
-            for part, reference in zip(self._parts, self._references, strict=True):
+            for part, reference in zip(self.parts, self._references, strict=True):
                 part.folder = folders.folder_of(self._path, reference)
 
     def write(self, inputs: Sequence[Any] = ()) -> None:
         """All ranks write, then see what the others have written; then rank 0 publishes it."""
-        parts, may_be_named = self._parts, False
+        parts, may_be_named = self.parts, False
         entries: list[Any] = []  # by part: what all ranks have written
 
         def write(*arguments):  # after what the ranks told each other, if these steps asked it

@@ -10,9 +10,7 @@ variables of single ranks (`de_local`, such as sok2's) need the same number of r
 """
 
 import contextlib
-import dataclasses
 import functools
-import json
 import os
 import threading
 from collections.abc import Callable
@@ -21,19 +19,14 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.checkpoint import util
 from tensorflow.python.trackable import trackable_utils
-from tensorflow.python.training.saving.saveable_object import SaveSpec
-from tensorflow.python.training.saving.saveable_object_util import (
-    SaveableCompatibilityConverter as Converter,
-)
-from tensorflow.python.training.saving.saveable_object_util import TrackableSaveable
 
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.scoped_attributes import attributes
 from sok_like.runtime.ranks import comm
 from sok_like.runtime.ranks.agreement import Steps, agreed
 from sok_like.saving import background, transaction
-from sok_like.saving.containers import tables_in_checkpoints
-from sok_like.saving.format import array_files, durable, folders
+from sok_like.saving.containers import tables_in_checkpoints as in_checkpoints
+from sok_like.saving.format import durable, folders
 from sok_like.saving.parts import dense_tables
 from sok_like.saving.parts.checkpointable import (
     CheckpointPart,
@@ -44,14 +37,10 @@ from sok_like.saving.parts.checkpointable import (
 from sok_like.saving.parts.hash_tables import HashTablePart
 from sok_like.table import snapshots
 from sok_like.table.content import OF_POLICIES
-from sok_like.table.slices import TableSlice
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _CALL = "a save of tf.train.Checkpoint"
 _READ = "a restore of tf.train.Checkpoint"
-# Names of the tensors that say where variables of single ranks, and dense tables, are: those of
-# their parts.
-_OWN, _DENSE = "sok_like/ranks", "sok_like/dense"
 # .begun: the _Begun that is begun or finished at the moment; .together: whether ranks share what is
 # saved, though nothing of it may differ on them; .alone: whether one writes a SavedModel of it;
 # .problems: dense tables that a restore has not found.
@@ -100,8 +89,7 @@ def restore_objects(own: Callable, self: Any, save_path: Any, *args: Any, **kwar
         return own(self, save_path, *args, **kwargs)
 
     def build():
-        note = _note(os.fspath(save_path), _DENSE)
-        if note is not None and note["slots"]:
+        if in_checkpoints.has_slots_of_dense_tables(os.fspath(save_path)):
             dense_tables.build_optimizers(objects)
 
     if kinds.holders:
@@ -110,7 +98,7 @@ def restore_objects(own: Callable, self: Any, save_path: Any, *args: Any, **kwar
     scope = dense_tables.of_root(util.list_objects(self._graph_view))
     with scope, attributes(_now, {"problems": problems}):
         status = own(self, save_path, *args, **kwargs)
-    tables_in_checkpoints.check(objects, status, os.fspath(save_path), problems)
+    in_checkpoints.check(objects, status, os.fspath(save_path), problems)
     return status
 
 
@@ -129,20 +117,8 @@ def delete(own: Callable, filespec: Any) -> None:
 
 def _kinds(saver):
     """A saver's objects that are not the same on all ranks."""
-    objects = map(_object_of, _tensors_of(saver))
+    objects = map(in_checkpoints.object_of, in_checkpoints.tensors_of(saver))
     return RankLocalVariables({id(thing): thing for thing in objects if thing is not None}.values())
-
-
-def _tensors_of(saver):
-    return [tensor for shards in saver._shardable_tensors_by_task.values() for tensor in shards]
-
-
-def _object_of(tensor):
-    """The object of a tensor, without the adapters that a restore puts around it."""
-    thing = tensor.trackable
-    while isinstance(thing, (Converter, TrackableSaveable)):
-        thing = thing.obj if isinstance(thing, Converter) else thing._trackable
-    return thing
 
 
 def _path_of(file_prefix, kinds):
@@ -171,21 +147,18 @@ def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> A
     together = bool(kinds) or vars(_now).get("together", False)
     if not together or not comm.is_initialized():
         return write(saver, file_prefix, options)
-    if begun is None:
-        if comm.current().world_size == 1:
-            _put_inside(saver, kinds.holders)
-            return write(saver, file_prefix, options)
-        parts = [*map(HashTablePart, kinds.tables), *_others(saver, kinds)]
-        path = _path_of(file_prefix, kinds)
-        saving = transaction.Saving(Steps(_CALL, own_error=True), parts, path)
-        saving.agree()
+    if begun is not None:
+        saving = begun.saving
+    elif comm.current().world_size > 1:
+        saving = _agreed(saver, kinds, HashTablePart, _path_of(file_prefix, kinds))
     else:
-        parts, saving = begun.parts, begun.saving
+        in_checkpoints.put_inside(saver, kinds.holders)
+        return write(saver, file_prefix, options)
 
     def common(references):
         if comm.current().rank == 0:
-            for part, reference in zip(parts, references, strict=True):
-                _refer(saver, kinds, part, reference)
+            for part, reference in zip(saving.parts, references, strict=True):
+                in_checkpoints.refer(saver, kinds, part, reference)
             write(saver, file_prefix, options)
 
     saving.common = common
@@ -193,21 +166,14 @@ def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> A
     return None
 
 
-def _others(saver, kinds):
-    """The parts of several ranks besides tables."""
-
-    def values():
-        own = {id(variable) for variable in kinds.own}
-        for tensor in _tensors_of(saver):
-            if id(_object_of(tensor)) in own:
-                value, spec = tensor.tensor, tensor._tensor_save_spec
-                yield tensor.checkpoint_key, spec.tensor if value is None else value
-
-    if kinds.own:
-        yield dense_tables.rank_variables(values)
-    if kinds.holders:
-        ids = agreed(lambda: [holder.id for holder in kinds.holders], comm.current(), _CALL)[0]
-        yield dense_tables.dense_tables("dense", kinds.holders, ids)
+def _agreed(saver, kinds, of_table, path):
+    """A save of tables, and of what else several ranks have, on which they agree."""
+    parts: list[CheckpointPart] = [of_table(table) for table in kinds.tables]
+    if comm.current().world_size > 1:
+        parts += in_checkpoints.parts_besides_tables(saver, kinds, _CALL)
+    saving = transaction.Saving(Steps(_CALL, own_error=True), parts, path)
+    saving.agree()
+    return saving
 
 
 class _Begun:
@@ -215,7 +181,6 @@ class _Begun:
 
     def __init__(self, path: str):
         self._path, self.saver = path, None
-        self.parts: list[CheckpointPart] = []
         self.saving: Any = None
 
     def take(self, saver: Any) -> None:
@@ -225,21 +190,18 @@ class _Begun:
                 "A checkpoint with objects of registered savers must be written at once. "
                 f"Received: {sorted(saver._registered_savers)}, with background=True"
             )
-        for tensor in _tensors_of(saver):
+        for tensor in in_checkpoints.tensors_of(saver):
             spec = tensor._tensor_save_spec
             spec._tensor = spec.tensor
         self.saver, kinds = saver, _kinds(saver)
-        several = comm.current().world_size > 1
-        others = list(_others(saver, kinds)) if several else []
-        self.parts = [*map(background.BackgroundPart, kinds.tables), *others]
-        self.saving = transaction.Saving(Steps(_CALL, own_error=True), self.parts, self._path)
-        self.saving.agree()
+        self.saving = _agreed(saver, kinds, background.BackgroundPart, self._path)
 
         def write():
             self.saving.place()
-            if not several:
-                _put_inside(saver, kinds.holders)
-            for part in others:  # before those whose tables threads write
+            if comm.current().world_size == 1:
+                in_checkpoints.put_inside(saver, kinds.holders)
+            # Before tables, which threads write.
+            for part in self.saving.parts[len(kinds.tables) :]:
                 part.write()
 
         agreed(write, comm.current(), _CALL)
@@ -268,46 +230,8 @@ def begin(
         within(lambda: checkpoint._saver.save(path))
     finally:
         checkpoint.save_counter.assign_sub(1)
-    parts = [part for part in begun.parts if isinstance(part, background.BackgroundPart)]
+    parts = [part for part in begun.saving.parts if isinstance(part, background.BackgroundPart)]
     return background.BackgroundDump(parts, lambda: within(write))
-
-
-def _refer(saver, kinds, part, reference):
-    """Puts the name of a part's folder into the checkpoint."""
-    if isinstance(part, HashTablePart):
-        for tensor in _tensors_of(saver):
-            name = trackable_utils.extract_local_name(tensor.checkpoint_key)
-            if unwrap(_object_of(tensor)) is part.table and name == "slot_names":
-                _put(saver, tensor.checkpoint_key, [snapshots.BESIDE + reference])
-        return
-    note = {"folder": reference, "world_size": comm.current().world_size}
-    if part.name == "dense":
-        parts = [part for holder in kinds.holders for part in dense_tables.parts_of(holder)]
-        note["slots"] = any("." in part.key for part in parts)
-    _put(saver, f"sok_like/{part.name}", json.dumps(note))
-
-
-def _put_inside(saver, holders):
-    """On one rank: puts whole dense tables into the checkpoint."""
-    slots = False
-    for holder in holders:
-        for key, value in dense_tables.wholes_of(holder):
-            slots = slots or "." in key
-            _put(saver, f"{_DENSE}/{holder.id}/{key}", value)
-    if holders:
-        _put(saver, _DENSE, json.dumps({"folder": None, "slots": slots}))
-
-
-def _put(saver, key, value):
-    """Writes a tensor under a key, in place of the one that an object may have there."""
-    shards = next(iter(saver._shardable_tensors_by_task.values()))
-    like, tensor = shards[0], tf.convert_to_tensor(value)
-    for of_task in saver._shardable_tensors_by_task.values():
-        of_task[:] = [shard for shard in of_task if shard.checkpoint_key != key]
-    spec = SaveSpec(tensor, "", key, dtype=tensor.dtype, device=tensor.device)
-    fields = {"tensor": tensor, "dtype": tensor.dtype, "name": key, "checkpoint_key": key}
-    fields |= {"_tensor_save_spec": spec, "slice_spec": "", "trackable": None}
-    shards.append(dataclasses.replace(like, **fields))
 
 
 # ---- restoring ----
@@ -322,7 +246,7 @@ def restore(read: Callable, self: Any, file_prefix: Any, options: Any = None) ->
 
     def prepare():
         ranks = comm.current().world_size
-        own = _own_values(path, ranks) if kinds.own and ranks > 1 else {}
+        own = in_checkpoints.values_of_rank(path, ranks) if kinds.own and ranks > 1 else {}
         for content in _prepared(path, _read(read, saver, path, options), own):
             transaction.prepare(content)
         for _, restore in saver._registered_savers.values():
@@ -339,8 +263,8 @@ def _read(read, saver, path, options):
     of_objects: list[tuple[Any, Callable[[Any], Any], dict[str, Any], list[str]]] = []
     absent, functions = _absent_policies(saver, path), saver._keys_to_restore_fn
     objects = {
-        functions[tensor.checkpoint_key, tensor.slice_spec]: _object_of(tensor)
-        for tensor in _tensors_of(saver)
+        functions[tensor.checkpoint_key, tensor.slice_spec]: in_checkpoints.object_of(tensor)
+        for tensor in in_checkpoints.tensors_of(saver)
     }
     present = {
         own: [key for key in keys if key[0] not in absent]
@@ -371,8 +295,8 @@ def _absent_policies(saver, path):
     """The keys of records that a checkpoint lacks, as its table had no policies."""
     of_policies = [
         tensor.checkpoint_key
-        for tensor in _tensors_of(saver)
-        if is_embedding_variable(_object_of(tensor))
+        for tensor in in_checkpoints.tensors_of(saver)
+        if is_embedding_variable(in_checkpoints.object_of(tensor))
         and trackable_utils.extract_local_name(tensor.checkpoint_key) in OF_POLICIES
     ]
     if not of_policies:
@@ -405,52 +329,12 @@ def _prepared(path, of_objects, own):
             yield StagedContent(functools.partial(restore, tensors))
         else:  # no variable, such as a lookup table
             yield StagedContent(functools.partial(restore, tensors), may_fail=True)
-    if holders:
-        of_holders, file = _dense(path), f"Checkpoint {path!r}"
-        for read_as, holder in holders.items():
-            parts = dense_tables.parts_of(holder)
-            stored = of_holders.get(read_as, dense_tables.NO_TABLES)
-            keys, problem = dense_tables.match(holder, stored.tables(), file)
-            vars(_now).get("problems", []).append(problem)
-            stored = stored.renumbered(keys)
-            stored.check(holder, parts)
-            yield stored.prepare(parts)
-
-
-def _note(path, key):
-    """A checkpoint's note on files beside it; None if it has none."""
-    reader = tf.train.load_checkpoint(path)
-    return json.loads(reader.get_tensor(key)) if reader.has_tensor(key) else None
-
-
-def _own_values(path, ranks):
-    """By key: the values that only this rank has."""
-    note = _note(path, _OWN)
-    if note is None or note["world_size"] != ranks:
-        writers = "one rank" if note is None else f"{note['world_size']} ranks"
-        raise ValueError(
-            "A checkpoint with variables that differ between ranks must be restored on the number "
-            "of ranks that wrote it; sok2.dump and sok2.load also work with another number. "
-            f"Received: {path!r} of {writers}, on {ranks} ranks"
-        )
-    rank, folder = comm.current().rank, transaction.folder_read(note["folder"])
-    files = array_files.Folder(folder, ranks)
-    files.check([rank])
-    with files.open(rank) as archive:
-        return {key: archive[key] for key in archive.files}
-
-
-def _dense(path):
-    """The dense tables of a checkpoint, by their holder's id."""
-    note = _note(path, _DENSE) or {}
-    if note.get("folder") is not None:
-        folder = transaction.folder_read(note["folder"])
-        return dense_tables.read_folder(folder, note["world_size"])
-    reader, slices = tf.train.load_checkpoint(path), {}
-    for name, shape in reader.get_variable_to_shape_map().items():
-        if name.startswith(f"{_DENSE}/"):
-            holder, key = name.removeprefix(f"{_DENSE}/").split("/")
-            read = functools.partial(reader.get_tensor, name)
-            place = TableSlice((0, 0), tuple(shape))
-            slices.setdefault(holder, {})[key] = shape, place, read
-    return {holder: dense_tables.StoredTables.of_slices(whole) for holder, whole in slices.items()}
+    of_holders = in_checkpoints.stored_dense_tables(path) if holders else {}
+    for read_as, holder in holders.items():
+        parts = dense_tables.parts_of(holder)
+        stored = of_holders.get(read_as, dense_tables.NO_TABLES)
+        keys, problem = dense_tables.match(holder, stored.tables(), f"Checkpoint {path!r}")
+        vars(_now).get("problems", []).append(problem)
+        stored = stored.renumbered(keys)
+        stored.check(holder, parts)
+        yield stored.prepare(parts)

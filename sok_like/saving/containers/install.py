@@ -18,6 +18,9 @@ from sok_like.saving.containers import tables_in_checkpoints as in_checkpoints
 from sok_like.saving.parts import dense_tables
 from sok_like.table.variable import EmbeddingVariable
 
+_KERAS = "keras.src" if is_keras_3() else "tf_keras.src"
+_LIBRARY = f"{_KERAS}.saving.saving_lib"
+
 
 @at_init
 def _install():
@@ -25,15 +28,14 @@ def _install():
     saver = checkpoint.TrackableSaver
     wrap(saver, "save", checkpoints.save_objects, "finds the slot variables of tables")
     wrap(saver, "restore", checkpoints.restore_objects, "builds optimizers of dense tables")
-    library = f"{_keras()}.saving.saving_lib"
-    wrap(library, "load_model", keras_files.load_model, "ranks read one file")
+    wrap(_LIBRARY, "load_model", keras_files.load_model, "ranks read one file")
     why = "reads dense tables with their slot variables"
-    wrap(library, "_load_state", keras_layers.load_state, why)
+    wrap(_LIBRARY, "_load_state", keras_layers.load_state, why)
     layer: Any = tf.keras.layers.Layer
     wrap(layer, "save_own_variables", keras_layers.save, "a layer's tables are no arrays")
     wrap(layer, "load_own_variables", keras_layers.load, "the same, on the way back")
     if is_keras_3():
-        tracker = _of(f"{_keras()}.utils.tracking", "Tracker")
+        tracker = _of(f"{_KERAS}.utils.tracking", "Tracker")
         wrap(tracker, "track", keras_layers.track, "a layer's tables are among its weights")
 
 
@@ -67,36 +69,35 @@ def _install_savers():
 
 @behind(hooks.MODELS)
 def _install_models():
-    library = f"{_keras()}.saving.saving_lib"
     why = "ranks write one file, and tables beside it"
-    wrap(library, "save_model", keras_files.save, why)
-    wrap(library, "save_weights_only", keras_files.save, "the same of weights")
+    wrap(_LIBRARY, "save_model", keras_files.save, why)
+    wrap(_LIBRARY, "save_weights_only", keras_files.save, "the same of weights")
     why = "ranks load all of it, or nothing"
-    wrap(library, "load_weights_only", keras_files.load_weights, why)
+    wrap(_LIBRARY, "load_weights_only", keras_files.load_weights, why)
     why = "older files hold no tables"
     if is_keras_3():
-        older = f"{_keras()}.legacy.saving.legacy_h5_format"
+        older = f"{_KERAS}.legacy.saving.legacy_h5_format"
         wrap(older, "save_model_to_hdf5", keras_files.write_older, why)
         wrap(older, "load_weights_from_hdf5_group", keras_files.read_older, why)
         wrap(older, "load_weights_from_hdf5_group_by_name", keras_files.read_older, why)
     else:
         for name in ("save_model", "save_weights", "load_weights"):
-            wrap(f"{_keras()}.saving.legacy.save", name, keras_files.write_older, why)
+            wrap(f"{_KERAS}.saving.legacy.save", name, keras_files.write_older, why)
 
 
 @behind(hooks.RANKS)
 def _install_keras_on_ranks():
     why = "asks no user on several ranks"
-    asking = f"{_keras()}.utils.io_utils"
+    asking = f"{_KERAS}.utils.io_utils"
     wrap(asking, "ask_to_proceed_with_overwrite", keras_files.ask, why)
     if is_keras_3():
         # Keras checks whether a folder exists and then makes it; another rank may be faster.
         why = "makes a folder that another rank may make"
-        put(f"{_keras()}.utils.file_utils", "makedirs", tf.io.gfile.makedirs, why)
-        backup = _of(f"{_keras()}.callbacks.backup_and_restore", "BackupAndRestore")
+        put(f"{_KERAS}.utils.file_utils", "makedirs", tf.io.gfile.makedirs, why)
+        backup = _of(f"{_KERAS}.callbacks.backup_and_restore", "BackupAndRestore")
         removal = "on_train_end"
     else:
-        backup = _of(f"{_keras()}.distribute.worker_training_state", "WorkerTrainingState")
+        backup = _of(f"{_KERAS}.distribute.worker_training_state", "WorkerTrainingState")
         removal = "delete_backup"
     wrap(backup, removal, keras_files.remove_backup, "one rank removes the backup, at the end")
 
@@ -105,19 +106,15 @@ def _install_keras_on_ranks():
 def _install_dense_tables():
     walk = "_walk_saveable" if is_keras_3() else "_walk_trackable"
     why = "leaves out what a layer over tables writes itself"
-    wrap(f"{_keras()}.saving.saving_lib", walk, keras_files.walk, why)
+    wrap(_LIBRARY, walk, keras_files.walk, why)
     if is_keras_3():
         optimizer = _of("keras.src.backend.tensorflow.optimizer", "TFOptimizer")
     else:
-        optimizer = _of(f"{_keras()}.optimizers.optimizer", "_BaseOptimizer")
+        optimizer = _of(f"{_KERAS}.optimizers.optimizer", "_BaseOptimizer")
     why = "leaves out slot variables that are stored with dense tables"
     wrap(optimizer, "_trackable_children", dense_tables.children, why)
     for name in ("save_own_variables", "load_own_variables"):
         wrap(optimizer, name, dense_tables.save_or_load_optimizer, why)
-
-
-def _keras():
-    return "keras.src" if is_keras_3() else "tf_keras.src"
 
 
 def _of(module, name):

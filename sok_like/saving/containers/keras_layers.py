@@ -15,12 +15,13 @@ Keras visits layers and optimizers in any order. So slot variables of dense tabl
 their tables (`dense_tables.py`), and both are read once Keras has visited all of a model.
 """
 
+import collections
 import contextlib
 import functools
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -234,23 +235,15 @@ def _check(problem, some_match):
         warnings.warn(table_names.PARTIAL.format(problem=problem), stacklevel=2)
 
 
-class _Arrays(Mapping):
+class _Arrays(collections.UserDict):
     """Arrays with a prefix in a store of Keras; each is read where it is used."""
 
     def __init__(self, store, prefix, names):
-        self._store, self._keys = store, {name: prefix + name for name in names}
+        super().__init__({name: prefix + name for name in names})
+        self._store = store
 
     def __getitem__(self, name):
-        return np.asarray(self._store[self._keys[name]])
-
-    def __contains__(self, name):
-        return name in self._keys
-
-    def __iter__(self):
-        return iter(self._keys)
-
-    def __len__(self):
-        return len(self._keys)
+        return np.asarray(self._store[self.data[name]])
 
 
 def _sorted(store):

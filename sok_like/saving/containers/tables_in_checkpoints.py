@@ -1,4 +1,4 @@
-"""The tables of a layer in `tf.train.Checkpoint`: children of the layer by their names.
+"""Tables in `tf.train.Checkpoint`: the names under which TensorFlow finds them, and their tensors.
 
     layer 'feat' -- tables/user --> table 'feat/user'
                  -- tables/item --> table 'feat/item'
@@ -7,20 +7,42 @@ TensorFlow finds an object by the attributes, positions and keys that lead to it
 a table these would be attributes that features number, or positions in a list. So a layer shows
 TensorFlow its tables under their names within the layer (`table_names.py`), also those in its lists
 and dictionaries. Tables without a name are where TensorFlow finds them.
+
+    .../slot_names                   ends with the folder of a table that lies beside the checkpoint
+    sok_like/ranks                   a note: the folder of variables that single ranks have
+    sok_like/dense                   the same of dense tables, and whether slot variables are there
+    sok_like/dense/<holder>/<table>  of one rank: a whole dense table, or a slot variable of it
 """
 
+import dataclasses
+import functools
+import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.trackable import trackable_utils
+from tensorflow.python.training.saving import saveable_object_util as saveable
+from tensorflow.python.training.saving.saveable_object import SaveSpec
 
+from sok_like.runtime.ranks import comm
+from sok_like.runtime.ranks.agreement import agreed
+from sok_like.saving import transaction
 from sok_like.saving.containers import keras_layers
-from sok_like.saving.parts import table_names
-from sok_like.saving.parts.checkpointable import RankLocalVariables
+from sok_like.saving.format import array_files
+from sok_like.saving.parts import dense_tables, table_names
+from sok_like.saving.parts.checkpointable import CheckpointPart, RankLocalVariables
+from sok_like.saving.parts.hash_tables import HashTablePart
+from sok_like.table import snapshots
+from sok_like.table.slices import TableSlice
 from sok_like.table.variable import is_embedding_variable, unwrap
 
 _UNDER = "tables/"
+_OF_DENSE = "sok_like/dense"
+
+
+# ---- names ----
 
 
 def _named(layer):
@@ -111,3 +133,123 @@ def check(objects: Sequence[Any], status: Any, path: str, problems: list[str]) -
 
     if problems:
         status.assert_consumed = status.assert_existing_objects_matched = raise_
+
+
+# ---- tensors ----
+
+
+def tensors_of(saver: Any) -> list[Any]:
+    """The tensors of a saver, as TensorFlow describes them."""
+    return [tensor for shards in saver._shardable_tensors_by_task.values() for tensor in shards]
+
+
+def object_of(tensor: Any) -> Any:
+    """The object of a tensor, without the adapters that a restore puts around it."""
+    thing = tensor.trackable
+    while isinstance(thing, (saveable.SaveableCompatibilityConverter, saveable.TrackableSaveable)):
+        is_object = isinstance(thing, saveable.TrackableSaveable)
+        thing = thing._trackable if is_object else thing.obj
+    return thing
+
+
+def parts_besides_tables(
+    saver: Any, kinds: RankLocalVariables, call: str
+) -> Iterator[CheckpointPart]:
+    """What several ranks write of a saver's objects besides hash tables; asks other ranks."""
+
+    def values():
+        own = {id(variable) for variable in kinds.own}
+        for tensor in tensors_of(saver):
+            if id(object_of(tensor)) in own:
+                value, spec = tensor.tensor, tensor._tensor_save_spec
+                yield tensor.checkpoint_key, spec.tensor if value is None else value
+
+    if kinds.own:
+        yield dense_tables.rank_variables(values)
+    if kinds.holders:
+        ids = agreed(lambda: [holder.id for holder in kinds.holders], comm.current(), call)[0]
+        yield dense_tables.dense_tables("dense", kinds.holders, ids)
+
+
+def refer(saver: Any, kinds: RankLocalVariables, part: CheckpointPart, reference: str) -> None:
+    """Puts the name of a part's folder into the checkpoint."""
+    if isinstance(part, HashTablePart):
+        for tensor in tensors_of(saver):
+            name = trackable_utils.extract_local_name(tensor.checkpoint_key)
+            if unwrap(object_of(tensor)) is part.table and name == "slot_names":
+                _put(saver, tensor.checkpoint_key, [snapshots.BESIDE + reference])
+        return
+    note = {"folder": reference, "world_size": comm.current().world_size}
+    if part.name == "dense":
+        note["slots"] = _have_slots(kinds.holders)
+    _put(saver, f"sok_like/{part.name}", json.dumps(note))
+
+
+def put_inside(saver: Any, holders: list[Any]) -> None:
+    """On one rank: puts whole dense tables into the checkpoint."""
+    for holder in holders:
+        for key, value in dense_tables.wholes_of(holder):
+            _put(saver, f"{_OF_DENSE}/{holder.id}/{key}", value)
+    if holders:
+        _put(saver, _OF_DENSE, json.dumps({"folder": None, "slots": _have_slots(holders)}))
+
+
+def _have_slots(holders):
+    return any("." in part.key for holder in holders for part in dense_tables.parts_of(holder))
+
+
+def _put(saver, key, value):
+    """Writes a tensor under a key, in place of the one that an object may have there."""
+    shards = next(iter(saver._shardable_tensors_by_task.values()))
+    like, tensor = shards[0], tf.convert_to_tensor(value)
+    for of_task in saver._shardable_tensors_by_task.values():
+        of_task[:] = [shard for shard in of_task if shard.checkpoint_key != key]
+    spec = SaveSpec(tensor, "", key, dtype=tensor.dtype, device=tensor.device)
+    fields = {"tensor": tensor, "dtype": tensor.dtype, "name": key, "checkpoint_key": key}
+    fields |= {"_tensor_save_spec": spec, "slice_spec": "", "trackable": None}
+    shards.append(dataclasses.replace(like, **fields))
+
+
+def _note(path, key):
+    """A checkpoint's note on files beside it; empty if it has none."""
+    reader = tf.train.load_checkpoint(path)
+    return json.loads(reader.get_tensor(key)) if reader.has_tensor(key) else {}
+
+
+def has_slots_of_dense_tables(path: str) -> bool:
+    """Whether a checkpoint has slot variables with its dense tables."""
+    return bool(_note(path, _OF_DENSE).get("slots"))
+
+
+def values_of_rank(path: str, ranks: int) -> dict[str, Any]:
+    """By key: the values that only this rank has."""
+    note = _note(path, "sok_like/ranks")
+    if note.get("world_size") != ranks:
+        writers = f"{note['world_size']} ranks" if note else "one rank"
+        raise ValueError(
+            "A checkpoint with variables that differ between ranks must be restored on the number "
+            "of ranks that wrote it; sok2.dump and sok2.load also work with another number. "
+            f"Received: {path!r} of {writers}, on {ranks} ranks"
+        )
+    rank, folder = comm.current().rank, transaction.folder_read(note["folder"])
+    files = array_files.Folder(folder, ranks)
+    files.check([rank])
+    with files.open(rank) as archive:
+        return {key: archive[key] for key in archive.files}
+
+
+def stored_dense_tables(path: str) -> dict[str, dense_tables.StoredTables]:
+    """The dense tables of a checkpoint, by their holder's id."""
+    note = _note(path, _OF_DENSE)
+    if note.get("folder") is not None:
+        folder = transaction.folder_read(note["folder"])
+        return dense_tables.read_folder(folder, note["world_size"])
+    reader = tf.train.load_checkpoint(path)
+    slices: dict[str, dict[str, tuple]] = {}
+    for name, shape in reader.get_variable_to_shape_map().items():
+        if name.startswith(f"{_OF_DENSE}/"):
+            holder, key = name.removeprefix(f"{_OF_DENSE}/").split("/")
+            read = functools.partial(reader.get_tensor, name)
+            place = TableSlice((0, 0), tuple(shape))
+            slices.setdefault(holder, {})[key] = shape, place, read
+    return {holder: dense_tables.StoredTables.of_slices(whole) for holder, whole in slices.items()}

@@ -150,10 +150,6 @@ def written(
             array_file.entry = entry
 
 
-def _name_of(rank, world_size):
-    return f"{rank}-of-{world_size}.npz"
-
-
 class Unread(NamedTuple):
     """An array that is read when it is written."""
 
@@ -165,9 +161,9 @@ class Unread(NamedTuple):
 def write(folder: str, rank: int, world_size: int, arrays: Mapping[str, Unread]) -> dict[str, Any]:
     """Writes one rank's file; returns its entry in the list."""
     shapes = {name: array[:2] for name, array in arrays.items()}
-    with written(folder, _name_of(rank, world_size), shapes) as file:
+    with written(folder, f"{rank}-of-{world_size}.npz", shapes) as file:
         for name, array in arrays.items():
-            file.put(name, np.asarray(array.read()))
+            file.put(name, np.asarray(array.read(), array.dtype))
     return file.entry
 
 
@@ -189,7 +185,7 @@ class Folder:
             self._entries: list[dict[str, Any]] = listed["files"]
             names = [entry["file"] for entry in self._entries]
             ranks = range(min(world_size, len(names) + 1))  # the number may be damaged
-            required = [_name_of(rank, world_size) for rank in ranks]
+            required = [f"{rank}-of-{world_size}.npz" for rank in ranks]
             if self.identity != checksums.of_fields(listed) or names != required:
                 raise ValueError(f"files {names!r:.200} of another save, or another SHA-256")
             for entry in self._entries:

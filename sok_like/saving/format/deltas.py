@@ -252,16 +252,11 @@ def _bring_up(shard, number, logs, dim):
 def _by_path(keys, different):
     """Indices of keys that owe the same steps, a few of them at a time."""
     # Usually all ranks have logged the same steps. A rank that has exported its rows has not.
-    paths: Any = None
+    paths = np.zeros(len(keys), np.int64)
     for first in different:
         if len(set(first)) > 1:
-            before = 0 if paths is None else paths * len(first)
-            paths = before + np.asarray(first)[owners(keys, len(first))]
+            paths = paths * len(first) + np.asarray(first)[owners(keys, len(first))]
             paths = np.unique(paths, return_inverse=True)[1]
-    if paths is None:  # slices, of which NumPy makes no copies
-        for begin in range(0, len(keys), _ROWS_AT_ONCE):
-            yield slice(begin, begin + _ROWS_AT_ONCE)
-        return
     for path in np.unique(paths):
         alike = np.flatnonzero(paths == path)
         for begin in range(0, len(alike), _ROWS_AT_ONCE):

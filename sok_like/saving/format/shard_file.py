@@ -67,9 +67,8 @@ def write_shard(
     folder: str, name: str, shard: TableShard, progress: str | None = None
 ) -> dict[str, Any]:
     """Writes one rank's shard, as `array_files.written` does; returns its entry in the manifest."""
-    absent: list[str] = []
-    absent += [] if shard.records is not None else OF_POLICIES
-    absent += [] if shard.erased is not None else _OF_DELTAS
+    absent: tuple[str, ...] = OF_POLICIES if shard.records is None else ()
+    absent += _OF_DELTAS if shard.erased is None else ()
     arrays = {
         member: np.asarray(getattr(shard, member), dtype)
         for member, (dtype, _) in _MEMBERS.items()

@@ -112,14 +112,10 @@ def dense_tables(name: str, holders: Sequence[Holder], ids: Sequence[str]) -> Ar
                     name = holder_id, part.key, *part.shape, *bounds
                     dtype = part.held.variable.dtype.as_numpy_dtype
                     dtype = np.float32 if dtype == tf.bfloat16.as_numpy_dtype else dtype
-                    read = functools.partial(_read, part.held, place, dtype)
+                    read = functools.partial(part.held.read, place)
                     yield ",".join(map(str, name)), array_files.Unread(place.shape, dtype, read)
 
     return ArraysPart(name, arrays)
-
-
-def _read(held, place, dtype):
-    return tf.cast(held.read(place), dtype).numpy()
 
 
 def match(holder: Holder, tables: Sequence[str], file: str) -> tuple[dict[str, str], str]:

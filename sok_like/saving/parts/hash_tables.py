@@ -154,13 +154,11 @@ def stage_dump(
     dim = dump.dim or variable.dim  # SOK 1.x stored none
     resize = table_names.width_choice(variable, dim, f"a dump in {folder}")
     content = deltas.content_of(dump, *ranks, dim, what)
+    rest, num_keys, parts = fitting(content.rest), content.num_keys, content.parts()
     if resize == "anew":
-        rest = TableShard(**nothing().fields())
-        staged_id = table_reader.stage_parts(registered, rest, 0, ())
-    else:
-        rest, parts = fitting(content.rest), map(fitting, content.parts())
-        _say_if_counts_begin(variable, rest.records, content.num_keys)
-        staged_id = table_reader.stage_parts(registered, rest, content.num_keys, parts)
+        rest, num_keys, parts = TableShard(**nothing().fields()), 0, iter(())
+    _say_if_counts_begin(variable, rest.records, num_keys)
+    staged_id = table_reader.stage_parts(registered, rest, num_keys, map(fitting, parts))
     # Deltas may follow unless state was left out, or the next dump has another name.
     may_grow = dump.may_grow and not rows_only and not resize and name == variable.table_name
     return staged_id, dump, may_grow
