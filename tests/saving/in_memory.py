@@ -5,28 +5,7 @@ import dataclasses
 import numpy as np
 
 from sok_like.saving.format import deltas, manifest, shard_file
-from sok_like.saving.format.shard_file import ShardSource
-from sok_like.table.content import BY_KEY, TableShard
-
-
-class ShardInMemory(ShardSource):
-    """A shard in memory."""
-
-    def __init__(self, shard: TableShard):
-        self.name, self._shard, self.num_keys = "a shard", shard, len(shard.keys)
-        self.slot_names, self.slot_widths = shard.slot_names, shard.slot_widths
-        self.key_bytes = sum(array[:1].nbytes for array in shard.by_key().values())
-
-    def keys(self, begin, end):
-        return np.asarray(self._shard.keys[begin:end])
-
-    def part(self, begin, end):
-        arrays = {name: np.array(a[begin:end]) for name, a in self._shard.by_key().items()}
-        return TableShard(slot_names=self.slot_names, slot_widths=self.slot_widths, **arrays)
-
-    def without_keys(self):
-        nothing = {name: a[:0] for name, a in self._shard.by_key().items()}
-        return dataclasses.replace(self._shard, **nothing)
+from sok_like.table.content import BY_KEY
 
 
 def whole(content):
@@ -44,12 +23,6 @@ def whole(content):
             found.records[begin:end] = part.records
         begin = end
     return found
-
-
-def whole_file(file):
-    """All of a `ShardFile`, as a TableShard."""
-    by_key, rest = file.part(0, file.num_keys), file.without_keys()
-    return dataclasses.replace(rest, **{name: getattr(by_key, name) for name in BY_KEY})
 
 
 def write_shards(folder, shards, table, dump_id):

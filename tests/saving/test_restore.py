@@ -199,21 +199,6 @@ def test_two_tables_of_one_name_do_not_share_a_folder(sok, tmp_path):
     saver.dump_to_file(sok.EmbeddingVariable(2, name="users"), tmp_path)  # nobody could miss it
 
 
-def test_each_run_of_a_graph_writes_a_dump_of_its_own(sok, tmp_path):
-    folder = tmp_path / "dumps"
-    with tf.Graph().as_default():
-        init = sok.Init(global_batch_size=12, seed=7)
-        table = sok.EmbeddingVariable(2, name="users")
-        dump = sok.Saver().dump_to_file(table, str(folder))
-        with tf.compat.v1.Session() as session:
-            session.run([init, table.initializer])
-            names = []
-            for _ in range(2):
-                session.run(dump)
-                names.append(sorted(path.name for path in folder.glob("*.npz")))
-    assert len(names[0]) == len(names[1]) == 1 and names[0] != names[1]
-
-
 def test_memory_that_runs_out_is_not_called_damage(sok, tmp_path, monkeypatch):
     table = sok.EmbeddingVariable(2, name="large")
     sok.assign(table, [1, 2], tf.ones([2, 2]))

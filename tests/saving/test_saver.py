@@ -1,16 +1,19 @@
-"""`sok.Saver` on one rank: full disks, and schemes without a file system."""
+"""`sok.Saver` on one rank: full disks, schemes without a file system, its place in a program."""
 
 import pathlib
 import re
+import time
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_like.saving.format import shard_file
+from sok_like.saving.format import manifest, shard_file
+from sok_like.table import table_reader
+from tests.training import apply_gradient, rows_by_key
 
-pytestmark = pytest.mark.keras
 
-
+@pytest.mark.keras
 @pytest.mark.parametrize("path", ["s3://bucket/model", "hdfs://host/model", "nowhere://x"])
 def test_a_scheme_without_a_file_system_raises_and_leaves_no_folder(
     sok, path, tmp_path, monkeypatch
@@ -25,9 +28,10 @@ def test_a_scheme_without_a_file_system_raises_and_leaves_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.keras
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("method", ["dump_to_file", "dump", "delta"])
-def test_a_full_disk_names_file_and_table(sok, tmp_path, monkeypatch, method):
+def test_a_full_disk_names_file_and_table(sok, tmp_path, monkeypatch, capfd, method):
     table, dumps = sok.EmbeddingVariable(2, name="users"), sok.Saver()
     sok.assign(table, range(6), tf.ones([6, 2]))
     dumps.dump(table, tmp_path)
@@ -45,6 +49,70 @@ def test_a_full_disk_names_file_and_table(sok, tmp_path, monkeypatch, method):
     with pytest.raises(RuntimeError, match=rf"(?s)'users'.*{tmp_path}") as raised:
         call(table, tmp_path, **arguments)
     assert re.search(r"No space left on device.*\.npz", str(raised.value))
+    del raised
+    assert "Exception ignored" not in capfd.readouterr().err  # it is told once
     assert sorted(tmp_path.iterdir()) == files
     dumps.restore(table, tmp_path)
     assert (sok.export(table)[1].numpy() == 1).all()
+
+
+# ---- within a tf.function: between what stands before it and after it ----
+
+
+def slow(monkeypatch, module, name):
+    """A function that gives ops which do not wait for it the time to come first."""
+    own = getattr(module, name)
+
+    def function(*arguments, **keywords):
+        time.sleep(0.3)
+        return own(*arguments, **keywords)
+
+    monkeypatch.setattr(module, name, function)
+
+
+def write(sok, table, value, keys=(1, 2)):
+    sok.assign(table, tf.constant(keys, tf.int64), tf.fill([len(keys), 2], value))
+
+
+def test_dumps_and_restores_of_one_program_see_each_other(sok, tmp_path, monkeypatch):
+    table, saver = sok.EmbeddingVariable(2, name="ordered"), sok.Saver()
+
+    @tf.function
+    def program():
+        write(sok, table, 1.0)
+        write(sok, table, 2.0, keys=(2,))
+        saver.dump_to_file(table, tmp_path)
+        write(sok, table, 3.0)
+        rows = [sok.export(table)[1]]
+        saver.restore(table, tmp_path)
+        rows.append(sok.export(table)[1])
+        write(sok, table, 4.0, keys=(1,))
+        return [*rows, sok.export(table)[1]]
+
+    slow(monkeypatch, table_reader, "content")
+    slow(monkeypatch, manifest, "write_manifest")
+    found = [rows.numpy()[:, 0].tolist() for rows in program()]
+    assert found == [[3.0, 3.0], [1.0, 2.0], [4.0, 2.0]]
+    saver.restore(table, tmp_path)
+    assert rows_by_key(table) == {1: [1.0, 1.0], 2: [2.0, 2.0]}
+
+
+def test_an_optimizer_s_step_comes_after_the_dump_before_it(sok, tmp_path, monkeypatch):
+    table = sok.EmbeddingVariable(2, name="ordered")
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
+    write(sok, table, 1.0)
+
+    apply_gradient(optimizer, table, [1, 2])
+
+    @tf.function
+    def program():
+        apply_gradient(optimizer, table, [1, 2])
+        sok.Saver().dump_to_file(table, tmp_path)
+        apply_gradient(optimizer, table, [1, 2])
+
+    slow(monkeypatch, table_reader, "content")
+    program()
+    assert rows_by_key(table) == {1: [-2.0, -2.0], 2: [-2.0, -2.0]}
+    sok.Saver().restore_from_file(table, tmp_path)
+    assert rows_by_key(table) == {1: [-1.0, -1.0], 2: [-1.0, -1.0]}
+    assert int(np.asarray(table.snapshot().optimizer_step)) == 2

@@ -135,20 +135,20 @@ def test_file_uris_are_written_where_they_say(on_threads, tmp_path, monkeypatch,
 
 
 def paths_that_no_rank_shares(folder):
-    table, saver, found = filled("elsewhere", range(6)), sok.Saver(), []
+    table, saver = filled("elsewhere", range(6)), sok.Saver()
     with pytest.raises(RuntimeError, match="rank 0: ValueError.*is registered for 's3'"):
         saver.dump(table, "s3://bucket/model")
-    for call in (saver.dump, saver.dump_to_file, saver.restore, saver.compact):
-        with pytest.raises(RuntimeError) as raised:
+    for call in (saver.dump, saver.dump_to_file):
+        with pytest.raises(RuntimeError, match="must be on a file system that all ranks share"):
             call(table, "ram://bucket/model")
-        found.append(str(raised.value))
-    return found
+    for call in (saver.restore, saver.compact):
+        with pytest.raises(RuntimeError):
+            call(table, "ram://bucket/model")
 
 
 @pytest.mark.ranks
 def test_each_process_has_a_file_system_in_memory_of_its_own(on_processes, tmp_path):
-    for dumped, *_ in on_processes(2, paths_that_no_rank_shares, tmp_path):
-        assert "must be on a file system that all ranks share" in dumped
+    on_processes(2, paths_that_no_rank_shares, tmp_path)
 
 
 def test_a_shard_that_is_not_seen_as_it_was_written_leaves_the_old_dump(

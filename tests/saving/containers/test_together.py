@@ -1,6 +1,6 @@
 """One call that restores several tables: one that cannot take its content costs none its own."""
 
-import threading
+import concurrent.futures
 
 import numpy as np
 import pytest
@@ -43,11 +43,6 @@ def filled(tables, keys, value):
         sok.assign(table, list(keys), tf.fill([len(keys), 2], value))
 
 
-def check_same(now, then):
-    for one, other in zip(tf.nest.flatten(now), tf.nest.flatten(then), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 @pytest.mark.keras
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("kind", ["weights", "checkpoint"])
@@ -65,10 +60,10 @@ def test_a_table_without_room_leaves_all_tables_and_variables(
         error = (tf.errors.ResourceExhaustedError, gathered)
         with pytest.raises(error, match=f"(?s){of_rank}'b' holds at most 9 keys"):
             files.load(kind, small, tmp_path)
-        check_same(of_small(), before)
+        np.testing.assert_equal(of_small(), before)
         again, of_again = made(13, 5.0, [0, 1, 3])
         files.load(kind, again, tmp_path)
-        check_same(of_again(), state())
+        np.testing.assert_equal(of_again(), state())
 
     on_threads(world_size, check)
 
@@ -85,10 +80,9 @@ def test_another_thread_restores_at_once(tmp_path):
     def read():
         part = hash_tables.HashTablePart(tables[0])
         transaction.prepare(part.prepare(str(tmp_path / part.name)))
-        arguments = tables[1], tmp_path / tables[1].table_name
-        thread = threading.Thread(target=saver.restore_from_file, args=arguments)
-        thread.start()
-        thread.join()
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            folder = tmp_path / tables[1].table_name
+            threads.submit(saver.restore_from_file, tables[1], folder).result()
         return [int(table.size()) for table in tables]
 
     assert transaction.load("a test", None, read) == [0, 4]
@@ -99,7 +93,8 @@ def test_another_thread_restores_at_once(tmp_path):
 def test_the_same_of_a_saver_in_a_session(tmp_path):
     path = str(tmp_path / "model")
 
-    def run(capacity, value, use):
+    def run(capacity, value, held, call):
+        """What tables hold of these keys after the call."""
         with tf.Graph().as_default():
             init = sok.Init(global_batch_size=12, seed=7)
             tables = [
@@ -107,36 +102,29 @@ def test_the_same_of_a_saver_in_a_session(tmp_path):
                 for name, most in zip(NAMES, (None, capacity), strict=True)
             ]
             ordinary = tf.compat.v1.get_variable("ordinary", initializer=value)
-            keys = tf.compat.v1.placeholder(tf.int64, [None])
-            rows = tf.fill([tf.size(keys), 2], value)
-            fill = [sok.assign(table, keys, rows) for table in tables]
-            content = [*map(sok.export, tables), ordinary.value()]
+            rows = tf.fill([len(held), 2], value)
+            fill = [sok.assign(table, list(held), rows) for table in tables]
+            content = tf.nest.flatten([*map(sok.export, tables), ordinary.value()])
             saver = tf.compat.v1.train.Saver()
             with tf.compat.v1.Session() as session:
                 session.run([init, tf.compat.v1.global_variables_initializer()])
                 session.run([table.initializer for table in tables])
-                return use(session, saver, lambda k: session.run(fill, {keys: k}), content)
+                session.run(fill)
+                call(saver, session)
+                return session.run(content)
 
-    def save(session, saver, fill, content):
-        fill(range(20))
-        saver.save(session, path)
-        return session.run(content)
-
-    def fails(session, saver, fill, content):
-        fill([1, 3])
+    def fails(saver, session):
         with pytest.raises(tf.errors.ResourceExhaustedError, match="'b' holds at most 10 keys"):
             saver.restore(session, path)
-        return session.run(content)
 
-    def loads(session, saver, fill, content):
-        fill([1, 3])
+    def loads(saver, session):
         saver.restore(session, path)
         saver.restore(session, path)
-        return session.run(content)
 
-    saved, kept, loaded = run(None, 1.0, save), run(10, 5.0, fails), run(20, 5.0, loads)
-    check_same(kept, [np.array([1, 3]), np.full([2, 2], 5.0)] * 2 + [5.0])
-    check_same(loaded, saved)
+    saved = run(None, 1.0, range(20), lambda saver, session: saver.save(session, path))
+    kept, loaded = run(10, 5.0, [1, 3], fails), run(20, 5.0, [1, 3], loads)
+    np.testing.assert_equal(kept, [np.array([1, 3]), np.full([2, 2], 5.0)] * 2 + [5.0])
+    np.testing.assert_equal(loaded, saved)
 
 
 @on_host
@@ -161,7 +149,7 @@ def test_the_same_of_sok2_load(tmp_path, var_type):
         before = read(tables)
         with pytest.raises(tf.errors.ResourceExhaustedError, match="'b' holds at most 19 keys"):
             sok2.load(tmp_path, tables)
-        check_same(read(tables), before)
+        np.testing.assert_equal(read(tables), before)
     # Room for what is in the file and, without eviction, for what stays.
     again = make(20 if var_type == "hybrid" else 21, [19, 30], 5.0)
     sok2.load(tmp_path, again)

@@ -17,7 +17,6 @@ from sok_like.saving.format import manifest as manifest_file
 from sok_like.table.content import TableShard
 from tests.checks.files import flipped
 from tests.saving import fuzz, in_memory, wrong_content
-from tests.saving.in_memory import whole_file
 
 
 def manifest_of(folder):
@@ -54,7 +53,7 @@ def test_a_file_larger_than_its_parts_is_read_by_numpy_and_any_changed_byte_is_f
         np.testing.assert_array_equal(arrays["rows"], rows)
         np.testing.assert_array_equal(arrays["keys"], keys)
         np.testing.assert_array_equal(arrays["slot_rows"], rows[:, :1])
-    back = whole_file(shard_file.ShardFile(path, dim, entry))
+    back = shard_file.ShardFile(path, dim, entry).part(0, size)
     np.testing.assert_array_equal(back.rows, rows)
     wrong = r"a\.npz must be a whole.*checksum that differs"
     for at in (0, 50, 2**20, 2**20 - 1, 2**24 + 5, entry["bytes"] - 1):
@@ -88,11 +87,6 @@ def test_positions_beyond_4_gib_are_what_zip_files_have(tmp_path):
         sizes = {info.filename: (info.file_size, info.header_offset) for info in archive.filelist}
         assert [*sizes] == ["a.npy", "b.npy"] and sizes["a.npy"] == (8 * (2**29 + 3) + 128, 0)
         assert sizes["b.npy"][1] > 2**32 and archive.read("b.npy") == small
-
-
-def test_a_dump_that_may_not_grow_says_so(tmp_path):
-    fuzz.write_dump(tmp_path, [fuzz.make_shard(0, 1, False)])
-    assert not manifest_file.read_manifest(tmp_path, fuzz.TABLE, fuzz.DIM).may_grow
 
 
 def test_a_manifest_far_too_long_for_its_folder_is_not_read(tmp_path):

@@ -34,22 +34,21 @@ def check_restored(sok, table, path, keys=KEYS, rows=ROWS):
 
 
 @pytest.mark.parametrize("name", ["films", "EmbeddingVariable", "EmbeddingVariable_3"])
-def test_a_folder_with_the_table_or_the_only_one_that_sok_named(sok, tmp_path, name):
-    check_restored(sok, films(sok), write(tmp_path, name))
+@pytest.mark.parametrize("size", [0, 5])
+def test_a_folder_with_the_table_or_the_only_one_that_sok_named(sok, tmp_path, name, size):
+    content = KEYS[:size], ROWS[:size]
+    check_restored(sok, films(sok), write(tmp_path, name, *content), *content)
 
 
 def test_the_path_of_the_keys(sok, tmp_path):
+    table = films(sok)
+    write(tmp_path / "of_another_table", "people")
     for number, name in enumerate(("EmbeddingVariable", "EmbeddingVariable_1")):
         write(tmp_path, name, rows=ROWS + 100 * number)
-    table = films(sok)
-    with pytest.raises(Exception, match="The dump of SOK 1.x.*'films'.*Variable_1_keys.file"):
-        sok.Saver().restore_from_file(table, str(tmp_path))
+    for folder, file in ((tmp_path, "Variable_1"), (tmp_path / "of_another_table", "people")):
+        with pytest.raises(Exception, match=f"The dump of SOK 1.x.*'films'.*{file}_keys.file"):
+            sok.Saver().restore_from_file(table, str(folder))
     check_restored(sok, table, tmp_path / "EmbeddingVariable_1_keys.file", rows=100 + ROWS)
-
-
-def test_the_dump_of_another_table_is_not_taken(sok, tmp_path):
-    with pytest.raises(Exception, match="The dump of SOK 1.x.*'films'.*people_keys.file"):
-        sok.Saver().restore_from_file(films(sok), str(write(tmp_path, "people")))
 
 
 def test_keys_of_32_bits(sok, tmp_path):
@@ -71,11 +70,6 @@ def test_names_that_are_none_of_a_file(sok, tmp_path, name):
         other.unlink()
     check_restored(sok, sok.EmbeddingVariable(4, name=name), tmp_path)
     assert keys_file.parent == tmp_path
-
-
-def test_an_empty_table(sok, tmp_path):
-    nothing = KEYS[:0], ROWS[:0]
-    check_restored(sok, films(sok), write(tmp_path, "films", *nothing), *nothing)
 
 
 @pytest.mark.parametrize(
