@@ -113,12 +113,11 @@ def check_input_table_map(input_table_map: Any, num_tables: int) -> list[int]:
     return tables
 
 
-def check_strategy(strategy: object) -> str:
-    """`strategy` itself; ValueError unless it is one of `STRATEGIES`."""
-    if isinstance(strategy, str) and strategy in STRATEGIES:
-        return strategy
-    required = f"be one of {STRATEGIES}"
-    raise unmet("Unsupported shard strategy: `strategy`", required, f"strategy={strategy!r}")
+def check_strategy(strategy: object) -> None:
+    """ValueError unless it is one of `STRATEGIES`."""
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
+        required = f"be one of {STRATEGIES}"
+        raise unmet("Unsupported shard strategy: `strategy`", required, f"strategy={strategy!r}")
 
 
 def place(

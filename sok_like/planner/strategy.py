@@ -168,7 +168,8 @@ class DistEmbeddingStrategy:
             group, position = place[table]
             input_groups[group].append(i)
             map_groups[group].append(position)
-        return input_groups, map_groups, _inverse([i for group in input_groups for i in group])
+        order = [i for group in input_groups for i in group]
+        return input_groups, map_groups, sorted(range(len(order)), key=order.__getitem__)
 
     def _check_cuts(self) -> None:
         """Refuses thresholds that cut what must be whole; without one, it is not cut."""
@@ -206,7 +207,8 @@ class DistEmbeddingStrategy:
             self.maybe_slice_table_column(config, column_slice_threshold, world_size)
             for config in global_col_configs
         ]
-        return sliced, _out_ranges([len(slices) for slices in sliced], input_table_map)
+        num_slices = ((i, len(sliced[table])) for i, table in enumerate(input_table_map))
+        return sliced, [[i, i + number] for i, number in num_slices if number > 1]
 
     def apply_strategy(
         self, strategy: str, world_size: int, sliced_configs: Sequence[Sequence[Config]]
@@ -229,47 +231,44 @@ class DistEmbeddingStrategy:
         ranks = self.apply_strategy(self.strategy, self.world_size, sliced)
         self._check_no_rank_is_idle(ranks, sliced, configs)
 
-        inputs_of: list[list[int]] = [[] for _ in configs]
-        for i, table in enumerate(input_map):
-            inputs_of[table].append(i)
-        self.table_ids: list[list[int]] = []
-        self.input_ids_list: list[list[int]] = []
-        self.local_configs: list[list[Config]] = []
-        self.local_group_list: list[list[list[int]]] = []
-        self.local_weight_offsets: list[list[list[int]]] = []
         # By rank and table: the start and stop of its columns, its layer, and its first row there.
         self._placed: list[dict[int, tuple[int, int, int, int]]] = []
+        self.table_ids: list[list[int]] = []
+        joined = []
         # Columns are numbered in rank order, so a rank's columns of a table are contiguous even if
         # its slices were not neighbours. Slices have no content yet, so any numbering is valid.
         assigned = [0] * len(configs)
         for slices in ranks:
-            widths: dict[int, int] = {}  # of the rank's tables, with all their slices
+            columns: dict[int, tuple[int, int]] = {}  # of the rank's tables, with all their slices
             for table, position in slices:
-                widths[table] = widths.get(table, 0) + sliced[table][position]["output_dim"]
-            columns, merged = [], []
-            for table, width in widths.items():
-                start, assigned[table] = assigned[table], assigned[table] + width
-                columns.append((start, assigned[table]))
-                merged.append({**configs[table], "output_dim": width})
-                if width < configs[table]["output_dim"] and "name" in configs[table]:
-                    merged[-1]["name"] = f"{configs[table]['name']}_columns_{start}_{start + width}"
-            layers, groups, offsets = placement.join_tables(merged)
-            tables = list(widths)
+                start, _ = columns.get(table, (assigned[table], 0))
+                assigned[table] += sliced[table][position]["output_dim"]
+                columns[table] = start, assigned[table]
+            merged = []
+            for table, (start, stop) in columns.items():
+                merged.append({**configs[table], "output_dim": stop - start})
+                if stop - start < configs[table]["output_dim"] and "name" in configs[table]:
+                    merged[-1]["name"] = f"{configs[table]['name']}_columns_{start}_{stop}"
+            tables = list(columns)
+            _, groups, offsets = of_rank = placement.join_tables(merged)
             placed = {
-                tables[i]: (*columns[i], layer, first_row)
+                tables[i]: (*columns[tables[i]], layer, first_row)
                 for layer, (group, rows) in enumerate(zip(groups, offsets, strict=True))
                 for i, first_row in zip(group, rows, strict=False)
             }
             self._placed.append(placed)
             self.table_ids.append(tables)
-            self.input_ids_list.append([i for table in tables for i in inputs_of[table]])
-            self.local_configs.append(layers)
-            self.local_group_list.append(groups)
-            self.local_weight_offsets.append(offsets)
+            joined.append(of_rank)
+        lists = map(list, zip(*joined, strict=True))
+        self.local_configs, self.local_group_list, self.local_weight_offsets = lists
 
     def _list_exchanged(self) -> None:
         """Lists of what ranks look up and receive."""
         input_map = self.map_groups[COLUMN_WISE]
+        inputs_of: dict[int, list[int]] = collections.defaultdict(list)
+        for i, table in enumerate(input_map):
+            inputs_of[table].append(i)
+        self.input_ids_list = [[i for t in ids for i in inputs_of[t]] for ids in self.table_ids]
         pairs = zip(self._placed, self.input_ids_list, strict=True)
         of_ranks = [[placed[input_map[i]] for i in inputs] for placed, inputs in pairs]
         self.local_maps = [[layer for *_, layer, _ in of_rank] for of_rank in of_ranks]
@@ -277,9 +276,11 @@ class DistEmbeddingStrategy:
             [first_row for *_, first_row in of_rank] for of_rank in of_ranks
         ]
         self.widths_list_flat = [stop - start for start, stop, *_ in itertools.chain(*of_ranks)]
-        self.rev_tp_ids = _inverse([*itertools.chain(*self.input_ids_list)])
-        num_slices = collections.Counter(itertools.chain(*self.table_ids))
-        self.sliced_out_ranges = _out_ranges(num_slices, input_map)
+        order = [*itertools.chain(*self.input_ids_list)]
+        # A stable order: slices of an input stay in the order of the ranks.
+        self.rev_tp_ids = sorted(range(len(order)), key=order.__getitem__)
+        num_slices = collections.Counter(order)  # of each input
+        self.sliced_out_ranges = [[i, i + n] for i, n in sorted(num_slices.items()) if n > 1]
 
     def _check_no_rank_is_idle(self, ranks, sliced, configs) -> None:
         # Replicated and row-wise tables give every rank work. Without a threshold of the user,
@@ -367,15 +368,3 @@ class DistEmbeddingStrategy:
         """
         step = Step(local_batch, hotness, slots_per_row, element_bytes, key_bytes)  # type: ignore[arg-type]
         return format_report(self.plan, step)
-
-
-def _inverse(order: Sequence[int]) -> list[int]:
-    """Positions that put `order` in ascending order; equal entries keep their order."""
-    return sorted(range(len(order)), key=order.__getitem__)
-
-
-def _out_ranges(
-    num_slices: Mapping[int, int] | Sequence[int], input_map: Sequence[int]
-) -> list[list[int]]:
-    """`[i, i + n]` of each input i whose table has n > 1 slices."""
-    return [[i, i + num_slices[t]] for i, t in enumerate(input_map) if num_slices[t] > 1]
