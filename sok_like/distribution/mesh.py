@@ -149,9 +149,6 @@ class Cut(NamedTuple):
     dim: int
     axis: str  # of the mesh
     length: int  # of the whole dimension
-    num_shards: int  # ranks along the axis
-    position: int  # of this rank along the axis
-    bounds: tuple[int, int]  # start and stop of this rank's shard
 
 
 class Shard:
@@ -190,9 +187,8 @@ class Shard:
         bounds, self.cuts = [(0, length) for length in self.global_shape], []
         for dim, (axis, length) in enumerate(zip(self.layout, self.global_shape, strict=True)):
             if axis is not None and sizes[axis] > 1:
-                ranks = sizes[axis], mesh.index[axis]
-                bounds[dim] = even_part(length, ranks[1], ranks[0])
-                self.cuts.append(Cut(dim, axis, length, *ranks, bounds[dim]))
+                bounds[dim] = even_part(length, mesh.index[axis], sizes[axis])
+                self.cuts.append(Cut(dim, axis, length))
         self.axes = tuple(cut.axis for cut in self.cuts)
         self.over_batch = batch_axis in self.axes  # then reading it reduces its gradient
         self.place = TableSlice(tuple(b for b, _ in bounds), tuple(e for _, e in bounds))

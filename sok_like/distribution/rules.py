@@ -109,15 +109,15 @@ def _only_cut(variable):
     return shard.cuts[0]
 
 
-def _kernel(layer):
-    """The kernel variable itself, not Keras 3's property."""
-    return vars(layer).get("_kernel", getattr(layer, "kernel", None))
+def _variable(layer, name):
+    """The variable itself, not Keras 3's property."""
+    return vars(layer).get(f"_{name}", getattr(layer, name, None))
 
 
 def _product(layer, dims, compute, as_addend=tf.convert_to_tensor):
     """The rule of a layer with one sharded kernel dimension; `dims`: in inputs and in outputs."""
     # `compute` makes outputs without the bias; `as_addend` shapes a bias to be added to them.
-    kernel, bias, (input_dim, output_dim) = _kernel(layer), layer.bias, dims
+    kernel, bias, (input_dim, output_dim) = _variable(layer, "kernel"), layer.bias, dims
     shard, cut = shard_of(kernel), _only_cut(kernel)
     line, name = shard.mesh.along(cut.axis), shard.path
     # A vector that is sharded like the output needs no collective.
@@ -152,7 +152,7 @@ def _product(layer, dims, compute, as_addend=tf.convert_to_tensor):
 
 
 def _einsum(layer, equation):
-    cut = _only_cut(_kernel(layer))
+    cut = _only_cut(_variable(layer, "kernel"))
     match = re.fullmatch(r"([\w.]+),(\w+)->([\w.]+)", equation.replace(" ", ""))
     if cut is None or match is None:
         return None
@@ -178,10 +178,12 @@ def _einsum(layer, equation):
 
 
 def _convolution(layer):
-    kernel = _kernel(layer)
+    kernel = _variable(layer, "kernel")
     cut = _only_cut(kernel)
     # TensorFlow cannot convolve an empty shard, and tf_keras pads causal inputs in `call`.
-    if cut is None or cut.length < cut.num_shards or layer.groups > 1 or layer.padding == "causal":
+    if cut is None or layer.groups > 1 or layer.padding == "causal":
+        return None
+    if cut.length < shard_of(kernel).mesh.shape[cut.axis]:
         return None
     side = cut.dim - len(kernel.shape)  # -2: channels of the input, -1: of the output
     if side < -2:
@@ -197,7 +199,7 @@ def _convolution(layer):
 
 
 def _keras_embedding(layer):
-    table = vars(layer).get("_embeddings", getattr(layer, "embeddings", None))
+    table = _variable(layer, "embeddings")
 
     def run(inputs):
         ids = tf.convert_to_tensor(inputs)
@@ -228,7 +230,8 @@ def _sok_embedding(layer):
 def _rows(table, ids, layer):
     """A row for each id, `[num_keys, output_dim]`; so is the gradient."""
     shard, cut = shard_of(table), _only_cut(table)
-    line, (start, stop) = shard.mesh.along(cut.axis), cut.bounds
+    line = shard.mesh.along(cut.axis)
+    start, stop = (bound[cut.dim] for bound in shard.place)
     ids = require_in_range(as_row_numbers(ids), shard.global_shape[0], layer.name)
     unique, inverse = tf.unique(ids)
     places = tf.range(tf.size(ids))
@@ -243,16 +246,16 @@ def _rows(table, ids, layer):
         def back(grad):
             return grad[:, start:stop]
     else:
-        ends = [even_part(cut.length, i, cut.num_shards)[1] for i in range(cut.num_shards)]
+        ends = [even_part(cut.length, i, line.world_size)[1] for i in range(line.world_size)]
         owner = tf.searchsorted(tf.constant(ends, ids.dtype), ids, side="right")
         of_unique = tf.gather(owner, first)
         arriving = tf.argsort(of_unique, stable=True)  # the order in which the ranks' rows arrive
-        is_mine, name = owner == cut.position, unique_in_graph(f"{shard.path}_rows")
+        is_mine, name = owner == line.rank, unique_in_graph(f"{shard.path}_rows")
         mine = tf.boolean_mask(places, is_mine)
         own_rows = local_rows(table, tf.gather(ids, mine) - start)
 
         def exchanged(rows):
-            own_unique = tf.boolean_mask(arriving, tf.gather(of_unique, arriving) == cut.position)
+            own_unique = tf.boolean_mask(arriving, tf.gather(of_unique, arriving) == line.rank)
             place_among_mine = tf.cumsum(tf.cast(is_mine, tf.int32)) - 1
             rows = tf.gather(rows, tf.gather(place_among_mine, tf.gather(first, own_unique)))
             rows = exchange_order.collective_in_turn(line, "all_gather", rows, name)

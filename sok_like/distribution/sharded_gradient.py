@@ -130,8 +130,7 @@ def _whole(gradient, dtype=None, name=None, as_ref=False):
     del name, as_ref
     if dtype is not None and not dtype.is_compatible_with(gradient.dtype):
         raise TypeError(f"The gradient has the dtype {gradient.dtype}. Received: dtype={dtype!r}")
-    whole = gradient._shard.whole(tf.convert_to_tensor(gradient.local))
-    return tf.ensure_shape(whole, gradient.shape)
+    return gradient._shard.whole(tf.convert_to_tensor(gradient.local))
 
 
 tf.register_tensor_conversion_function(ShardedGradient, _whole)
