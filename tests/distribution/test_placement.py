@@ -22,14 +22,9 @@ pytestmark = pytest.mark.keras
 def test_shards_are_those_of_numpy(length, num_shards):
     whole = np.arange(length)
     for index, expected in enumerate(np.array_split(whole, num_shards)):
-        start, stop = shard_bounds(length, num_shards, index)
-        assert whole[start:stop].tolist() == expected.tolist()
-
-
-def test_shards_of_a_length_that_is_a_tensor():
-    for index in range(3):
-        bounds = shard_bounds(tf.constant(8, tf.int64), 3, index)
-        assert tuple(int(bound) for bound in bounds) == shard_bounds(8, 3, index)
+        for given in (length, tf.constant(length, tf.int64)):
+            start, stop = map(int, shard_bounds(given, num_shards, index))
+            assert whole[start:stop].tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +111,7 @@ def test_arguments_of_model_parallel(sok):
 
 def test_scope_restores_what_was(sok):
     call = tf.keras.Model.__call__
-    outer, inner = dist.DataParallel(), dist.DataParallel()
+    outer, inner = dist.Distribution(dist.DeviceMesh((1,), ["batch"])), dist.DataParallel()
     assert dist.distribution() is None
     with outer.scope():
         with pytest.raises(RuntimeError, match="stop"), inner.scope():
@@ -131,21 +126,16 @@ def test_scope_restores_what_was(sok):
         outer.optimizer("adam")
 
 
-def test_devices_and_tensors_of_one_rank(sok):
-    assert dist.list_devices("cpu") == ["cpu:0"]
+def test_functions_and_methods_of_keras_on_one_rank(sok):
+    assert dist.list_devices("cpu") == ["cpu:0"] and dist.get_device_count() == 1
     with pytest.raises(ValueError, match="'tpu'"):
         dist.list_devices("tpu")
-    mesh = dist.DeviceMesh((1,), ("batch",))
+    mesh = dist.DeviceMesh((1, 1), ["batch", "model"])
     whole = np.arange(6.0).reshape(3, 2)
     layout = dist.TensorLayout(("batch", None), mesh)
     np.testing.assert_array_equal(dist.distribute_tensor(whole, layout), whole)
     with pytest.raises(ValueError, match="must have a device mesh"):
         dist.distribute_tensor(whole, dist.TensorLayout((None, None)))
-
-
-def test_mesh_and_classes_are_those_of_keras(sok):
-    mesh = dist.DeviceMesh((1, 1), ["batch", "model"])
-    assert mesh.axis_names == ["batch", "model"] and dist.get_device_count() == 1
     assert dist.DataParallel().device_mesh.axis_names == ["batch"]
     layout_map = dist.LayoutMap(mesh)
     layout_map["dense/output"] = ("batch", None)
@@ -153,9 +143,6 @@ def test_mesh_and_classes_are_those_of_keras(sok):
     assert parallel.get_tensor_layout("dense/output").axes == ("batch", None)
     assert parallel.get_tensor_layout("other/output") is None
     assert parallel.get_data_layout((4, 2, 2)).axes == ("batch", None, None)
-    with dist.Distribution(mesh).scope():
-        assert type(dist.distribution()) is dist.Distribution
-    assert dist.distribution() is None
 
 
 def test_a_first_mesh_of_four_ranks_allows_a_grid_later(monkeypatch):

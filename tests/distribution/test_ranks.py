@@ -16,8 +16,8 @@ from tests.distribution.meshes import assert_close, layouts, under
 
 pytestmark = [pytest.mark.keras(slow=True), pytest.mark.ranks]
 
-# 4 steps per epoch, the last of 8 samples.
-SAMPLES, BATCH, EPOCHS = 44, 12, 5 if os.environ.get("SLOW") else 2
+# 2 steps per epoch, of 12 and of 8 samples.
+SAMPLES, BATCH, EPOCHS = 20, 12, 5 if os.environ.get("SLOW") else 2
 ROWS, DIM, HASH_KEYS = 10, 3, 18
 LAYOUTS = {
     "dense_column.*kernel": (None, "model"),
@@ -117,8 +117,8 @@ def fit(model, optimizer, eager):
     model.run_eagerly = True  # evaluation and prediction take longer to trace than to do
     return {
         "losses": np.array(losses),
-        "evaluated": np.array(model.evaluate(inputs, targets, batch_size=2 * BATCH, verbose=0)),
-        "predicted": np.concatenate(model.predict(inputs, batch_size=2 * BATCH, verbose=0), axis=1),
+        "evaluated": np.array(model.evaluate(inputs, targets, batch_size=15, verbose=0)),
+        "predicted": np.concatenate(model.predict(inputs, batch_size=15, verbose=0), axis=1),
     }
 
 
@@ -185,7 +185,7 @@ def test_mixed_model_is_the_unsharded_one(on_processes, shape, optimizer):
     eager = shape != (1, 2)
     ranks = on_processes(math.prod(shape), train_on_mesh, shape, optimizer, eager)
     right = oracle(optimizer, ranks[0]["start"], eager)
-    assert len(right["losses"]) == 4 * EPOCHS and right["losses"][-1] < right["losses"][0]
+    assert len(right["losses"]) == 2 * EPOCHS and right["losses"][-1] < right["losses"][1]
     for rank, result in enumerate(ranks):
         assert_close(result["start"], ranks[0]["start"], f"rank {rank}:")
         assert_close(result["sharded"], right, f"rank {rank}:")
