@@ -56,9 +56,9 @@ def right(table, lists, combiner, weights):
     return tf.stack(found)
 
 
-@pytest.mark.parametrize("function", [False, True])
 @pytest.mark.parametrize(
-    "combiner, weighted", [(None, False), ("sum", False), ("mean", True), ("mean", False)]
+    "combiner, weighted, function",
+    [(None, False, True), ("sum", False, False), ("mean", True, True), ("mean", False, False)],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_and_gradients(kind, combiner, weighted, function):

@@ -253,21 +253,16 @@ def test_configuration(sok):
         stock.build(layer.trainable_variables)
 
 
-def test_weights_of_a_layer_that_was_not_called(sok):
-    layer = dmp.DistributedEmbedding([sok.Embedding(3, 2), sok.HashEmbedding(2, name="uncalled")])
+def test_weights_and_state_of_a_layer_that_was_not_called(sok):
+    layer = dmp.DistributedEmbedding([sok.Embedding(3, 2), sok.HashEmbedding(2, name="misfit")])
     with pytest.raises(ValueError, match="must hold 2 tables, one per embedding. Received: 1"):
         layer.set_weights([np.zeros([3, 2])])
     layer.set_weights([np.ones([3, 2]), ([4], [[5.0, 6.0]])])
     assert_same(layer.get_weights(), [np.ones([3, 2]), (np.array([4]), np.array([[5.0, 6.0]]))])
-
-
-def test_state_that_does_not_fit(sok):
-    layer = dmp.DistributedEmbedding([sok.Embedding(3, 2), sok.HashEmbedding(2, name="misfit")])
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
     with pytest.raises(ValueError, match="`optimizer` must know the layer's variables"):
         layer.get_optimizer_state(optimizer)
     optimizer.build(layer.trainable_variables)
-    layer.set_weights([np.ones([3, 2]), ([4], [[5.0, 6.0]])])
     right = layer.get_optimizer_state(optimizer)
     array = np.full([3, 2], 0.5)
     pair = (np.array([4]), np.array([[1.0, 1.0]]))

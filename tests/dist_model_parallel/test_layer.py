@@ -326,6 +326,10 @@ def test_local_variables_are_marked_and_not_broadcast(on_threads):
         dmp.broadcast_variables(every, root_rank=world_size - 1)
         assert float(head.get_weights()[0][0, 0]) == world_size
         assert all(map(np.array_equal, before, layer.get_weights(all_ranks=True)))
+        for root in (-1, world_size):
+            words = rf"`root_rank` must be in \[0, 3\). Received: root_rank={root}"
+            with pytest.raises(ValueError, match=words):
+                dmp.broadcast_variables(head.weights, root_rank=root)
 
     on_threads(world_size, check)
 

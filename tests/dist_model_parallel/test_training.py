@@ -32,9 +32,6 @@ class Halving(comm.SingleProcess):
                 half.append(None if t is None else t / 2)
         return half
 
-    def broadcast(self, tensor, root_rank, name):
-        return tf.zeros_like(tensor) + root_rank
-
 
 @pytest.fixture
 def halving():
@@ -107,14 +104,6 @@ def test_a_program_may_average_by_itself(halving):
     pairs = [(tf.constant([4.0]), shared)]
     optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
     assert shared.numpy() == 2.0 - 0.5 * 4.0 and halving.averaged == []
-
-
-def test_broadcast_skips_local_variables(halving):
-    shared, local = weight([2.0]), mark_local(weight([3.0]))
-    dmp.broadcast_variables([shared, local], root_rank=1)
-    assert shared.numpy() == [1.0] and local.numpy() == [3.0]
-    with pytest.raises(ValueError, match=r"`root_rank` must be in \[0, 2\). Received: root_rank=2"):
-        dmp.broadcast_variables([shared], root_rank=2)
 
 
 def test_arguments_of_horovods_wrappers(halving):

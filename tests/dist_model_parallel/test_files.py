@@ -1,28 +1,40 @@
-"""`tf.train.Checkpoint` of distributed layers on one rank; on several table/test_other_ranks.py."""
+"""Checkpoints and Keras' files of distributed layers and their optimizers, on one rank.
+
+On several ranks tests/saving/test_other_ranks.py has them.
+"""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_like
+import sok_like.dist_model_parallel as dmp
+from sok_like.runtime.framework.running_keras import is_keras_3
+from tests import forks
+
 pytestmark = pytest.mark.keras
+distributed, wrap = dmp.DistributedOptimizer, sok_like.OptimizerWrapper
 SIZES = [(9, 4), (7, 3)]
 KEYS = np.array([[1, 2], [4, 6]])
 
 
-def make_layer(sok, hashed=True):
+def make_layer(hashed=True):
     tables = [tf.keras.layers.Embedding(*size) for size in SIZES]
-    tables += [sok.HashEmbedding(4, combiner="sum")] * hashed
-    return sok.dist_model_parallel.DistributedEmbedding(tables)
+    tables += [sok_like.HashEmbedding(4, combiner="sum")] * hashed
+    return dmp.DistributedEmbedding(tables)
 
 
-def make_model(sok, optimizer, hashed=True):
+def make_model(optimizer, hashed=False, eager=True):
     keys = [tf.keras.Input([2], dtype="int64") for _ in range(2 + hashed)]
-    rows = [tf.keras.layers.Flatten()(each) for each in make_layer(sok, hashed)(keys)]
+    rows = [tf.keras.layers.Flatten()(each) for each in make_layer(hashed)(keys)]
     output = tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(rows))
     model = tf.keras.Model(keys, output)
-    wrap = sok.OptimizerWrapper if hashed else sok.dist_model_parallel.DistributedOptimizer
-    model.compile(wrap(optimizer), "mse", run_eagerly=True)
+    model.compile(optimizer, "mse", jit_compile=False, run_eagerly=eager)
     return model
+
+
+def with_hash_table(**options):
+    return make_model(wrap(tf.keras.optimizers.Adam(0.1, **options)), hashed=True)
 
 
 def layer_of(model):
@@ -30,7 +42,7 @@ def layer_of(model):
 
 
 def fit(model, epochs=2):
-    model.fit([KEYS] * len(model.inputs), np.ones([2, 1]), epochs=epochs, verbose=0)
+    model.fit([KEYS] * len(model.inputs), np.ones([2, 1]), epochs=epochs, shuffle=False, verbose=0)
 
 
 def predictions(model):
@@ -43,7 +55,7 @@ def check_same(found, expected, atol=0.0):
 
 
 def test_a_layer_without_an_optimizer_is_kept(sok, tmp_path):
-    layers = [make_layer(sok), make_layer(sok)]
+    layers = [make_layer(), make_layer()]
     for layer in layers:
         layer([tf.constant(KEYS)] * 3)
     path = tf.train.Checkpoint(layer=layers[0]).save(str(tmp_path / "c"))
@@ -54,7 +66,7 @@ def test_a_layer_without_an_optimizer_is_kept(sok, tmp_path):
 
 
 def test_an_optimizer_that_is_not_built_gets_its_slot_variables(sok, tmp_path):
-    trained, fresh = (make_model(sok, tf.keras.optimizers.Adam(0.1)) for _ in range(2))
+    trained, fresh = with_hash_table(), with_hash_table()
     fit(trained)
     path = tf.train.Checkpoint(model=trained).save(str(tmp_path / "c"))
     tf.train.Checkpoint(model=fresh).restore(path)
@@ -71,15 +83,15 @@ def test_an_optimizer_that_is_not_built_gets_its_slot_variables(sok, tmp_path):
 
 
 def test_other_tables_and_slot_variables_raise_before_anything_changes(sok, tmp_path):
-    trained = make_model(sok, tf.keras.optimizers.Adam(0.1))
+    trained = with_hash_table()
     fit(trained)
     path = tf.train.Checkpoint(model=trained).save(str(tmp_path / "c"))
-    other = make_model(sok, tf.keras.optimizers.Adam(0.1, amsgrad=True))
+    other = with_hash_table(amsgrad=True)
     before = [np.array(v) for v in layer_of(other).get_weights()[:2]]
     with pytest.raises(ValueError, match="slot variables of layer"):
         tf.train.Checkpoint(model=other).restore(path)
     wide = [tf.keras.layers.Embedding(rows + 1, dim) for rows, dim in SIZES]
-    wide = sok.dist_model_parallel.DistributedEmbedding(wide)
+    wide = dmp.DistributedEmbedding(wide)
     checkpoint = tf.train.Checkpoint(layer=wide)
     written = tf.train.Checkpoint(layer=layer_of(trained)).save(str(tmp_path / "layer"))
     with pytest.raises(ValueError, match=r"shape \(9, 4\) for a table of shape \(10, 4\)"):
@@ -90,7 +102,7 @@ def test_other_tables_and_slot_variables_raise_before_anything_changes(sok, tmp_
 @pytest.mark.parametrize("way", ["checkpoint", "weights"])
 def test_slot_variables_of_other_shapes_are_kept_on_one_rank(sok, tmp_path, way):
     """Adafactor has one number per row, and one per column."""
-    models = [make_model(sok, tf.keras.optimizers.Adafactor(0.1), hashed=False) for _ in range(2)]
+    models = [make_model(distributed(tf.keras.optimizers.Adafactor(0.1))) for _ in range(2)]
     for model, epochs in zip(models, (3, 1), strict=True):
         fit(model, epochs)
     if way == "checkpoint":
@@ -107,10 +119,8 @@ def test_slot_variables_of_other_shapes_are_kept_on_one_rank(sok, tmp_path, way)
 
 def test_files_of_keras_with_other_tables_raise_and_with_another_optimizer_warn(sok, tmp_path):
     path, kinds = tmp_path / "w.weights.h5", tf.keras.optimizers
-    model, other = (
-        make_model(sok, optimizer, hashed=False)
-        for optimizer in (kinds.Adam(0.1), kinds.SGD(0.1, momentum=0.9))
-    )
+    model = make_model(distributed(kinds.Adam(0.1)))
+    other = make_model(distributed(kinds.SGD(0.1, momentum=0.9)))
     fit(model)
     fit(other)
     model.save_weights(path)
@@ -118,10 +128,7 @@ def test_files_of_keras_with_other_tables_raise_and_with_another_optimizer_warn(
         other.load_weights(path)
     check_same(*map(predictions, (model, other)))
     wide = [tf.keras.layers.Embedding(rows + 1, dim) for rows, dim in SIZES]
-    layers = [
-        sok.dist_model_parallel.DistributedEmbedding(tables)
-        for tables in (wide, wide[:1], [*wide, *wide[:1]])
-    ]
+    layers = [dmp.DistributedEmbedding(tables) for tables in (wide, wide[:1], [*wide, *wide[:1]])]
     few, many = (r"\['\(unnamed\)'" + n * r", '\(unnamed\)'" + r"\]" for n in (0, 2))
     matches = (r"shape \(9, 4\) for", f"{few}.*Received: ", f"{many}.*Received: ")
     for layer, match in zip(layers, matches, strict=True):
@@ -145,10 +152,10 @@ def test_tables_of_layers_in_a_list_are_not_left_out(sok, tmp_path):
 
     keys = tf.constant(KEYS)
     sok1 = sok.DistributedEmbedding("sum", None, 4, slot_num=2, max_nnz=1)
-    for model, value in ((Listed(sok1), keys), (Listed(make_layer(sok)), [keys] * 3)):
+    for model, value in ((Listed(sok1), keys), (Listed(make_layer()), [keys] * 3)):
         model(value)
         checkpoint = tf.train.Checkpoint(model=model)
-        if hasattr(tf.keras, "version"):  # Keras 3
+        if is_keras_3():
             with pytest.raises(ValueError, match="not those in a list.*export_saved_model"):
                 checkpoint.save(str(tmp_path / "c"))
         else:
@@ -158,3 +165,66 @@ def test_tables_of_layers_in_a_list_are_not_left_out(sok, tmp_path):
             again(value)
             tf.train.Checkpoint(model=again).restore(path)
             np.testing.assert_array_equal(again(value, training=False).numpy(), expected)
+
+
+def scaled(optimizer):
+    cls = tf.keras.optimizers if is_keras_3() else tf.keras.mixed_precision
+    return cls.LossScaleOptimizer(optimizer, initial_scale=8.0)
+
+
+def with_schedule():
+    rate = tf.keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
+    return distributed(tf.keras.optimizers.Adam(rate, beta_1=0.8), sparse_as_dense=True)
+
+
+def scaled_adam():
+    stock = tf.keras.optimizers.Adam(0.1)
+    return distributed(scaled(stock)) if is_keras_3() else scaled(distributed(stock))
+
+
+OPTIMIZERS = {
+    "schedule": with_schedule,
+    "momentum": lambda: distributed(tf.keras.optimizers.SGD(0.1, momentum=0.9)),
+    "wrapped": lambda: distributed(wrap(tf.keras.optimizers.Adam(), lazy=True)),
+    "scaled": scaled_adam,
+    "wrapped around scaled": lambda: wrap(scaled(tf.keras.optimizers.Adam())),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_loaded_model_trains_on_and_a_clone_starts_anew(sok, tmp_path, kind):
+    # One is traced: that takes longer than the steps.
+    model = make_model(OPTIMIZERS[kind](), eager=kind != "wrapped")
+    fit(model)
+    cloned = tf.keras.models.clone_model(model)
+    assert np.isfinite(predictions(cloned)).all()
+    model.save(tmp_path / "m.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "m.keras")
+    # tf_keras does not compile clones.
+    for other, steps in ((loaded, 2), *([(cloned, 0)] if is_keras_3() else [])):
+        assert type(other.optimizer) is type(model.optimizer)
+        assert other.optimizer.get_config() == model.optimizer.get_config()
+        assert int(tf.convert_to_tensor(other.optimizer.iterations)) == steps
+    fit(loaded)
+    fit(model)
+    np.testing.assert_array_equal(*map(predictions, (loaded, model)))
+
+
+def test_a_new_process_makes_the_optimizer_again(sok, tmp_path):
+    model = make_model(OPTIMIZERS["wrapped"]())
+    fit(model)
+    path = str(tmp_path / "m.keras")
+    model.save(path)
+    lines = f"""
+import sok_like
+import numpy as np
+import tensorflow as tf
+model = tf.keras.models.load_model({path!r})
+assert type(model.optimizer).__name__ == "DistributedEmbeddingAwareAdam"
+assert int(tf.convert_to_tensor(model.optimizer.iterations)) == 2
+print(model.predict([np.array({KEYS.tolist()})] * 2, verbose=0).ravel().tolist())
+"""
+    done = forks.run("-c", lines)
+    assert done.returncode == 0, done.stderr
+    found = eval(done.stdout.strip().splitlines()[-1])
+    np.testing.assert_array_equal(np.array(found, np.float32), predictions(model).ravel())
