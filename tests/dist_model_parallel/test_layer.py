@@ -17,7 +17,7 @@ pytestmark = pytest.mark.keras
 TRAININGS = [
     (1, "basic", "sgd", True, "optimizer"),
     (1, "mixed", "adam", False, "tape"),
-    (2, "mixed", "adam", True, "tape"),
+    (2, "mixed", "adagrad", True, "tape"),
     (3, "basic", "adam", False, "tape"),
     (3, "rows", "adagrad", False, "optimizer"),
     (2, "columns", "adagrad", True, "tape"),
