@@ -23,11 +23,7 @@ from sok_like.table.keys import as_key_dtype
 
 
 class _ByCombiner:
-    """What Keras asks of a layer with `output_dim`, and with a `combiner` or masked ids."""
-
-    output_dim: int
-    combiner: str | None
-    _masked_id: Any  # None: there is no mask
+    """What Keras asks of a layer with `output_dim`, `combiner`, and `_masked_id` or None."""
 
     def compute_mask(self, inputs, mask=None):
         return mask_of(inputs, self._masked_id)
@@ -37,9 +33,8 @@ class _ByCombiner:
         return (*(shape if self.combiner is None else shape[:-1]), self.output_dim)
 
     def compute_output_spec(self, inputs, *args, **kwargs):
-        layer: Any = self
         shape = self.compute_output_shape(inputs.shape)
-        return output_symbol(inputs, self.combiner, shape, layer.compute_dtype, layer.name)
+        return output_symbol(inputs, self.combiner, shape, self.compute_dtype, self.name)
 
 
 def output_symbol(ids: Any, combiner: str | None, shape: Any, dtype: str, table_name: str) -> Any:

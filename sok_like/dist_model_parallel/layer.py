@@ -128,15 +128,12 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
         if not dp_input:
             placement.deal_hash_inputs()
         tables = local_layers.lookup_tables(placement.plan)
-        hidden = {
-            "_descriptions": descriptions,
-            "strategy": placement,
-            "dense_in_files": DenseTables(self),
-            "_tables_of_inputs": [tables[i] for i in placement.plan.input_table_map],
-        }
-        # Bypasses Keras' __setattr__, which would track the embeddings as sublayers.
-        for name, value in hidden.items():
-            object.__setattr__(self, name, value)
+        self.__dict__.update(  # bypasses Keras' tracking, of the embeddings as sublayers
+            _descriptions=descriptions,
+            strategy=placement,
+            dense_in_files=DenseTables(self),
+            _tables_of_inputs=[tables[i] for i in placement.plan.input_table_map],
+        )
         self.supports_masking = any(table.masked_id is not None for table in tables)
         self.dp_layers: list[Any] = []
         self.local_embedding_layers: list[Any] = []

@@ -86,8 +86,7 @@ def bind(model: Any, distribution: Any) -> None:
             raise_for_saved_model, f"`model.export` {why}", received
         )
         replaced["_trackable_children"] = children
-    for name, value in replaced.items():  # bypasses Keras' tracking of attributes
-        object.__setattr__(model, name, value)
+    model.__dict__.update(replaced)  # bypasses Keras' tracking of attributes
 
 
 def bind_models(distribution: Any, scope: contextlib.ExitStack) -> None:

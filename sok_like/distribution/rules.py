@@ -92,13 +92,11 @@ def install(layer: Any, distribution: Any) -> None:
             return own_call(inputs, *args, **kwargs)
         return rule.run(inputs, *args, **kwargs)
 
-    replaced = {
-        "_sok_distribution": distribution,
-        "call": tf.autograph.experimental.do_not_convert(loop if loops else call),
-        "supports_jit": False,  # XLA cannot compile collectives of ranks
-    }
-    for name, value in replaced.items():  # bypasses Keras' tracking of attributes
-        object.__setattr__(layer, name, value)
+    layer.__dict__.update(  # bypasses Keras' tracking of attributes
+        _sok_distribution=distribution,
+        call=tf.autograph.experimental.do_not_convert(loop if loops else call),
+        supports_jit=False,  # XLA cannot compile collectives of ranks
+    )
 
 
 def _only_cut(variable):
