@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import pathlib
 import sys
 import tempfile
 
@@ -132,6 +133,15 @@ def on_threads(sok, tmp_path_factory, monkeypatch):
 def on_processes(on_threads):
     """`on_processes(2, function, *args)`: what it returns on each rank, a process."""
     return lambda world_size, function, *args: _results(False, world_size, function, args)
+
+
+@pytest.fixture
+def folder():
+    """An empty one on a disk, which that of temporary files may not be."""
+    out = forks.ROOT / "out"
+    out.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out) as path:
+        yield pathlib.Path(path)
 
 
 @pytest.fixture

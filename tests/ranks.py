@@ -3,9 +3,10 @@
     results = run_ranks("tests.runtime.ranks.test_comm:collectives", 2, args={"num_keys": 8})
     results[1]["sum"]  # what rank 1 returned
 
-The function runs in `tests/rank_main.py`, in a process with TensorFlow loaded.
+The function runs in a process with TensorFlow loaded, by `python -m tests.ranks`.
 """
 
+import importlib
 import json
 import os
 import pathlib
@@ -15,13 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 
 import pytest
 
 from sok_like.runtime.ranks.launchers import launch_line, search_path
-from tests import forks
+from tests import emulated, forks, speed
+from tests.forks import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Seconds. Nothing takes so long that does not hang, on a machine ten times slower either.
 HANG_LIMIT = 1200
 # A rank that waits for another one sleeps (a time in ns); by default Open MPI keeps a core from the
@@ -57,29 +59,12 @@ def skip_many_ranks(world_size):
         pytest.skip(f"{world_size} ranks are more than SOK_MOST_RANKS")
 
 
-def run_ranks(
-    target,
-    num_ranks,
-    *,
-    launcher="mpirun",
-    args=None,
-    env=None,
-    timeout=HANG_LIMIT,
-):
-    """Runs `target` on `num_ranks` processes of this host; returns a list, a result per rank.
+def run_ranks(target, num_ranks, *, launcher="mpirun", args=None, env=None, timeout=HANG_LIMIT):
+    """What `target`, `"package.module:function"`, returns on each of so many processes.
 
-    Args:
-        target: `"package.module:function"`, called with `args` as keyword arguments; what it
-            returns, anything pickle takes, is the rank's result.
-        num_ranks: number of processes.
-        launcher: `"mpirun"`, or `"gloo"` for `horovodrun --gloo`; or the words before
-            the program, which then does not begin with TensorFlow loaded.
-        args: dictionary of JSON values, the function's keyword arguments.
-        env: dictionary of environment variables to set beside the inherited ones.
-        timeout: seconds until every process is killed.
-
-    Raises:
-        RanksFailed: a rank raised, ended with an error or was still running after `timeout`.
+    `launcher`: `"mpirun"`, or `"gloo"` for `horovodrun --gloo`; or the words before the program,
+    which then does not begin with TensorFlow loaded. `args`, keyword arguments, are JSON values.
+    RanksFailed if a rank raised, ended with an error or was still running after `timeout` seconds.
     """
     with tempfile.TemporaryDirectory(prefix="sok_ranks_") as folder:
         folder = pathlib.Path(folder)
@@ -102,16 +87,17 @@ def run_ranks(
                 + outputs(folder, num_ranks)
                 + f"--- {launcher}\n{launcher_output[-_TAIL:]}"
             )
-        return [_result(folder, rank) for rank in range(num_ranks)]
+        results = [folder / f"rank{rank}.pickle" for rank in range(num_ranks)]
+        return [pickle.loads(result.read_bytes()) for result in results]
 
 
 def start(target, num_ranks, folder, *, launcher="mpirun", args=None, env=None):
     """The process of the launcher, whose ranks write into `folder`; see `run_ranks`."""
-    main = ["-m", "tests.rank_main", str(target), str(folder), json.dumps(args)]
+    words = ["-m", "tests.ranks", str(target), str(folder), json.dumps(args)]
     if isinstance(launcher, str):
-        line = [*launch_line(num_ranks, launcher), *forks.command(*main)]
+        line = [*launch_line(num_ranks, launcher), *forks.command(*words)]
     else:
-        line = [*launcher, sys.executable, *main]
+        line = [*launcher, sys.executable, *words]
     # In /tmp mpirun would fail where a killed one of the same process number has left a folder.
     env = {"PRTE_MCA_prte_local_tmpdir_base": folder, **(env or {})}
     return subprocess.Popen(
@@ -200,5 +186,42 @@ def outputs(folder, num_ranks):
     return "".join(parts)
 
 
-def _result(folder, rank):
-    return pickle.loads((folder / f"rank{rank}.pickle").read_bytes())
+def rank_of_process():
+    """That of this process."""
+    for name in ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK"):
+        if name in os.environ:
+            return int(os.environ[name])
+    raise SystemExit("a rank must be started by mpirun or horovodrun")
+
+
+def main(target, folder, args):
+    """Runs a function on this rank, and leaves its result in the folder."""
+    speed.collect_seldom()
+    folder, rank = pathlib.Path(folder), rank_of_process()
+    (folder / f"rank{rank}.pid").write_text(str(os.getpid()))
+    # At the level of file descriptors, because the C++ side writes too.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    log = os.open(folder / f"rank{rank}.log", flags, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        if emulated.asked_for():
+            emulated.install()
+        module, function = target.split(":")
+        function = getattr(importlib.import_module(module), function)
+        result = pickle.dumps(function(**(json.loads(args) or {})))
+    except BaseException:
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Not sys.exit: leaving normally waits for the other ranks in MPI's finalizer, and they may
+        # be waiting for this one.
+        os._exit(1)
+    # Written aside and renamed: a rank killed while writing leaves no half result.
+    aside = folder / f"rank{rank}.aside"
+    aside.write_bytes(result)
+    aside.rename(folder / f"rank{rank}.pickle")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -9,15 +9,17 @@ what others have left: distributions, embeddings known by name, numbers of Keras
 
 import atexit
 import contextlib
+import io
 import os
 import pathlib
 import pickle
+import sys
 import tempfile
 import time
 import traceback
 from multiprocessing.connection import Client, Listener, wait
 
-from tests import rank_main, ranks, speed
+from tests import ranks, speed
 
 SEED = 7  # of `sok.Init`, in processes and in the fixture `sok`
 
@@ -120,7 +122,7 @@ def serve(folder):
     if not os.environ.get("SLOW"):
         speed.optimize_no_graphs()
     tempfile.tempdir = folder  # removed in the end
-    aside = pathlib.Path(folder, f"rank{rank_main.rank_of_process()}.aside")
+    aside = pathlib.Path(folder, f"rank{ranks.rank_of_process()}.aside")
     with Listener(str(aside)) as listener:
         os.rename(aside, aside.with_suffix(".socket"))  # it listens
         with listener.accept() as line:
@@ -154,6 +156,33 @@ def _outcome(call):
     wall, cpu = time.monotonic() - start, time.process_time() - cpu
     print(f"{function} {args}: {wall:.1f} s, {cpu:.1f} of them on the processor", flush=True)
     return result
+
+
+def run_program(paths, words, folder):
+    """The trace of an error of a program of several files with these arguments, and its output."""
+    forget()
+    sources = {path: pathlib.Path(path).read_text() for path in paths}
+    # No program needs them unless it imports them itself.
+    absent = {"horovod", "mpi4py"} - set(sys.modules)
+    absent = [name for name in absent if not any(name in text for text in sources.values())]
+    sys.modules.update(dict.fromkeys(absent))
+    namespace, printed = {"__name__": "__main__", "__file__": paths[0]}, io.StringIO()
+    sys.argv = [paths[0], *words]
+    sys.path.insert(0, str(pathlib.Path(paths[0]).parent))
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        with contextlib.redirect_stdout(printed):
+            for path, text in sources.items():  # files, so that TensorFlow finds the source
+                exec(compile(text, path, "exec"), namespace)
+    except BaseException:  # a program may leave by `sys.exit`, too
+        return traceback.format_exc(), printed.getvalue()
+    finally:
+        os.chdir(before)
+        sys.path.pop(0)
+        for name in absent:
+            del sys.modules[name]
+    return "", printed.getvalue()
 
 
 def forget():

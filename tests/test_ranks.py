@@ -9,7 +9,7 @@ import time
 import pytest
 
 from sok_like.runtime.ranks import launchers
-from tests import rank_main, ranks, ready_ranks
+from tests import ranks, ready_ranks
 from tests.ranks import RanksFailed, check_ended, run_ranks, wait_for
 
 pytestmark = pytest.mark.ranks
@@ -89,7 +89,7 @@ def test_a_killed_test_leaves_no_launcher_and_no_ranks(tmp_path):
 def part(how):
     from sok_like.runtime.ranks import comm
 
-    if rank_main.rank_of_process() == 1:
+    if ranks.rank_of_process() == 1:
         os._exit(3) if how == "ends" else None
         raise ValueError("rank 1 cannot go on")
     comm.current().barrier()

@@ -32,21 +32,13 @@ _PATH = re.compile(rf"`((?:{_TOP})/[\w./*-]*)`")
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A fenced block.
+    """A fenced block."""
 
-    Attributes:
-        document: path from the root.
-        language: the word behind the fence, "" where there is none.
-        line: number of its first line of content, counting from 1.
-        text: the content.
-        ranks: numbers of ranks to run it on by itself; empty: together with the others.
-    """
-
-    document: str
-    language: str
-    line: int
+    document: str  # its path from the root
+    language: str  # the word behind the fence, "" where there is none
+    line: int  # number of its first line of content, counting from 1
     text: str
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # numbers to run it on by itself; empty: together with the others
 
     @property
     def name(self):

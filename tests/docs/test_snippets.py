@@ -1,14 +1,12 @@
 """What the documents show runs, and what they name exists."""
 
-import functools
-import json
 import os
 import re
 import shlex
 
 import pytest
 
-from tests import disk, forks
+from tests import ready_ranks
 from tests.docs.documents import (
     DOCUMENTS,
     ROOT,
@@ -21,7 +19,6 @@ from tests.docs.documents import (
     programs,
     python_blocks,
 )
-from tests.ranks import run_ranks
 
 LANGUAGES = ("python", "console", "text")  # run; checked for what they name; neither
 TOGETHER = [
@@ -53,96 +50,43 @@ BY_THEMSELVES = [
 ]
 
 
-def _scripts(folder, documents, wanted):
-    """Files of the documents' wanted blocks, each line at the place where the document has it."""
-    scripts = []
-    for document in documents:
-        folder.mkdir(exist_ok=True)
-        script = folder / os.path.basename(document)
-        script.write_text(program([block for block in python_blocks(document) if wanted(block)]))
-        scripts.append(str(script))
-    return scripts
+@pytest.fixture
+def run(tmp_path, folder):
+    """`run(2, {name: text})`: what rank 0 prints in a program of files with these texts."""
 
+    def run(num_ranks, files):
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        paths = [str(tmp_path / name) for name in files]
+        ranks = ready_ranks.run(num_ranks, ready_ranks.run_program, (paths, [], folder))
+        for error, _ in ranks:
+            assert not error, error
+        return ranks[0][1]
 
-def _of_documents(folder, documents):
-    return _scripts(folder / documents[0].replace("/", "-"), documents, lambda b: not b.ranks)
-
-
-def _of_block(folder, block):
-    name = block.name.replace("/", "-").replace(":", "-")
-    return _scripts(folder / name, [block.document], lambda b: b == block)
-
-
-def _run(programs, num_ranks, folder):
-    """Errors of programs that share processes, in a temporary folder, and what rank 0 printed."""
-    if num_ranks > 1:
-        ranks = run_ranks(
-            "tests.docs.together:run",
-            num_ranks,
-            args={"programs": programs},
-            env={"TMPDIR": folder},
-        )
-        return {
-            path: (
-                "".join(
-                    f"rank {r}: {each[path][0]}" for r, each in enumerate(ranks) if each[path][0]
-                ),
-                ranks[0][path][1],
-            )
-            for path in ranks[0]
-        }
-    module, results = ["-m", "tests.docs.together"], folder / "results"
-    with disk.folder() as here:
-        environment = {**os.environ, "TMPDIR": str(folder)}
-        done = forks.run(*module, json.dumps(programs), results, cwd=here, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(results.read_text())
-
-
-@pytest.fixture(scope="module")
-def usual(tmp_path_factory):
-    """`usual(num_ranks)`: the folder, and what all programs gave that run on so many ranks."""
-
-    @functools.cache
-    def usual(num_ranks):
-        folder = tmp_path_factory.mktemp("docs")
-        programs = [_of_documents(folder, documents) for documents in TOGETHER if num_ranks == 1]
-        for document in DOCUMENTS:
-            for block in python_blocks(document):
-                if num_ranks in _numbers(block):
-                    programs.append(_of_block(folder, block))
-        return folder, _run(programs, num_ranks, folder)
-
-    return usual
+    return run
 
 
 @pytest.mark.keras(slow=True)
 @pytest.mark.parametrize("documents", TOGETHER, ids=lambda documents: documents[0])
-def test_blocks_of_a_document_run_in_order(usual, documents):
-    folder, found = usual(1)
-    error, _ = found[_of_documents(folder, documents)[0]]
-    assert not error, error
+def test_blocks_of_a_document_run_in_order(run, documents):
+    parts = {d: [block for block in python_blocks(d) if not block.ranks] for d in documents}
+    run(1, {os.path.basename(d): program(blocks) for d, blocks in parts.items()})
 
 
 @pytest.mark.keras(slow=True)
 @pytest.mark.parametrize("block, num_ranks", BY_THEMSELVES)
-def test_block_runs_by_itself(usual, block, num_ranks):
-    folder, found = usual(num_ranks)
-    error, printed = found[_of_block(folder, block)[0]]
-    assert not error, error
+def test_block_runs_by_itself(run, block, num_ranks):
+    printed = run(num_ranks, {os.path.basename(block.document): program([block])})
     if num_ranks == 1:
         assert output_of(block) in printed
 
 
 @pytest.mark.keras
-def test_servers_follow_the_model_of_the_readme(tmp_path):
+def test_servers_follow_the_model_of_the_readme(run):
     """Its block of `fit` goes on from the block above it."""
-    above, block = (each for each in blocks("README.md") if "model.fit(" in each.text)
-    script = tmp_path / "README.md"
+    parts = [each for each in blocks("README.md") if "model.fit(" in each.text]
     shown = 'import os\nassert "1" in os.listdir("out/models"), os.listdir("out/models")\n'
-    script.write_text(program([above, block]) + shown)
-    error, _ = _run([[str(script)]], 1, tmp_path)[str(script)]
-    assert not error, error
+    run(1, {"README.md": program(parts) + shown})
 
 
 def test_the_first_page_is_short():

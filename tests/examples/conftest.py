@@ -3,12 +3,11 @@
 import pytest
 
 from tests import forks, ready_ranks
-from tests.docs import together
 
-FLIGHTS = ["--rows", "40000", "--batch-size", "512", "--embedding-dim", "4"]
+FLIGHTS = ["--rows", "20000", "--batch-size", "512", "--embedding-dim", "4"]
 PROGRAMS = {
     "keras_model_parallel": ["--samples", "200", "--epochs", "2"],
-    "two_tower": ["--epochs", "3"],
+    "two_tower": ["--epochs", "1"],
     "group_columns": [*FLIGHTS, "--optimizer", "adagrad"],
     "serve_flights": ["--train", "--rows", "20000", "--every", "2"],
     "movielens": ["--epochs", "1"],
@@ -21,8 +20,8 @@ def on_two_ranks():
     """`on_two_ranks(name, *words)`: for each rank what the program of that name printed."""
 
     def outputs(name, *words):
-        path = str(forks.ROOT / "examples" / f"{name}.py")
-        found = ready_ranks.run(2, together.run_program, ([path], *PROGRAMS[name], *words))
+        path, words = str(forks.ROOT / "examples" / f"{name}.py"), [*PROGRAMS[name], *words]
+        found = ready_ranks.run(2, ready_ranks.run_program, ([path], words, "."))
         for error, _ in found:
             assert not error, error
         return [printed for _, printed in found]

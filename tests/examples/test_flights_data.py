@@ -112,11 +112,6 @@ def test_held_out_is_a_property_of_the_row():
     assert not flights_data.held_out(flights, share=0.0).any()
 
 
-def test_minutes_of_a_clock():
-    found = flights_data.minutes(np.array([0, 59, 100, 515, 2359]))
-    assert found.tolist() == [0, 59, 60, 315, 1439]
-
-
 def test_dense_columns_join_the_hour_at_the_airport():
     flights = make_flights(300)
     weather = make_weather(flights)

@@ -5,16 +5,9 @@ import pytest
 import tensorflow as tf
 
 from sok_like.table.options import option_config, option_from_config
-from tests import disk
 
 DIM, NUM_KEYS, BATCH = 32, 6000, 400
 MEMORY = 128 * 1024  # of rows that take 2 to 3 MiB with the slot rows of Adam
-
-
-@pytest.fixture
-def folder(sok):
-    with disk.folder() as made:
-        yield made
 
 
 def option_of(sok, folder, **kwargs):
@@ -124,14 +117,13 @@ def test_the_option_goes_through_json(sok, folder):
     assert option_from_config(option_config(option)) == option
 
 
-def test_each_rank_has_a_file_of_its_own(sok, on_threads):
+def test_each_rank_has_a_file_of_its_own(sok, on_threads, folder):
     def check():
-        with disk.folder() as folder:
-            memory, on_disk = pair(sok, folder)
-            for table in (memory, on_disk):
-                train(sok, table, first=sok.rank())
-            assert_same(sok, memory, on_disk)
-            assert [*folder.iterdir()] == []  # the files have no names any more
-            assert memory.stats().size > 1000 and on_disk.stats().blocks_evicted > 100
+        memory, on_disk = pair(sok, folder)
+        for table in (memory, on_disk):
+            train(sok, table, first=sok.rank())
+        assert_same(sok, memory, on_disk)
+        assert [*folder.iterdir()] == []  # the files have no names any more
+        assert memory.stats().size > 1000 and on_disk.stats().blocks_evicted > 100
 
     on_threads(2, check)
