@@ -8,7 +8,6 @@ oracles of those tests say.
 
 import importlib.util
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -17,9 +16,7 @@ import pytest
 
 from sok_like import _core
 from tests import emulated, forks
-from tests.conftest import may_have_device
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.emulated import may_have_device
 
 # What is measured of the process, which under the emulator holds a device's memory as well, and
 # deltas, which are of tables in host memory.
@@ -69,14 +66,9 @@ sys.exit(0 if devices.gpu_in_use() else 7)
 
 def run_suite(files, at_least, absent=(), **environment):
     absent = [f"not {word}" for word in [*ABSENT, *absent]]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files.split()]
-    done = subprocess.run(
-        [*command, "-m", "not ranks", "-k", " and ".join(absent)],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
+    options = ["-q", "-p", "no:cacheprovider", "-m", "not ranks", "-k", " and ".join(absent)]
+    environment = {**os.environ, **environment}
+    done = forks.run("-m", "pytest", *options, *files.split(), cwd=forks.ROOT, env=environment)
     output = done.stdout[-5000:] + done.stderr[-2000:]
     assert done.returncode == 0, output
     # As many as there are, and not skipped.
@@ -119,7 +111,7 @@ def test_without_a_device_the_answer_is_no():
 
 @pytest.mark.parametrize("path", sorted({*" ".join([*SUITES, KERNELS]).split()}))
 def test_what_a_device_is_to_run_is_there(path):
-    assert (ROOT / path).exists()
+    assert (forks.ROOT / path).exists()
 
 
 @pytest.mark.skipif(_core.cuda_device_count() > 0, reason="there is a device")

@@ -81,7 +81,7 @@ def two_devices():
     assert sum(len(keys) for keys in right[-6::2]) > 0
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_tables_on_two_devices_are_trained_as_on_one(on_processes, world_size):
     # Not on threads: TensorFlow 2.21 mixes up inputs that it copies to another device for eager ops
     # of several threads, also those of its own SplitV.
@@ -212,7 +212,7 @@ def test_a_step_waits_for_the_device_where_it_must(sok, ranks, world_size, waits
 def test_a_step_makes_at_most_40_launches(sok, ranks):
     """Kernels, fills and copies, with one table and with 26, whatever the number of ranks."""
     count, counts = counter("launches"), {}
-    for num_tables, world_size in [(1, 1), (26, 1), (1, 8), (26, 8), (26, 64), (26, 200)]:
+    for num_tables, world_size in [(26, 1), (1, 8), (26, 8), (26, 200)]:
         tables, optimizer = make_tables(sok, num_tables, 8)
         ranks(world_size)
         for number in range(4):
@@ -225,7 +225,7 @@ def test_a_step_makes_at_most_40_launches(sok, ranks):
             counts[num_tables, world_size] = count() - before
         ranks(1)
     assert max(counts.values()) <= 40
-    assert counts[26, 8] == counts[26, 64] == counts[26, 200]
+    assert counts[26, 8] == counts[26, 200]
 
 
 # ---- what the emulator cannot see: where arguments are ----

@@ -9,7 +9,8 @@ import pytest
 
 from sok_like import _core
 from tests import memories
-from tests.core.test_policies import INITIAL, add_up, make
+from tests.core.test_policies import INITIAL, make
+from tests.core.test_policy_details import large_run
 from tests.memories import up
 
 DIM = 4
@@ -91,21 +92,53 @@ def test_combine_of_a_table_with_keys_that_wait(cuda):
     np.testing.assert_array_equal(out, [[3.0] * DIM, [-4.0] * DIM])
 
 
+# ---- many tables in one launch ----
+
+# Rows and steps beside those of tables on the CPU are in cpp/tests/cuda/jobs_test.cc.
+
+
+def test_rows_are_written_where_asked_and_trained(cuda):
+    tables = [cuda.CudaTable("a", 4), cuda.CudaTable("b", 8)]
+    keys = [up(cuda, range(5)), up(cuda, range(3))]
+    rows = [up(cuda, np.zeros(shape), np.float32) for shape in ((5, 4), (3, 8))]
+    assert cuda.cuda_group_lookup(tables, keys, rows) == rows
+    for table, key, row in zip(tables, keys, rows, strict=True):
+        np.testing.assert_array_equal(row.get(), table.find(key)[0].get())
+        assert row.get().any()
+    cuda.cuda_group_apply_gradients(tables, "sgd", 0.5, 1, keys, rows)
+    for found, row in zip(cuda.cuda_group_lookup(tables, keys), rows, strict=True):
+        np.testing.assert_array_equal(found.get(), row.get() / 2)
+
+
+def test_a_table_with_policies_among_others(cuda):
+    plain = cuda.CudaTable("plain", 2)
+    policy = {"filter_freq": 2, "no_permission": 7.0}
+    filtered = cuda.CudaTable("filtered", 2, policy=policy)
+    keys = [up(cuda, [1, 2]), up(cuda, [1, 2])]
+    first = cuda.cuda_group_lookup([plain, filtered], keys)
+    assert (first[1].get() == 7).all() and not (first[0].get() == 7).any()
+    second = cuda.cuda_group_lookup([plain, filtered], keys)
+    assert not (second[1].get() == 7).any()
+
+
+def test_groups_that_cannot_be(cuda):
+    a, b = cuda.CudaTable("a", 4), cuda.CudaTable("b", 8)
+    key, grad = up(cuda, range(3)), up(cuda, np.ones((3, 4)), np.float32)
+    with pytest.raises(ValueError, match="`keys` must have an array for each of 2 tables"):
+        cuda.cuda_group_lookup([a, b], [key])
+    with pytest.raises(TypeError, match="Received: None"):
+        cuda.cuda_group_lookup([a, None], [key, key])
+    with pytest.raises(ValueError, match="rows"):
+        cuda.cuda_group_lookup([a, b], [key, key], [grad, grad])
+    with pytest.raises(ValueError, match=r"Received: table 'a' twice"):
+        cuda.cuda_group_apply_gradients([a, a], "sgd", 0.1, 1, [key, key], [grad, grad])
+    full = cuda.CudaTable("full", 4, max_capacity=2)
+    with pytest.raises(Exception, match=r"max_capacity=2. Received: 3 new keys .*'full'"):
+        cuda.cuda_group_apply_gradients([a, full], "sgd", 0.1, 1, [key, key], [grad, grad])
+    assert a.size == full.size == 0
+
+
 # ---- large batches ----
-
-
-def large_run(table):
-    """The state of a table after lookups that evict and have mostly new keys."""
-    rng, universe = np.random.default_rng(2), np.arange(6_000) * 0x9E3779B97F4A7C1 - 2**62
-    for step in range(10):
-        table.observe(universe[rng.integers(0, 6_000, 900)])
-        if step % 5 == 4:
-            table.evict()
-    popped, known = table.pop_evicted(), table.key_statistics(universe)
-    statistics = table.statistics()
-    add_up(statistics)
-    assert statistics["evicted"] > 300
-    return [*table.export()[:2], *known, popped["keys"], popped["rows"], list(statistics.values())]
 
 
 @pytest.mark.parametrize(
@@ -116,8 +149,8 @@ def large_run(table):
     ],
 )
 def test_large_lookups_are_those_of_the_cpu(cuda, capacity, policy):
-    found = [large_run(make(core, capacity, policy)) for core in (memories.Core(cuda), _core)]
-    for got, want in zip(*found, strict=True):
+    tables = [make(core, capacity, policy) for core in (memories.Core(cuda), _core)]
+    for got, want in zip(*(large_run(table, 6000, 900, 10) for table in tables), strict=True):
         np.testing.assert_array_equal(got, want)
 
 
