@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import sok_like as sok
 from sok_like import dist_model_parallel as dmp
+from tests.training import layer_of
 
 pytestmark = pytest.mark.keras
 SCORES = {0: [1.0, 0.5, 0.2, 0.1], 1: [1.0, 2.0, 3.0, 4.0]}  # rank: a metric, by epoch
@@ -163,7 +164,6 @@ def test_broadcast_from_no_such_rank(sok):
 
 def test_weights_that_start_different_are_named(on_threads):
     def check():
-        fit(make_model(), [])
         words = "(?s)start alike.*head.*kernel"
         with pytest.raises(tf.errors.InvalidArgumentError, match=words):
             fit(make_model(1.0 + sok.rank()), [])
@@ -175,7 +175,7 @@ def adapted_model(kind, data):
     """A model of one layer of this kind, adapted, and a table."""
     is_text = kind != "Normalization"
     data = data.astype(str) if is_text else data.astype(np.float32)[:, np.newaxis]
-    options = {"output_sequence_length": 1} if kind == "TextVectorization" else {}
+    options = {"output_sequence_length": 1} if is_text else {}
     layer = getattr(tf.keras.layers, kind)(**options)
     layer.adapt(data)
     inputs = tf.keras.Input([1], dtype="string" if is_text else "float32")
@@ -196,7 +196,7 @@ def fit_adapted(model, kind, callbacks=()):
     model.fit(inputs, np.ones([6, 1]), batch_size=2, callbacks=[*callbacks], verbose=0)
 
 
-@pytest.mark.parametrize("kind", ["StringLookup", "TextVectorization", "Normalization"])
+@pytest.mark.parametrize("kind", ["TextVectorization", "Normalization"])
 def test_layers_adapted_to_other_data_are_named(on_threads, kind):
     def check():
         data = np.arange(1.0, 5.0)
@@ -327,11 +327,6 @@ def test_rates_that_differ_in_a_session(on_threads, of_table):
     on_threads(2, check)
 
 
-def flat_layer(name):
-    options = {"embedding_initializer": "zeros", "gradient_scale": "sum", "name": name}
-    return sok.All2AllDenseEmbedding(None, 1, 1, 1, dynamic_input=True, **options)
-
-
 def table_steps(layer, optimizer, more=(), compiled=False):
     """A function that takes a step of a table, which rank 0 alone has no keys of, and of `more`."""
     keys = tf.constant([1, 2, 3][: 3 * sok.rank()], tf.int64)
@@ -365,7 +360,10 @@ def steps_until_told(step, optimizer):
 @pytest.mark.parametrize("kind", ["alone", "not averaged", "dmp"])
 def test_rates_of_tables_that_differ(on_threads, kind, compiled):
     def check():
-        stock, layer = tf.keras.optimizers.SGD(RATE), flat_layer("rates")
+        stock, layer = (
+            tf.keras.optimizers.SGD(RATE),
+            layer_of("rates", 0.0, 1, gradient_scale="sum"),
+        )
         optimizer = sok.OptimizerWrapper(stock, average_dense_gradients=kind == "alone")
         if kind == "dmp":
             optimizer = dmp.DistributedOptimizer(optimizer)
@@ -386,7 +384,8 @@ def test_schedules_that_differ(on_threads):
         for name, seconds in (("alike", RATE), ("unlike", RATE / (1 + sok.rank()))):
             schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([5], [RATE, seconds])
             optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(schedule))
-            step = table_steps(flat_layer(name), optimizer, compiled=True)
+            layer = layer_of(name, 0.0, 1, gradient_scale="sum")
+            step = table_steps(layer, optimizer, compiled=True)
             for _ in range(16):
                 step()
             if name == "alike":

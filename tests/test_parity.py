@@ -9,17 +9,20 @@ import tensorflow as tf
 from tests.checks import parity
 from tests.checks.parity import DIM, NNZ, NUM_KEYS, RATE, SLOTS, TABLES, ranks_of
 
-# Ranks, optimizer, gradient scale, and which half of the tables.
+# Ranks, optimizer, gradient scale, and which half of the tables. What each optimizer does with rows
+# is in tests/optimizers/test_rules.py.
 CASES = [
-    *((1, name, "sum", ("odd", "even")[n % 2]) for n, name in enumerate(parity.KERAS)),
-    *((3, "adam", "sum", "odd"), (2, "ftrl", "mean", "even")),
+    *((1, "lazy_adam", "sum", "odd"), (3, "adam", "sum", "odd")),
+    pytest.param(2, "ftrl", "mean", "even", marks=pytest.mark.keras),
+    *(
+        pytest.param(1, name, "sum", some, marks=[pytest.mark.slow, pytest.mark.keras(slow=True)])
+        for name in parity.KERAS
+        for some in ("odd", "even")
+    ),
 ]
 
 
-@pytest.mark.parametrize(
-    "world_size, optimizer, scale, some",
-    [pytest.param(*c, marks=[pytest.mark.keras] * (c[1] in ("adam", "ftrl"))) for c in CASES],
-)
+@pytest.mark.parametrize("world_size, optimizer, scale, some", CASES)
 def test_training(on_threads, world_size, optimizer, scale, some):
     check(on_threads(world_size, parity.train, optimizer, scale, some), optimizer, scale)
 

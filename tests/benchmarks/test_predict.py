@@ -99,9 +99,13 @@ def test_measures_steps_on_two_ranks():
     assert cores >= 1
 
 
-def test_ranks_that_fail_are_said():
+def test_ranks_that_fail_are_said(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no such slots >&2\nexit 3\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(program.sys, "executable", str(python))
     with pytest.raises(RuntimeError, match=r"(?s)1 rank\(s\) could not be measured: .*slots"):
-        program.measure(1, [Workload(1, 8, 4, slots=3)])
+        program.measure(1, [Workload(1, 8, 4)])
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ The group of a training has EmbeddingVariables of equal and other widths, each c
 shared table and a tf.Variable that is used twice.
 """
 
-import warnings
-
 import numpy as np
 import tensorflow as tf
 
@@ -121,18 +119,3 @@ def train(optimizer_name):
         _, rows = train_step(optimizer, variables, loss_and_rows)
         vectors.append([row.numpy() for row in rows])
     return {"initial": initial, "vectors": vectors, "final": read_all()}
-
-
-def uneven_owners():
-    """Warnings of lookups in small batches, eagerly and in a function."""
-    table = sok.EmbeddingVariable(2, name="uneven")
-
-    def look_up(ids):
-        return sok.group_embedding_lookup([table], [ids], training=True)
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for one in (look_up, tf.function(look_up, autograph=False)):
-            for start in range(0, 2000, 100):
-                one(tf.range(start, start + 100, dtype=tf.int64) * 10**15)
-    return [str(w.message) for w in caught if "times the mean" in str(w.message)]

@@ -139,12 +139,17 @@ def test_sok_optimizers_adam_refuses_ordinary_variables(sok, layer):
     sok.optimizers.Adam(0.1).apply_gradients([(gradients[0], variables[0])])
 
 
-@pytest.mark.parametrize("name", ["Adam", "LazyAdam"])
+@pytest.mark.parametrize("name", ["Adam", "LazyAdam", "wrapped"])
 def test_optimizers_of_sok_go_through_config(sok, name):
-    cls = {"Adam": sok.tf.keras.optimizers.Adam, "LazyAdam": sok.optimizers.LazyAdam}[name]
-    optimizer = cls(0.3, beta_1=0.8)
+    if name == "wrapped":
+        stock = keras.Adam(0.3, beta_1=0.8)
+        optimizer = sok.OptimizerWrapper(stock, lazy=True, average_dense_gradients=False)
+    else:
+        cls = {"Adam": sok.tf.keras.optimizers.Adam, "LazyAdam": sok.optimizers.LazyAdam}[name]
+        optimizer = cls(0.3, beta_1=0.8)
     again = tf.keras.optimizers.deserialize(tf.keras.optimizers.serialize(optimizer))
-    assert type(again) is cls
+    assert type(again) is type(optimizer)
+    assert again.embedding_rule == optimizer.embedding_rule
     assert again.get_config() == optimizer.get_config()
 
 

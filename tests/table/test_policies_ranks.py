@@ -7,8 +7,60 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
-from tests.checks import policies
 from tests.checks.parity import ranks_of
+
+BATCH, STEPS, HOTNESS = 9, 24, 2
+KEYS = np.array([*range(40), -1, -2, 2**63 - 1, -(2**63)], np.int64)
+
+
+def batches():
+    """int64 keys `[BATCH, HOTNESS]` per step, for each of two features of one table."""
+    rng = np.random.default_rng(8)
+    odds = 1 / np.arange(1, len(KEYS) + 1)
+    for _ in range(STEPS):
+        yield rng.choice(KEYS, [2, BATCH, HOTNESS], p=odds / odds.sum())
+
+
+def option():
+    return sok.EmbeddingVariableOption(
+        filter_option=sok.CounterFilter(3),
+        evict_option=[sok.GlobalStepEvict(4), sok.L2WeightEvict(1e-4)],
+        init_option=sok.InitializerOption(default_value_no_permission=0.5),
+        evicted_buffer_size=100,
+    )
+
+
+def train(folder):
+    """Trains on this rank's samples and dumps; counts over ranks per step, and own keys."""
+    rank, world_size = sok.rank(), sok.size()
+    table = sok.get_embedding_variable("policies", 3, ev_option=option())
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
+    optimizer.build([table])
+    statistics = []
+    for number, batch in enumerate(batches()):
+        mine = ranks_of(number, BATCH, world_size) == rank
+        with tf.GradientTape() as tape:
+            keys = [tf.RaggedTensor.from_tensor(tf.constant(keys[mine])) for keys in batch]
+            rows = sok.group_embedding_lookup_sparse([table, table], keys, ["sum", "mean"])
+            loss = tf.add_n([tf.reduce_sum((r - 0.3) ** 2) for r in rows]) / BATCH
+        optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
+        if number % 6 == 5:
+            table.evict()
+        statistics.append(tuple(table.statistics(all_ranks=True)))
+    keys, rows = (tensor.numpy() for tensor in sok.export(table))
+    sok.Saver().dump_to_file(table, folder)
+    return {
+        "statistics": statistics,
+        "total": table.total_count(all_ranks=True).numpy().tolist(),
+        "keys": keys,
+        "rows": rows,
+        "known": known(table),
+        "evicted": table.pop_evicted().keys.numpy(),
+    }
+
+
+def known(table):
+    return np.stack([field.numpy().astype(np.int64) for field in table.key_statistics(KEYS)], 1)
 
 
 def rows_of(results):
@@ -21,7 +73,7 @@ def rows_of(results):
 def known_of(results):
     """Each key is known on its owner only."""
     known = np.stack([r["known"] for r in results])  # [ranks, keys, 3]
-    owner = (policies.KEYS.view(np.uint64) % np.uint64(len(results))).astype(int)
+    owner = (KEYS.view(np.uint64) % np.uint64(len(results))).astype(int)
     for rank, found in enumerate(known):
         assert (found[owner != rank] == [0, 0, -1]).all()
     return known[owner, np.arange(len(owner))]
@@ -29,7 +81,7 @@ def known_of(results):
 
 def test_the_same_state_on_any_number_of_ranks(on_threads, tmp_path):
     """And a dump of the ranks is known on one, and one of one rank on all."""
-    (alone,), ranks = (on_threads(n, policies.train, tmp_path / str(n)) for n in (1, 3))
+    (alone,), ranks = (on_threads(n, train, tmp_path / str(n)) for n in (1, 3))
     # size, seen, found, admitted, refused: the comparison is of something
     assert min(alone["statistics"][-1][:5]) > 0 and len(alone["evicted"]) > 0
     for rank in ranks:
@@ -43,10 +95,10 @@ def test_the_same_state_on_any_number_of_ranks(on_threads, tmp_path):
     assert evicted == sorted(alone["evicted"])
 
     def restored(written_by):
-        table = sok.EmbeddingVariable(3, name="policies", ev_option=policies.option())
+        table = sok.EmbeddingVariable(3, name="policies", ev_option=option())
         sok.Saver().restore_from_file(table, tmp_path / written_by)
-        assert table.statistics().step == policies.STEPS
-        return {"known": policies.known(table)}
+        assert table.statistics().step == STEPS
+        return {"known": known(table)}
 
     for world_size, written_by in ((1, "3"), (3, "1")):
         known = known_of(on_threads(world_size, restored, written_by))
@@ -54,9 +106,9 @@ def test_the_same_state_on_any_number_of_ranks(on_threads, tmp_path):
 
 
 def test_occurrences_count_over_ranks_and_features(on_threads):
-    counts, versions = collections.Counter(), dict.fromkeys(policies.KEYS.tolist(), 0)
+    counts, versions = collections.Counter(), dict.fromkeys(KEYS.tolist(), 0)
     right = []  # by step: the rows of both features
-    for step, batch in enumerate(policies.batches()):
+    for step, batch in enumerate(batches()):
         seen = np.vectorize(counts.__getitem__, otypes=[int])(batch)
         right.append(np.where(seen >= 5, 1.0, 0.5))
         counts.update(batch.ravel().tolist())
@@ -70,13 +122,13 @@ def test_occurrences_count_over_ranks_and_features(on_threads):
             count="occurrences",
         )
         table = sok.EmbeddingVariable(2, name="occurrences", ev_option=option)
-        for step, batch in enumerate(policies.batches()):
-            mine = ranks_of(step, policies.BATCH, 3) == sok.rank()
+        for step, batch in enumerate(batches()):
+            mine = ranks_of(step, BATCH, 3) == sok.rank()
             rows = sok.group_embedding_lookup([table, table], [keys[mine] for keys in batch])
             found = np.stack(rows)[..., 0]
             np.testing.assert_array_equal(found, right[step][:, mine])
         # Each rank asks for keys of its own choice, wherever they are.
-        asked = policies.KEYS[sok.rank() :].tolist()
+        asked = KEYS[sok.rank() :].tolist()
         assert table.get_frequency(asked).numpy().tolist() == [counts[key] for key in asked]
         assert table.get_version(asked).numpy().tolist() == [versions[key] for key in asked]
 

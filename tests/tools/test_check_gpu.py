@@ -1,7 +1,6 @@
 """tools/check_gpu.sh, rehearsed without a device, and the table that it makes of what was said."""
 
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -9,12 +8,9 @@ import sys
 import pytest
 
 from tests.emulated import BUILD
+from tests.forks import ROOT
 from tests.memories import emulated
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import gpu_report  # noqa: E402
+from tools import gpu_report
 
 
 def check_gpu(out, *steps, **environment):

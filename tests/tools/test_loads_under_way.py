@@ -1,13 +1,8 @@
 """tools/loads_under_way.py on short pieces of machine code, counted by hand."""
 
-import pathlib
-import sys
-
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
-
-import loads_under_way
+from tools import loads_under_way
 
 LOAD = "LDG.E.128 R{0}, desc[UR4][R2.64]"
 GENERIC_LOAD = "@P1 LD.E.128 R{0}, desc[UR4][R2.64]"
