@@ -39,7 +39,6 @@ KERNELS = (
 # Tests on ranks, which are threads: of group lookups, records of keys, and faults.
 RANKS = (
     "tests/cuda/test_ops_ranks.py "
-    "tests/group_embedding/test_ranks.py::test_sequences "
     "tests/group_embedding/test_ranks.py::test_gradient_scales "
     "tests/group_embedding/test_ranks.py::test_training[2-adam] "
     "tests/table/test_policies_ranks.py::test_the_same_state_on_any_number_of_ranks "

@@ -54,12 +54,12 @@ def train(folder):
         "total": table.total_count(all_ranks=True).numpy().tolist(),
         "keys": keys,
         "rows": rows,
-        "known": known(table),
+        "known": known_to(table),
         "evicted": table.pop_evicted().keys.numpy(),
     }
 
 
-def known(table):
+def known_to(table):
     return np.stack([field.numpy().astype(np.int64) for field in table.key_statistics(KEYS)], 1)
 
 
@@ -98,7 +98,7 @@ def test_the_same_state_on_any_number_of_ranks(on_threads, tmp_path):
         table = sok.EmbeddingVariable(3, name="policies", ev_option=option())
         sok.Saver().restore_from_file(table, tmp_path / written_by)
         assert table.statistics().step == STEPS
-        return {"known": known(table)}
+        return {"known": known_to(table)}
 
     for world_size, written_by in ((1, "3"), (3, "1")):
         known = known_of(on_threads(world_size, restored, written_by))
