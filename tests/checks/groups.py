@@ -11,7 +11,7 @@ import sok_like as sok
 from tests.checks.parity import RATE, ranks_of
 from tests.training import train_step
 
-NUM_KEYS, STEPS, BATCH, MAX_HOTNESS = 20, 12, 9, 3
+NUM_KEYS, STEPS, BATCH, MAX_HOTNESS = 20, 8, 9, 3
 DIMS = {"a": 4, "b": 4, "c": 3, "d": 4, "e": 2}
 DENSE = ("d", "e")  # tf.Variables; the others are EmbeddingVariables
 FEATURES = [  # table, combiner, weighted, kind of ids
@@ -40,7 +40,7 @@ def batches():
     """Per step, a list with positions, lengths and weights of each feature, and targets."""
     rng = np.random.default_rng(5)
     for step in range(STEPS):
-        last = NUM_KEYS - 4 + step // 10  # some keys come late, one never
+        last = NUM_KEYS - 4 + step // 5  # a key comes late, some never
         features = []
         for _ in FEATURES:
             lengths = rng.integers(0, MAX_HOTNESS + 1, BATCH)

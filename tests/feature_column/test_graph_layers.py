@@ -158,20 +158,6 @@ def test_evaluation_inserts_nothing(fc, graph):
         assert (before, session.run(size)) == (0, 3)
 
 
-def test_stock_columns_with_max_norm_are_looked_up_the_stock_way(fc, graph):
-    identity = tf.feature_column.categorical_column_with_identity("a", 6)
-    initializer = v1.constant_initializer(np.arange(12.0).reshape(6, 2))
-    with fc.group_embedding_column_scope():
-        column = fc.embedding_column(identity, 2, initializer=initializer, max_norm=1.0)
-    found = fc.input_layer(IDS, [column])
-    with v1.variable_scope("right"):
-        column = tf.feature_column.embedding_column(
-            identity, 2, initializer=initializer, max_norm=1.0
-        )
-        expected = stock.input_layer(IDS, [column])
-    np.testing.assert_array_equal(*run(found, expected))
-
-
 def test_sequences(sok, fc, graph):
     ids = tf.ragged.constant([[3, 1], [], [2, 2, 2]], dtype=tf.int64)
     with fc.group_embedding_column_scope("s"):

@@ -1,10 +1,8 @@
-"""`sok.GroupEmbedding` without a combiner: kinds of features, shared tables, masks, gradients."""
+"""`sok.GroupEmbedding` without a combiner: kinds of features, shared tables, masks."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from tests.training import train_step
 
 pytestmark = pytest.mark.keras
 HISTORY = [[7, 8, 0], [9, 0, 0]]
@@ -86,31 +84,6 @@ def test_masks_of_the_features_that_have_padding(sok):
     assert masks["words"] is None and masks["tags"] is None
     combined = sok.GroupEmbedding({"tags": 2}, pad_key=0)({"tags": features["tags"]})
     assert mask_of(combined["tags"]) is None
-
-
-def test_gradient_of_a_shared_table_is_summed(sok):
-    layer = sok.GroupEmbedding(
-        {"history": 2, "next": 2},
-        tables={"history": "film", "next": "film"},
-        combiners=None,
-        pad_key=0,
-        gradient_scale="sum",
-    )
-    inputs = {"history": tf.constant(HISTORY), "next": tf.constant([[8, 7, 0], [9, 9, 0]])}
-    layer(inputs)
-    before = rows_of(layer, "film", [7, 8, 9])
-    weights = np.random.default_rng(0).normal(size=[2, 2, 3, 2]).astype(np.float32)
-
-    def loss_of():
-        rows = layer(inputs)
-        return tf.reduce_sum(rows["history"] * weights[0] + rows["next"] * weights[1])
-
-    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
-    train_step(optimizer, layer.trainable_variables, loss_of)
-    ids = np.stack([inputs["history"], inputs["next"]])
-    expected = [weights[ids == key].sum(0) for key in (7, 8, 9)]
-    np.testing.assert_allclose(before - rows_of(layer, "film", [7, 8, 9]), expected, rtol=1e-5)
-    assert int(layer.tables["film"].size()) == 3
 
 
 @pytest.mark.parametrize("shape, dtype", [([3], "int64"), ([None], "string"), ([], "int32")])

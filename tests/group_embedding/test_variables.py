@@ -40,17 +40,20 @@ def test_the_same_name_is_the_same_table(sok):
 
 
 def test_equal_initializers_are_equal_settings(sok):
-    def get(value):
+    """That of the option takes the place of the other."""
+
+    def get(value, other=None):
         option = sok.InitializerOption(tf.keras.initializers.Constant(value))
-        return sok.get_embedding_variable(
-            "users", 2, ev_option=sok.EmbeddingVariableOption(init_option=option)
-        )
+        option = sok.EmbeddingVariableOption(init_option=option)
+        return sok.get_embedding_variable("users", 2, initializer=other, ev_option=option)
 
     table = get(0.5)
-    assert get(0.5) is table
+    assert get(0.5, "zeros") is table
     assert (rows_of(sok, table).numpy() == 0.5).all()
     with pytest.raises(ValueError, match=r"Table 'users' exists with initializer="):
         get(0.25)
+    with pytest.raises(TypeError, match=r"sok\.EmbeddingVariableOption"):
+        sok.get_embedding_variable("users", 3, ev_option=sok.InitializerOption("ones"))
 
 
 def test_other_settings_are_an_error(sok):
@@ -112,14 +115,6 @@ def test_what_would_be_ignored_is_refused(sok, argument, value):
                 sok.get_embedding_variable("users", 3)
 
 
-def test_the_initializer_of_the_option_takes_the_place_of_the_other(sok):
-    option = sok.EmbeddingVariableOption(init_option=sok.InitializerOption("ones"))
-    table = sok.get_embedding_variable("users", 3, initializer="zeros", ev_option=option)
-    assert table.find([1])[0].numpy().tolist() == [[1, 1, 1]]
-    with pytest.raises(TypeError, match=r"sok\.EmbeddingVariableOption"):
-        sok.get_embedding_variable("users", 3, ev_option=sok.InitializerOption("ones"))
-
-
 def test_steps_to_live_beside_an_option(sok):
     counter = sok.EmbeddingVariableOption(filter_option=sok.CounterFilter(2))
     table = sok.get_embedding_variable("a", 3, ev_option=counter, steps_to_live=5)
@@ -150,6 +145,7 @@ def test_rows_of_the_default_matrix(sok):
         return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
     option = sok.EmbeddingVariableOption(init_option=sok.InitializerOption(ramp, 5))
-    table = sok.get_embedding_variable("ramp", 2, ev_option=option)
     expected = ramp((5, 2))[(KEYS.view(np.uint64) % np.uint64(5)).astype(int)]
-    assert (rows_of(sok, table).numpy() == expected).all()
+    for make in (sok.get_embedding_variable, sok.EmbeddingVariable):
+        table = make(name="ramp", embedding_dim=2, initializer="zeros", ev_option=option)
+        assert (rows_of(sok, table).numpy() == expected).all()

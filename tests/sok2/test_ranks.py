@@ -14,7 +14,7 @@ from tests.thread_ranks import raised
 from tests.training import train_step
 
 WORLD_SIZE, ROWS, DIM = 2, 7, 3
-STEPS, BATCH, RATE = 4, 6, 0.5
+STEPS, BATCH, RATE = 3, 6, 0.5
 # Table: how it is made, and its combiner.
 KINDS = {
     "distributed": "mean",
