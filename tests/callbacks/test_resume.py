@@ -130,15 +130,11 @@ def train(kind, folder=None, stop_at=None, model=None, others=(), **options):
     return model, recorded.seen, epochs, said
 
 
-def break_off(kind, folder, background):
-    """What an unbroken training predicts, its batches, and the one that ends this training."""
-    expected, batches = unbroken(kind)
-    stop = batches[len(batches) // 2]
+def break_off(kind, folder, stop, background):
     train(kind, folder, stop, background=background)
     for thread in threading.enumerate():
         if thread.name == "sok_dump":  # ended by the end of a process, which these ranks outlive
             thread.join()
-    return expected, batches, stop
 
 
 def go_on(kind, folder):
@@ -326,8 +322,9 @@ def test_a_loop_over_days_goes_on_in_its_day(tmp_path):
 @pytest.mark.keras(slow=True)
 @pytest.mark.parametrize("kind, background", ON_RANKS)
 def test_any_number_goes_on_where_two_were(on_processes, tmp_path, kind, background):
-    found = on_processes(2, break_off, kind, tmp_path / "b", background)
-    expected, batches, stop = found[0]
+    expected, batches = unbroken(kind)
+    stop = batches[len(batches) // 2]
+    on_processes(2, break_off, kind, tmp_path / "b", stop, background)
     for ranks in (1, 2):
         copy = shutil.copytree(tmp_path / "b", tmp_path / f"copy{ranks}")  # the first is locked
         for predictions, seen, said in on_processes(ranks, go_on, kind, copy):

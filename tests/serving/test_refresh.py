@@ -108,7 +108,7 @@ def test_deltas_lead_to_the_bits_of_a_full_export(
     model.train(0, 100)
     server, folder = exported(model, **options)
     answers = [server.rows()]
-    for number in range(1, 4):
+    for number in (1, 2):
         model.train(40 * number, 40 * number + 100)
         model.table.erase(np.arange(40 * number, 40 * number + 20))
         size = int(model.table.size())
@@ -149,7 +149,7 @@ def test_tables_of_other_kinds(sok, exported, tmp_path, kind):
     model.train(50, 100)  # keys of the first steps are due to leave
     server, folder = exported(model, missing="initial")
     erased = 0
-    for number in range(1, 4):
+    for number in (1, 2):
         model.train(40 * number, 40 * number + 100)
         erased += sok.export_delta(model, folder / f"{number}").num_erased
         server.refresh(f"{number}")

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.emulated import on_host
 
 pytestmark = on_host
-REFRESHES = 1_000 if os.environ.get("SLOW") == "1" else 80
+REFRESHES = 1_000 if os.environ.get("SLOW") == "1" else 40
 READERS, DIM, NUM_KEYS, ROWS = 3, 8, 400, 2_000
 
 

@@ -96,27 +96,27 @@ CASES = {
 }
 
 
-def scores(sok, compute, specs):
-    """A model of one table: its `__call__` has a name for its first input."""
-    first, *others = specs
+@pytest.fixture
+def model(sok):
+    """A model of one table."""
+    table = sok.EmbeddingVariable(DIM, name="served")
+    sok.assign(table, [1, 2, 3], np.arange(3 * DIM, dtype=np.float32).reshape(3, DIM))
+    return OneTable(table)
 
-    class Scores(tf.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = sok.EmbeddingVariable(DIM, name="served")
-            sok.assign(self.table, [1, 2, 3], np.arange(3 * DIM, dtype=np.float32).reshape(3, DIM))
 
-        @tf.function(input_signature=[first, *others])
-        def __call__(self, keys, *rest, scale=2):
-            return compute(self.table, keys, *rest)
+def function_of(model, compute, specs):
+    """A function with a name for its first input."""
 
-    return Scores()
+    def call(keys, *rest, scale=2):
+        return compute(model.table, keys, *rest)
+
+    return tf.function(call, input_signature=specs)
 
 
 def served(sok, model, path, **options):
-    """The signature of an export."""
+    """The signatures of an export."""
     sok.export_saved_model(model, path, **options)
-    return tf.saved_model.load(str(path)).signatures["serving_default"]
+    return tf.saved_model.load(str(path)).signatures
 
 
 def named(names, values):
@@ -124,29 +124,29 @@ def named(names, values):
     return dict(zip(names.split(), flat, strict=True))
 
 
-# How rows are served has nothing to do with the case.
-@pytest.mark.parametrize("refreshable, case", [(n % 2 > 0, case) for n, case in enumerate(CASES)])
-def test_a_signature_computes_what_the_model_does(sok, tmp_path, case, refreshable):
-    compute, specs, arguments, inputs, outputs = CASES[case]
-    model = scores(sok, compute, specs)
-    expected = named(outputs, model(*arguments))
-    serve = served(sok, model, tmp_path / "model", refreshable=refreshable)
-    found = serve(**named(inputs, arguments))
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert found[name].dtype == value.dtype
-        np.testing.assert_array_equal(found[name].numpy(), value.numpy(), name)
+WRONG = {  # an input that does not fit the others, and the error
+    "sparse": ("keys_dense_shape", [3, 5], "keys_dense_shape.*must fit.*None, 3"),
+    "ragged_twice": ("keys_row_splits_1", [0, 1, 3, 9], "partition"),
+}
 
 
-def test_a_server_checks_what_a_client_sends(sok, tmp_path):
-    for case, name, wrong, words in (
-        ("sparse", "keys_dense_shape", [3, 5], "keys_dense_shape.*must fit.*None, 3"),
-        ("ragged_twice", "keys_row_splits_1", [0, 1, 3, 9], "partition"),
-    ):
-        compute, specs, arguments, inputs, _ = CASES[case]
-        serve = served(sok, scores(sok, compute, specs), tmp_path / case)
-        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
-            serve(**{**named(inputs, arguments), name: tf.constant(wrong, tf.int64)})
+@pytest.mark.parametrize("refreshable", [False, True])
+def test_a_signature_computes_what_the_model_does(sok, model, tmp_path, refreshable):
+    # How rows are served has nothing to do with the case.
+    cases = {case: CASES[case] for case in list(CASES)[refreshable::2]}
+    functions = {case: function_of(model, *cases[case][:2]) for case in cases}
+    signatures = served(sok, model, tmp_path, signatures=functions, refreshable=refreshable)
+    for case, (_, _, arguments, inputs, outputs) in cases.items():
+        expected = named(outputs, functions[case](*arguments))
+        found = signatures[case](**named(inputs, arguments))
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert found[name].dtype == value.dtype
+            np.testing.assert_array_equal(found[name].numpy(), value.numpy(), f"{case} {name}")
+        if case in WRONG:  # a server checks what a client sends
+            name, wrong, words = WRONG[case]
+            with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+                signatures[case](**{**named(inputs, arguments), name: tf.constant(wrong, tf.int64)})
 
 
 SAME_NAMES = {
@@ -156,9 +156,10 @@ SAME_NAMES = {
 
 
 @pytest.mark.parametrize("name", SAME_NAMES)
-def test_outputs_of_one_name_raise(sok, tmp_path, name):
+def test_outputs_of_one_name_raise(sok, model, tmp_path, name):
+    functions = {"names": function_of(model, SAME_NAMES[name], [IDS])}
     with pytest.raises(ValueError, match=f"Outputs of a signature must have different.*'{name}'"):
-        sok.export_saved_model(scores(sok, SAME_NAMES[name], [IDS]), tmp_path / "model")
+        sok.export_saved_model(model, tmp_path / "model", signatures=functions)
 
 
 def test_an_argument_with_a_default_takes_no_name_away(sok, tmp_path):
@@ -168,7 +169,7 @@ def test_an_argument_with_a_default_takes_no_name_away(sok, tmp_path):
             return rows(self.table, keys)
 
     model = Scores(sok.EmbeddingVariable(DIM, name="served"))
-    serve = served(sok, model, tmp_path / "model")
+    serve = served(sok, model, tmp_path / "model")["serving_default"]
     assert list(serve.structured_input_signature[1]) == ["keys"]
 
 
@@ -191,5 +192,6 @@ def test_inputs_of_keras(sok, tmp_path, kind):
     expected = tf.nest.flatten(model({"keys": batch}, training=True))[0]
     assert np.abs(expected).max() > 0
     inputs = CASES["ragged" if kind == "ragged" else "sparse"][3]
-    (found,) = served(sok, model, tmp_path / "model")(**named(inputs, batch)).values()
+    serve = served(sok, model, tmp_path / "model")["serving_default"]
+    (found,) = serve(**named(inputs, batch)).values()
     np.testing.assert_array_equal(found, expected)
