@@ -54,18 +54,14 @@ def take(optimizer: Any, variables: Sequence[Any]) -> list[tf.Operation]:
     if not variables:
         return []
     owner, name = optimizer.__dict__.setdefault("_sok_owner", Owner()), optimizer._sok_name()
-    if tf.executing_eagerly():
-        for variable in variables:
-            _take(owner, variable, None, False, name)
-        return []
-    graph = tf.compat.v1.get_default_graph()
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while getattr(getattr(graph, "outer_graph", None), "building_function", False):
         graph = graph.outer_graph  # the outermost function or graph
     with tf.init_scope():
         in_session = not tf.executing_eagerly()
         for variable in variables:
             _take(owner, variable, graph, in_session, name)
-        if in_session:
+        if in_session or graph is None:
             return []
         lost = counter(owner, "lost_tables")
         before = lost.numpy()
