@@ -15,7 +15,6 @@ from tests.saving.test_memory import beside
 
 pytestmark = pytest.mark.keras(slow=True)
 on_two = pytest.mark.ranks
-each_world = pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=on_two)])
 ROWS, DIM = 160_000, 128  # of the table whose export is measured
 # Rows and length of a row, and the dtype. The thresholds of `Tables` make: one by columns, one on
 # a rank alone, three that share a variable, one by rows, one replicated, and one of each dtype.
@@ -294,6 +293,6 @@ def cannot(folder):
             sok.export_saved_model(other, place, "zeros")
 
 
-@each_world
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=on_two)])
 def test_after_a_rank_has_failed_the_next_delta_has_it_all(on_processes, tmp_path, world_size):
     on_processes(world_size, cannot, str(tmp_path))
