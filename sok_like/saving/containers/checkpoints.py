@@ -89,14 +89,13 @@ def restore_objects(own: Callable, self: Any, save_path: Any, *args: Any, **kwar
         return own(self, save_path, *args, **kwargs)
 
     def build():
-        if in_checkpoints.has_slots_of_dense_tables(os.fspath(save_path)):
+        if in_checkpoints.note(os.fspath(save_path), "dense").get("slots"):
             dense_tables.build_optimizers(objects)
 
     if kinds.holders:
         agreed(build, comm.current(), _READ, ValueError)
     problems: list[str] = []
-    scope = dense_tables.of_root(util.list_objects(self._graph_view))
-    with scope, attributes(_now, {"problems": problems}):
+    with dense_tables.of_root(objects), attributes(_now, {"problems": problems}):
         status = own(self, save_path, *args, **kwargs)
     in_checkpoints.check(objects, status, os.fspath(save_path), problems)
     return status

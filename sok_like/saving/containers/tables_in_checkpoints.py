@@ -179,10 +179,10 @@ def refer(saver: Any, kinds: RankLocalVariables, part: CheckpointPart, reference
             if unwrap(object_of(tensor)) is part.table and name == "slot_names":
                 _put(saver, tensor.checkpoint_key, [snapshots.BESIDE + reference])
         return
-    note = {"folder": reference, "world_size": comm.current().world_size}
+    text = {"folder": reference, "world_size": comm.current().world_size}
     if part.name == "dense":
-        note["slots"] = _have_slots(kinds.holders)
-    _put(saver, f"sok_like/{part.name}", json.dumps(note))
+        text["slots"] = _have_slots(kinds.holders)
+    _put(saver, f"sok_like/{part.name}", json.dumps(text))
 
 
 def put_inside(saver: Any, holders: list[Any]) -> None:
@@ -210,28 +210,23 @@ def _put(saver, key, value):
     shards.append(dataclasses.replace(like, **fields))
 
 
-def _note(path, key):
-    """A checkpoint's note on files beside it; empty if it has none."""
-    reader = tf.train.load_checkpoint(path)
+def note(path: str, part: str) -> dict[str, Any]:
+    """A checkpoint's note on the part "ranks" or "dense"; empty if it has none."""
+    reader, key = tf.train.load_checkpoint(path), f"sok_like/{part}"
     return json.loads(reader.get_tensor(key)) if reader.has_tensor(key) else {}
-
-
-def has_slots_of_dense_tables(path: str) -> bool:
-    """Whether a checkpoint has slot variables with its dense tables."""
-    return bool(_note(path, _OF_DENSE).get("slots"))
 
 
 def values_of_rank(path: str, ranks: int) -> dict[str, Any]:
     """By key: the values that only this rank has."""
-    note = _note(path, "sok_like/ranks")
-    if note.get("world_size") != ranks:
-        writers = f"{note['world_size']} ranks" if note else "one rank"
+    of_ranks = note(path, "ranks")
+    if of_ranks.get("world_size") != ranks:
+        writers = f"{of_ranks['world_size']} ranks" if of_ranks else "one rank"
         raise ValueError(
             "A checkpoint with variables that differ between ranks must be restored on the number "
             "of ranks that wrote it; sok2.dump and sok2.load also work with another number. "
             f"Received: {path!r} of {writers}, on {ranks} ranks"
         )
-    rank, folder = comm.current().rank, transaction.folder_read(note["folder"])
+    rank, folder = comm.current().rank, transaction.folder_read(of_ranks["folder"])
     files = array_files.Folder(folder, ranks)
     files.check([rank])
     with files.open(rank) as archive:
@@ -240,10 +235,10 @@ def values_of_rank(path: str, ranks: int) -> dict[str, Any]:
 
 def stored_dense_tables(path: str) -> dict[str, dense_tables.StoredTables]:
     """The dense tables of a checkpoint, by their holder's id."""
-    note = _note(path, _OF_DENSE)
-    if note.get("folder") is not None:
-        folder = transaction.folder_read(note["folder"])
-        return dense_tables.read_folder(folder, note["world_size"])
+    of_dense = note(path, "dense")
+    if of_dense.get("folder") is not None:
+        folder = transaction.folder_read(of_dense["folder"])
+        return dense_tables.read_folder(folder, of_dense["world_size"])
     reader = tf.train.load_checkpoint(path)
     slices: dict[str, dict[str, tuple]] = {}
     for name, shape in reader.get_variable_to_shape_map().items():

@@ -229,13 +229,10 @@ def _log_of(shard):
 
 def _bring_up(shard, number, logs, dim):
     """Takes the rows of dump number `number` through the steps of all later deltas."""
-
-    def first_alike(shards, log):
-        """The first rank that has logged the same steps."""
-        same = (o[:2] == log[:2] and np.array_equal(o[2], log[2]) for o in shards)
-        return next(rank for rank, is_same in enumerate(same) if is_same)
-
-    different = [[first_alike(shards, log) for log in shards] for shards in logs]
+    different = []  # by delta, for each rank: the first one that has logged the same steps
+    for shards in logs:
+        comparable = [(rule, options, steps.tobytes()) for rule, options, steps in shards]
+        different.append([comparable.index(log) for log in comparable])
     for alike in _by_path(shard.keys, different):
         key = shard.keys[alike][:1]
         segments = [shards[owners(key, len(shards))[0]] for shards in logs]
