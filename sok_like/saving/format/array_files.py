@@ -40,12 +40,12 @@ Shapes = Mapping[str, tuple[tuple[int, ...], Any]]  # shape and dtype of each ar
 
 
 class Layout:
-    """The places of arrays in a file: `begins` says where the elements of each begin."""
+    """The places of arrays in a file: where the elements of each begin, and its `.npy` header."""
 
     def __init__(self, arrays: Shapes):
         self.begins: dict[str, int] = {}
+        self.npy_headers: list[tuple[int, bytes]] = []  # with their positions
         self._members: list[tuple[bytes, int, int, int]] = []  # name, header, data, end
-        self._npy: dict[str, bytes] = {}
         at = 0
         for name, (shape, dtype) in arrays.items():
             if np.dtype(dtype).hasobject:
@@ -54,20 +54,15 @@ class Layout:
             descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
             fields = {"descr": descr, "fortran_order": False, "shape": tuple(shape)}
             np.lib.format.write_array_header_1_0(header, fields)
-            self._npy[name] = header.getvalue()
             data = at + _LOCAL.size + len(file_name)
-            self.begins[name] = data + len(self._npy[name])
+            self.npy_headers.append((data, header.getvalue()))
+            self.begins[name] = data + len(header.getvalue())
             end = self.begins[name] + math.prod(shape) * np.dtype(dtype).itemsize
             self._members.append((file_name, at, data, end))
             at = end
         self._directory = at
         entries = sum(_ENTRY.size + len(name) for name, *_ in self._members)
         self.size = at + entries + _END.size
-
-    def npy_headers(self) -> Iterator[tuple[int, bytes]]:
-        """Position and bytes of each `.npy` header."""
-        for name, header in self._npy.items():
-            yield self.begins[name] - len(header), header
 
     def zip_headers(self, crc: Callable[[int, int], int]) -> Iterator[tuple[int, bytes]]:
         """Position and bytes of what makes it a zip file; `crc` is of bytes between positions."""
@@ -142,7 +137,7 @@ def written(
         with array_file._threads:
             yield array_file
             checksum = array_file._checksum
-            for headers in (layout.npy_headers(), layout.zip_headers(checksum.crc)):
+            for headers in (layout.npy_headers, layout.zip_headers(checksum.crc)):
                 for at, header in headers:
                     array_file._put(at, memoryview(header))
                 array_file._wait()

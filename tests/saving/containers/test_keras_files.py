@@ -1,7 +1,5 @@
 """Keras' files, checkpoints and v1 savers on one rank; layers of a user's own in them."""
 
-import shutil
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -27,17 +25,6 @@ def test_a_rank_that_removes_a_checkpoint_second_is_silent(on_threads, tmp_path,
     path.touch()
     on_threads(2, lambda *_: checkpoints.delete(pytest.fail, str(path)))
     assert not path.exists()
-
-
-def test_a_checkpoint_without_its_tables_says_so(sok, tmp_path):
-    v1 = tf.compat.v1
-    with tf.Graph().as_default(), v1.Session() as session:
-        table = sok.EmbeddingVariable(2, name="lost")
-        session.run(v1.global_variables_initializer())
-        path = v1.train.Saver([table]).save(session, str(tmp_path / "m"))
-        shutil.rmtree(tmp_path / "m.tables")
-        with pytest.raises(FileNotFoundError, match="m.tables"):
-            v1.train.Saver([table]).restore(session, path)
 
 
 @pytest.mark.skipif(not is_keras_3(), reason="tf_keras makes folders by TensorFlow")

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 
 import h5py
 import numpy as np
@@ -95,6 +96,13 @@ def test_links_are_not_followed(sok, tmp_path, which):
         with pytest.raises(ValueError, match="no link"):
             saver.restore(session, path)
         assert session.run(size) == 0
+
+
+def test_a_checkpoint_without_its_tables_says_so(sok, tmp_path):
+    with in_session(sok, str(tmp_path / "m")) as (session, saver, _):
+        shutil.rmtree(tmp_path / "m.tables")
+        with pytest.raises(FileNotFoundError, match="m.tables"):
+            saver.restore(session, str(tmp_path / "m"))
 
 
 def test_a_save_removes_nothing_behind_a_link_and_nothing_of_others(sok, tmp_path):

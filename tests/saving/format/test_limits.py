@@ -75,12 +75,12 @@ def test_positions_beyond_4_gib_are_what_zip_files_have(tmp_path):
     layout = array_files.Layout({"a": ((2**29 + 3,), np.int64), "b": ((5,), np.int64)})
     path = tmp_path / "a.npz"
     with path.open("wb") as file:  # with a hole of 4 GiB, which takes no space
-        small = [*layout.npy_headers()][1][1] + bytes(40)
+        small = layout.npy_headers[1][1] + bytes(40)
 
         def crc(begin, end):
             return zlib.crc32(small) if end - begin == len(small) else 0
 
-        for at, header in [*layout.npy_headers(), *layout.zip_headers(crc)]:
+        for at, header in [*layout.npy_headers, *layout.zip_headers(crc)]:
             file.seek(at)
             file.write(header)
     with zipfile.ZipFile(path) as archive:
