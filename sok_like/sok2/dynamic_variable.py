@@ -123,10 +123,9 @@ class DynamicVariable(EmbeddingVariable):
                 f"change results. Received: {kwargs} ({of})",
                 stacklevel=2,
             )
-        options: dict[str, Any] = {"init_capacity": init_capacity, "max_capacity": max_capacity}
-        options |= {"evict_strategy": evict_strategy}
-        changed = {key: value for key, value in options.items() if value is not None}
-        self._config_dict = {**changed, **kwargs}
+        given: dict[str, Any] = {"init_capacity": init_capacity, "max_capacity": max_capacity}
+        given["evict_strategy"] = evict_strategy
+        self._config_dict = {k: v for k, v in given.items() if v is not None} | kwargs
         self._var_type, self._mode, self._initializer_given = var_type, mode, initializer
         self.home = home_of(mode)
         super().__init__(

@@ -57,7 +57,7 @@ def _train(strategy, apart):
 def whole_batch(world_size):
     """Weights and each rank's rows before each step, by NumPy."""
     x, keys, y, starts = (
-        np.stack(each) for each in zip(*map(data, range(world_size)), strict=True)
+        np.stack(arrays) for arrays in zip(*map(data, range(world_size)), strict=True)
     )
     x, keys, y = x.reshape(-1, 3), keys.reshape(-1), y.reshape(-1, 1)
     weights, table = starts[0].astype(float), np.ones((5, 1))

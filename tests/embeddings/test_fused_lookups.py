@@ -72,7 +72,7 @@ def test_trains_as_the_model_it_was_made_from(on_threads, world_size):
             model.fit(inputs, targets, batch_size=BATCH // world_size, verbose=0, shuffle=False)
             tables[name] = [made.get_layer(f"{name}_{which}").table for which in "abc"]
             if name == "fused":
-                predictions = [each.predict(inputs, verbose=0) for each in (made, model)]
+                predictions = [one.predict(inputs, verbose=0) for one in (made, model)]
                 np.testing.assert_array_equal(*predictions)
         for pair in zip(*tables.values(), strict=True):
             (keys, rows), (fused_keys, fused_rows) = map(sok.export, pair)

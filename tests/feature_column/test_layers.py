@@ -43,7 +43,7 @@ def test_survives_its_config(sok, fc):
     features = cases.tensors("ragged")
     np.testing.assert_array_equal(again(features), layer(features))
     groups, before = (
-        [c.group for c in each._columns.every if columns.is_fused(c)] for each in (again, layer)
+        [c.group for c in one._columns.every if columns.is_fused(c)] for one in (again, layer)
     )
     assert groups == before and set(groups) == {*cases.GROUPS, None}
 

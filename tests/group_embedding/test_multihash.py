@@ -16,9 +16,9 @@ def multihash(sok):
 
 
 def joined(rows, operation):
-    return {"add": lambda a, b: a + b, "mul": lambda a, b: a * b, "mult": lambda a, b: a * b}.get(
-        operation, lambda a, b: np.concatenate([a, b], 1)
-    )(*rows)
+    if operation == "concat":
+        return np.concatenate(rows, 1)
+    return np.add(*rows) if operation == "add" else np.multiply(*rows)
 
 
 @pytest.mark.parametrize(

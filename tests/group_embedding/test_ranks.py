@@ -155,7 +155,7 @@ def test_learned_weights(on_threads):
             right = right_gradient("mean", rows, LEARNED, flat, factors)
             np.testing.assert_allclose(of_weights, right, 1e-4, 1e-5)
 
-    on_threads(3, check)
+    on_threads(2, check)
 
 
 def test_reference_variables_in_a_group(on_threads):
