@@ -21,6 +21,7 @@ import tensorflow as tf
 from sok_like.lookup import hash_lookup as hash_lookup
 from sok_like.lookup import replicas
 from sok_like.lookup.dense_lookup import combined, legal_ids, require_in_range
+from sok_like.runtime.checks import positions_of
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, exchange_order
 from sok_like.table.variable import is_embedding_variable
@@ -177,14 +178,12 @@ def _gather(features, local_rows, training=False, world_size=1):
     """Per feature distinct rows of its variable and the positions of its rows in them, or None."""
     # No index repeats in a variable's gradient: Keras 3 squares the values of sparse ones as they
     # come. Also one text per hash table, empty unless it could not insert its keys.
-    sharing: dict[int, list[int]] = {}
     places: list[Any] = [None] * len(features)
     problems = []
-    for i, feature in enumerate(features):
-        if feature.variable is not None:
-            sharing.setdefault(id(feature.variable), []).append(i)
-    for group in sharing.values():
+    for group in positions_of(id(feature.variable) for feature in features).values():
         first = features[group[0]]
+        if first.variable is None:
+            continue
         unique, inverse = tf.unique(tf.concat([local_rows[i] for i in group], 0))
         if is_embedding_variable(first.variable):
             first.variable.record_access()

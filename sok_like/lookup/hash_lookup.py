@@ -21,7 +21,7 @@ from tensorflow.python.ops import custom_gradient
 from sok_like.lookup import exporting, replicas
 from sok_like.lookup.keras_call import check_listed
 from sok_like.runtime import ops
-from sok_like.runtime.checks import COMBINERS, check_combiner
+from sok_like.runtime.checks import COMBINERS, check_combiner, positions_of
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.native import devices, libraries
@@ -102,7 +102,7 @@ def lookup(
             )
     outputs: list[tf.Tensor] = [None] * len(features)
     earlier: list[tf.Tensor] = []
-    for _, positions in devices.group_by_device([f.variable.device for f in features]):
+    for positions in positions_of(f.variable.device for f in features).values():
         of_device = [features[i] for i in positions]
         part = f"{name}_part{positions[0]}" if earlier else name
         # One group after the other. A group that fails does so on all ranks, and then no rank waits

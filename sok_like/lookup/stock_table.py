@@ -13,7 +13,6 @@ instead. Every 64-bit key is legal. A table without an index has none here eithe
 key k is its row k.
 """
 
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from sok_like.lookup.buckets import FACTORS, SLOTS, Layout
 from sok_like.lookup.stock_rows import MissingRows, by_key, initial_rows
+from sok_like.runtime.checks import positions_of
 from sok_like.runtime.framework.graphs import checked
 
 ROW_DTYPES = ("float32", "bfloat16", "int8")
@@ -108,7 +108,8 @@ class StockTables:
 
     def __call__(self, asked: Sequence[Asked]) -> list[tuple[list[int], tf.Tensor]]:
         """For each dim, with and without an index: positions in `asked`, and the rows of these."""
-        groups = grouped([(a.table.layout is not None, a.table.dim) for a in asked])
+        kinds = positions_of((a.table.layout is not None, a.table.dim) for a in asked)
+        groups = [group for _, group in sorted(kinds.items())]
         in_groups = [[asked[i] for i in group] for group in groups]
         rows = [self._direct(group) for group in in_groups if group[0].table.layout is None]
         if len(rows) < len(groups):
@@ -200,7 +201,7 @@ class StockTables:
 
     def _initial(self, tables, keys, which):
         """Initial rows of keys of these tables, of one dim."""
-        kinds = grouped([table.missing.alike for table in tables])
+        kinds = list(positions_of(table.missing.alike for table in tables).values())
         if len(kinds) == 1:
             decays = self.decays
             decay = None if decays is None else tf.gather(decays, [t.number for t in tables])
@@ -228,12 +229,6 @@ def seldom(function: Callable[[], Any]) -> Any:
     """A branch of `tf.cond` as one op: TensorFlow visits the ops of a branch not taken, too."""
     options = {"autograph": False, "experimental_attributes": {"_noinline": True}}
     return tf.function(function, **options)
-
-
-def grouped(kinds: Sequence[Any]) -> list[list[int]]:
-    """Positions of equal kinds, a list for each, in ascending order of kinds and positions."""
-    order = sorted(range(len(kinds)), key=kinds.__getitem__)
-    return [list(group) for _, group in itertools.groupby(order, kinds.__getitem__)]
 
 
 def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

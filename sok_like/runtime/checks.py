@@ -1,7 +1,7 @@
-"""Checks of arguments that more than one package makes. Standard library only."""
+"""Checks of arguments that more than one package makes, and lists. Standard library only."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 COMBINERS = ("sum", "mean", "sqrtn")
@@ -11,6 +11,14 @@ OPTIONAL_COMBINERS = (None, *COMBINERS)
 def as_list(value: Any) -> list[Any]:
     """A list or tuple as a list; anything else as the only item of one."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def positions_of(values: Iterable[Any]) -> dict[Any, list[int]]:
+    """The positions of each distinct value, in order of first appearance."""
+    positions: dict[Any, list[int]] = {}
+    for position, value in enumerate(values):
+        positions.setdefault(value, []).append(position)
+    return positions
 
 
 def as_integer(value: Any) -> int | None:

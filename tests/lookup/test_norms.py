@@ -253,11 +253,6 @@ def of_two_lookups():
     return {key: of_rows[key] for key in used.tolist()}, of_kernel
 
 
-def clipped_to(rows, axis):
-    """Stock TensorFlow's `clip_by_norm` of the dense gradient."""
-    return tf.clip_by_norm(tf.constant(rows, tf.float32), LIMIT, axis).numpy()
-
-
 @pytest.mark.parametrize(
     "world_size, door, mode, names, with_distribution",
     [
@@ -280,28 +275,18 @@ def test_a_table_that_two_lookups_read(
 
 def check_changed(results, change):
     of_rows, of_kernel = of_two_lookups()
-    whole = norm_of(*of_rows.values(), of_kernel)
-    dense = np.array(list(of_rows.values()))
-    right = {
-        "by_norm": lambda: clipped_to(dense, None),
-        "by_norm_of_rows": lambda: clipped_to(dense, 1),
-        "by_norm_of_columns": lambda: clipped_to(dense, 0),
-        "by_value": lambda: np.clip(dense, -LIMIT, LIMIT),
-        "by_global_norm": lambda: dense * LIMIT / whole,
-        "global_norm": lambda: dense,
-    }[change]()
-    assert change == "global_norm" or not np.allclose(right, dense)
-    factor = LIMIT / whole if change == "by_global_norm" else 1.0
+    pair = [tf.constant(dense, tf.float32) for dense in ([*of_rows.values()], of_kernel)]
+    (right, kernel), right_norm = CHANGES[change](pair)  # by stock TensorFlow, as they are dense
+    assert change == "global_norm" or not np.allclose(right, pair[0])
     seen = {}
     for rows, _, norm in results:
         for key, row in rows.items():
             seen[key] = seen.get(key, 0.0) + row
-        np.testing.assert_allclose(norm, whole if "global" in change else 0.0, rtol=1e-5)
+        np.testing.assert_allclose(norm, right_norm, rtol=1e-5)
     assert sorted(seen) == sorted(of_rows)
     for key, row in zip(of_rows, right, strict=True):
         np.testing.assert_allclose(seen[key], row, rtol=1e-5)
-    kernel = np.mean([kernel for _, kernel, _ in results], 0)
-    np.testing.assert_allclose(kernel, of_kernel * factor, rtol=1e-5)
+    np.testing.assert_allclose(np.mean([mine for _, mine, _ in results], 0), kernel, rtol=1e-5)
 
 
 @pytest.mark.keras

@@ -20,8 +20,6 @@ DISTRIBUTIONS = {
     "glorot_normal": lambda: init.GlorotNormal(),
     "he_uniform": lambda: init.HeUniform(),
     "he_normal": lambda: init.HeNormal(),
-    "lecun_uniform": lambda: init.LecunUniform(),
-    "lecun_normal": lambda: init.LecunNormal(),
     "variance_scaling": lambda: init.VarianceScaling(3.0, "fan_out", "untruncated_normal"),
     "v1 random_uniform": lambda: v1.random_uniform_initializer(),
     "v1 truncated_normal": lambda: v1.truncated_normal_initializer(0.5, 0.25),

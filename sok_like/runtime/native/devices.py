@@ -8,7 +8,6 @@ follow. This module places the ops of a lookup that do not take a handle.
 import contextlib
 import functools
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -80,11 +79,3 @@ def device_scope(device: str) -> Any:
     # Graphs name devices only if TensorFlow has a choice, also of a GPU that tables cannot use.
     usable = device and _tensorflow_may_use_gpu()
     return tf.device(device) if usable else contextlib.nullcontext()
-
-
-def group_by_device(devices: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """The distinct devices, in order of first appearance, each with its positions."""
-    positions: dict[str, list[int]] = {}
-    for position, device in enumerate(devices):
-        positions.setdefault(device, []).append(position)
-    return list(positions.items())
