@@ -76,30 +76,25 @@ class StockTables:
             table.first_bucket = num_buckets
             num_buckets += layout.num_buckets
         number = self.number_dtype = number_dtype(max(num_rows.values(), default=0))
-        self.rows = {d: without_value([n, d], dtype, f"rows_{d}") for d, n in num_rows.items()}
-        self.scales = {
-            dim: without_value([n], tf.bfloat16, f"scales_{dim}")
-            for dim, n in num_rows.items()
-            if dtype == tf.int8
-        }
+        self.large: dict[str, tf.Variable] = {}  # those without values, by name
+
+        def large(name, shape, dtype):
+            self.large[name] = without_value(shape, dtype, name)
+            return self.large[name]
+
         self.keys = self.starts = self.numbers = self.decays = None
         if num_buckets:
-            self.keys = without_value([num_buckets, SLOTS], tf.int64, "keys")
+            self.keys = large("keys", [num_buckets, SLOTS], tf.int64)
         if num_buckets and refreshable:
-            self.numbers = without_value([num_buckets * SLOTS], number, "numbers")
+            self.numbers = large("numbers", [num_buckets * SLOTS], number)
             decays = np.array([table.missing.decay for table in tables], np.float32)
             with tf.device("/CPU:0"):
                 self.decays = tf.Variable(decays, trainable=False, name="decays")
         elif num_buckets:
-            self.starts = without_value([num_buckets], number, "starts")
-
-    def large(self) -> dict[str, tf.Variable]:
-        """The variables without values, by name."""
-        index = {"keys": self.keys, "starts": self.starts, "numbers": self.numbers}
-        by_name = {name: variable for name, variable in index.items() if variable is not None}
-        for part, by_dim in (("rows", self.rows), ("scales", self.scales)):
-            by_name |= {f"{part}_{dim}": variable for dim, variable in by_dim.items()}
-        return by_name
+            self.starts = large("starts", [num_buckets], number)
+        self.rows = {d: large(f"rows_{d}", [n, d], dtype) for d, n in num_rows.items()}
+        sizes = num_rows if dtype == tf.int8 else {}
+        self.scales = {d: large(f"scales_{d}", [n], tf.bfloat16) for d, n in sizes.items()}
 
     def small(self) -> list[tf.Variable]:
         """The other variables."""

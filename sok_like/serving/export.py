@@ -109,7 +109,7 @@ def export_saved_model(
         room = headroom if deltas else None
         stock, served = tables.write(held, parts, row_dtype, missing, room)
         module = tf.Module()
-        for part, variable in stock.large().items():
+        for part, variable in stock.large.items():
             setattr(module, tables.attribute_of(part), variable)
         module.tables = [_About(table) for table in stock.tables]
         followed = Followed(stock, served)
@@ -215,7 +215,7 @@ def _refreshable(concrete, module, followed, folder, spread):
             f"Received: {sorted(concrete)}"
         )
     state = module.served = ServedState(followed.version)
-    of_tables = {id(v) for v in (*followed.stock.large().values(), *followed.stock.small())}
+    of_tables = {id(v) for v in (*followed.stock.large.values(), *followed.stock.small())}
     dense = [v for v in module.captured if id(v) not in of_tables]
     refresh = state.refresh(folder, followed.updates(dense, spread)).get_concrete_function()
     served = {REFRESH: refresh}

@@ -172,7 +172,7 @@ class ServedTable:
         row_parts = [f"rows_{table.dim}", *([f"scales_{table.dim}"] if stock.scales else [])]
 
         def slice_of(part, at, value):
-            return Slice(key_of(attribute_of(part)), stock.large()[part].shape, [at], value)
+            return Slice(key_of(attribute_of(part)), stock.large[part].shape, [at], value)
 
         def rows_at(at, rows):
             coded = encoded(rows, stock.rows[table.dim].dtype, table.table_name)

@@ -99,7 +99,7 @@ def stock_of(sok, variables, keys, row_dtype="float32"):
         for v, k in zip(variables, keys, strict=True)
     ]
     made, places = StockTables(tables, row_dtype), []
-    for large in made.large().values():
+    for large in made.large.values():
         large.assign(tf.zeros(large.shape, large.dtype))
     for table, variable, own_keys in zip(tables, variables, keys, strict=True):
         rows = RANDOM.normal(size=[len(own_keys), table.dim]).astype(np.float32)
