@@ -231,19 +231,18 @@ def _combine_grad(op, *grads):
     inverse, row_splits, weights = (inputs[3 + k * n : 3 + (k + 1) * n] for k in range(3))
     # Passed on by the check of the rows: where the lookup failed, no gradient travels.
     call, starts = inputs[3 + 3 * n :]
+    dims, combiners = op.get_attr("dims"), op.get_attr("combiners")
+    of_lookup = {"counts": inputs[2], "row_splits": row_splits, "call": call, "starts": starts}
     # Every table sends its gradients back, even if all are zero: the other ranks wait for them.
     grads = _with_zeros(grads, op.outputs)
     with devices.device_scope(op.outputs[0].device):
         row_grads = libraries.ops().sok_combine_grad(
             grads=grads,
-            counts=inputs[2],
             inverse=inverse,
-            row_splits=row_splits,
             weights=weights,
-            call=call,
-            starts=starts,
-            dims=op.get_attr("dims"),
-            combiners=op.get_attr("combiners"),
+            dims=dims,
+            combiners=combiners,
+            **of_lookup,
         )
     result = [row_grads] + [None] * (len(inputs) - 1)
     learned = [i for i in range(n) if _may_be_learned(op, 3 + 2 * n + i)]
@@ -253,14 +252,11 @@ def _combine_grad(op, *grads):
         key_rows = libraries.ops().sok_combine(
             rows=inputs[0],
             splits=inputs[1],
-            counts=inputs[2],
             inverse=[inverse[i] if i in learned else inverse[i][:0] for i in range(n)],
-            row_splits=row_splits,
             weights=[tf.zeros([0])] * n,
-            call=call,
-            starts=starts,
-            dims=op.get_attr("dims"),
+            dims=dims,
             combiners=["none"] * n,
+            **of_lookup,
         )
     of_tables = {"key_rows": key_rows, "row_splits": row_splits, "weights": weights}
     of_weights = _weights_grads(op, grads, learned, **of_tables)

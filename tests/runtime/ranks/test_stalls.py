@@ -30,6 +30,7 @@ def run(function, arguments=None, **environment):
 
 
 def _layer(name):
+    stall_verdict._SURE = 0.5  # ranks here end or part for good
     sok.Init(global_batch_size=2)
     return sok.All2AllDenseEmbedding(None, 2, 1, 1, dynamic_input=True, name=name)
 
