@@ -54,7 +54,7 @@ def take(optimizer: Any, variables: Sequence[Any]) -> list[tf.Operation]:
     if not variables:
         return []
     owner, name = optimizer.__dict__.setdefault("_sok_owner", Owner()), optimizer._sok_name()
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while getattr(getattr(graph, "outer_graph", None), "building_function", False):
         graph = graph.outer_graph  # the outermost function or graph
     with tf.init_scope():

@@ -93,9 +93,8 @@ def rule_of(optimizer: Any) -> OptimizerRule:
         if package in ("keras", "tf_keras") and cls.__name__ in _KERAS:
             _check_same_update(subclasses, cls)
             settings = keras_settings(optimizer)
-            if legacy is not None:
-                return _read(optimizer, _legacy_number, *_LEGACY[legacy]).replace(**settings)
-            return _read(optimizer, _present, *_KERAS[cls.__name__]).replace(**settings)
+            of_class = (_KERAS if legacy is None else _LEGACY)[cls.__name__]
+            return _read(optimizer, _keras_number, *of_class).replace(**settings)
         if cls.__module__.startswith("tensorflow.python.training") and cls.__name__ in _V1:
             _check_same_update(subclasses, cls)
             return _read(optimizer, number_of, *_V1[cls.__name__])
@@ -154,22 +153,22 @@ def legacy_name(optimizer: Any) -> str | None:
     return None
 
 
-def _legacy_number(optimizer, hyper):
-    """A number that Keras keeps as given at first, and as a variable from the first step on."""
-    value = optimizer._hyper.get(hyper)
+def _keras_number(optimizer, name):
+    """A number; legacy optimizers keep it as given, and as a variable from the first step on."""
+    value = getattr(optimizer, "_hyper", {}).get(name)
     if value is None:
-        return _present(optimizer, hyper)
+        return float(getattr(optimizer, name))
     as_given = optimizer.__dict__.setdefault("_sok_numbers", {})
     if not isinstance(value, tf.Variable):
-        as_given[hyper] = _fixed(value, hyper)
-        return as_given[hyper]
+        as_given[name] = _fixed(value, name)
+        return as_given[name]
     with tf.init_scope():
         if tf.executing_eagerly():
             return float(value.numpy())
-    if hyper not in as_given:
+    if name not in as_given:
         required = "be wrapped, or used with embedding variables, before its first step in a graph"
         raise unmet("A legacy optimizer of Keras", required, f"{optimizer._name} after it")
-    return as_given[hyper]
+    return as_given[name]
 
 
 def _read(optimizer, number, rule, attributes, fixed=()):
@@ -182,10 +181,6 @@ def _read(optimizer, number, rule, attributes, fixed=()):
     if options.get("momentum") == 0 and "momentum_before_rate" not in fixed:
         return OptimizerRule("sgd")
     return OptimizerRule(rule).replace(**options, **dict(fixed))
-
-
-def _present(optimizer, attribute):
-    return float(getattr(optimizer, attribute))
 
 
 def number_of(optimizer: Any, attribute: str) -> float:
