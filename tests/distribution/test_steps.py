@@ -19,7 +19,7 @@ from tests.training import train_step
 
 pytestmark = [pytest.mark.keras, pytest.mark.ranks]
 for_keras_3 = pytest.mark.keras(slow=True)
-STEPS = 3
+STEPS = 2
 
 
 def sgd():
