@@ -1,6 +1,7 @@
 """Both layers against dense tables of stock TensorFlow, on 1 to 3 ranks."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 from tests.checks import parity
 from tests.checks.parity import DIM, NNZ, NUM_KEYS, RATE, SLOTS, TABLES, ranks_of
+from tests.core import oracles
 
 # Ranks, optimizer, gradient scale, and which half of the tables. What each optimizer does with rows
 # is in tests/optimizers/test_rules.py.
@@ -181,7 +183,7 @@ def _heads_update(name):
 
 def _rows_update(name):
     if name == "lazy_adam":
-        return _LazyAdam().update
+        return _lazy_adam()
     if name == "ftrl":  # Keras' dense formula would move rows that no gradient names
         optimizer = tf.compat.v1.train.FtrlOptimizer(
             RATE, l1_regularization_strength=0.01, beta=0.1
@@ -193,20 +195,13 @@ def _rows_update(name):
     return lambda rows, gradient, touched: optimizer.apply_gradients([(gradient, rows)])
 
 
-class _LazyAdam:
-    """Kingma and Ba's Adam on the touched rows only, float64; bias correction by all steps."""
+def _lazy_adam():
+    oracle, steps = None, itertools.count(1)
 
-    def __init__(self, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
-        self.betas, self.epsilon, self.step = (beta_1, beta_2), epsilon, 0
-        self.m = self.v = 0.0
+    def update(rows, gradient, touched):
+        nonlocal oracle
+        oracle = oracle or oracles.Adam(rows.numpy(), lazy=True)
+        oracle.step(next(steps), RATE, touched, gradient.numpy()[touched])
+        rows.assign(oracle.w)
 
-    def update(self, rows, gradient, touched):
-        self.step += 1
-        if self.step == 1:
-            self.m, self.v = np.zeros(rows.shape), np.zeros(rows.shape)
-        (b1, b2), g = self.betas, gradient.numpy().astype(np.float64)[touched]
-        self.m[touched] = b1 * self.m[touched] + (1 - b1) * g
-        self.v[touched] = b2 * self.v[touched] + (1 - b2) * g * g
-        rate = RATE * np.sqrt(1 - b2**self.step) / (1 - b1**self.step)
-        change = rate * self.m[touched] / (np.sqrt(self.v[touched]) + self.epsilon)
-        rows.scatter_sub(tf.IndexedSlices(change, touched))
+    return update
