@@ -17,7 +17,6 @@ from tests.ranks import RanksFailed, skip_many_ranks
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "16")  # a rank that is a thread may wait in one
 speed.collect_seldom()
-speed.start_fast()
 
 
 def pytest_configure(config):

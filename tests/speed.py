@@ -1,9 +1,7 @@
-"""What lets tests take less time: of Python, TensorFlow and Keras, and for processes they start."""
+"""What lets tests take less time, of Python, TensorFlow and Keras."""
 
 import gc
 import itertools
-import os
-import pathlib
 
 _cleared = itertools.count(1)
 
@@ -21,16 +19,6 @@ def clear_session():
 
     collects = {"free_memory": next(_cleared) % 16 == 0} if is_keras_3() else {}
     tf.keras.backend.clear_session(**collects)
-
-
-def start_fast():
-    """Has every process that is started from now on leave out what Keras imports for nobody."""
-    own = str(pathlib.Path(__file__).resolve().parent / "start_fast")
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if own not in paths:
-        from tests.start_fast import sitecustomize  # noqa: F401 (and this process, too)
-
-        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, own])
 
 
 def tune_no_datasets():
