@@ -79,15 +79,7 @@ def sok():
     initialize.reset()
 
 
-_done = {}
-
-
-def _made(*call):
-    """What the ranks return or raise: nothing is done twice."""
-    key = (*call[:-1], repr(call[-1]))
-    if key not in _done:
-        _done[key] = _run(*call)
-    return _done[key]
+_done = {}  # what ranks returned or raised: nothing is done twice
 
 
 def _run(on_threads, world_size, function, args):
@@ -107,10 +99,13 @@ def _results(on_threads, world_size, function, args):
     if emulated.asked_for() and not fake_gpu.asked_for() and not in_suite:
         pytest.skip("some of the checks' tables are not for devices")
     skip_many_ranks(world_size)
+    call = (on_threads, world_size, function, repr(args))
     try:
-        found = _made(on_threads, world_size, function, args)
+        if call not in _done:
+            _done[call] = _run(on_threads, world_size, function, args)
     except RanksFailed as error:
         pytest.fail(str(error), pytrace=False)
+    found = _done[call]
     errors = [result for result in found if isinstance(result, BaseException)]
     # Of a rank that has failed rather than of those that waited for it.
     for error in sorted(errors, key=lambda error: type(error).__name__ == "Left"):

@@ -1,6 +1,7 @@
 """The order of the packages, read from imports and includes: they may point down only."""
 
 import ast
+import graphlib
 import pathlib
 import re
 import subprocess
@@ -166,7 +167,7 @@ def python_faults(name, source):
 
 
 def circles(sources):
-    """Returns the modules on circles of imports, from sources by name of file."""
+    """Returns the modules on a circle of imports, from sources by name of file."""
     modules = {
         name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name
         for name in sources
@@ -176,13 +177,11 @@ def circles(sources):
         found = set(imported_names(name, sources[name]))
         found |= {each.rpartition(".")[0] for each in found if each not in modules}
         imports[module] = found & set(modules) - {module}
-    # What imports nothing that is left is on no circle, and neither is what nobody left imports.
-    while True:
-        free = {module for module in imports if not imports[module]}
-        free |= set(imports) - set().union(*imports.values(), set())
-        if not free:
-            return sorted(imports)
-        imports = {m: found - free for m, found in imports.items() if m not in free}
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return sorted({*error.args[1]})
+    return []
 
 
 def test_no_modules_import_each_other():

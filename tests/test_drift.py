@@ -356,8 +356,14 @@ def steps_until_told(step, optimizer):
     return None
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("kind", ["alone", "not averaged", "dmp"])
+@pytest.mark.parametrize(
+    "kind, compiled",
+    [
+        *(("alone", False), ("alone", True), ("not averaged", False), ("dmp", True)),
+        pytest.param("not averaged", True, marks=pytest.mark.slow),
+        pytest.param("dmp", False, marks=pytest.mark.slow),
+    ],
+)
 def test_rates_of_tables_that_differ(on_threads, kind, compiled):
     def check():
         stock, layer = (

@@ -65,14 +65,13 @@ class MemoryCommunicator(comm.Communicator):
         self._meetings, self._calls, self._groups = meetings, Counter(), {}
 
     def subset(self, groups):
-        shared = self._all(("groups", tuple(map(tuple, groups))), self._groups_of(groups))[0]
-        (mine,) = (tuple(group) for group in groups if self.rank in group)
+        groups = tuple(map(tuple, groups))
+        meetings = {group: Meetings(len(group)) for group in groups}
+        shared = self._all(("groups", groups), meetings)[0]
+        (mine,) = (group for group in groups if self.rank in group)
         if mine not in self._groups:
             self._groups[mine] = MemoryCommunicator(mine.index(self.rank), shared[mine], self.line)
         return comm.SingleProcess() if len(mine) == 1 else self._groups[mine]
-
-    def _groups_of(self, groups):
-        return {tuple(group): Meetings(len(group)) for group in groups}
 
     def all_to_all(self, tensor, splits, name):
         def exchange(values, lengths):
@@ -81,7 +80,9 @@ class MemoryCommunicator(comm.Communicator):
             return np.concatenate(received), np.array(list(map(len, received)), np.int32)
 
         received, lengths = _run(exchange, [tensor, splits], [tensor.dtype, tf.int32])
-        return _shaped(received, [None, *tensor.shape[1:]]), _shaped(lengths, [self.world_size])
+        return tf.ensure_shape(received, [None, *tensor.shape[1:]]), tf.ensure_shape(
+            lengths, [self.world_size]
+        )
 
     def mean(self, tensors, name):
         sums = [self.sum(tensor, f"{name}{i}") for i, tensor in enumerate(tensors)]
@@ -111,7 +112,7 @@ class MemoryCommunicator(comm.Communicator):
 
         tensor = tf.convert_to_tensor(tensor)
         (result,) = _run(run, [tensor], [tensor.dtype])
-        return _shaped(result, tensor.shape if shape is None else shape)
+        return tf.ensure_shape(result, tensor.shape if shape is None else shape)
 
     def _all(self, name, value):
         self._calls[name] += 1
@@ -124,10 +125,6 @@ def _run(function, inputs, dtypes):
         results = results if isinstance(results, tuple) else (results,)
         return [tf.constant(result) for result in results]
     return tf.numpy_function(function, inputs, dtypes)
-
-
-def _shaped(tensor, shape):
-    return tf.ensure_shape(tensor, shape)
 
 
 def run(ranks: int, function: Callable[[], Any]) -> list:
