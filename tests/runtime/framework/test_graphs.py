@@ -11,7 +11,6 @@ import tensorflow as tf
 from tensorflow.python.autograph.impl import api
 
 import sok_like
-from sok_like.runtime.ranks import initialize
 
 v1 = tf.compat.v1
 
@@ -124,15 +123,13 @@ def test_gradients_of_gradients(sok, on_threads, place):
 
 
 @pytest.fixture
-def session():
+def session(graph):
     """A session whose graph has a variable of TensorFlow's; ops of tables are loaded."""
-    initialize.reset()
-    with tf.Graph().as_default(), v1.Session() as session:
+    with v1.Session() as session:
         init = sok_like.Init(global_batch_size=1, seed=1)
         v1.get_variable("w", initializer=np.float32([1, 2]))
         session.run(init)
         yield session
-    initialize.reset()
 
 
 def output_of(table):

@@ -38,14 +38,16 @@ def _numbers(round_, rank, shape):
 
 def _call(mode, function, arrays, dtypes, name):
     """`function(*tensors, name)` eagerly, in a function or in a session, as NumPy arrays."""
-    name = f"{name}_{mode}"
+    call = tf.function(function) if mode == "function" else function
+
+    def results():
+        tensors = [tf.cast(tf.constant(a), d) for a, d in zip(arrays, dtypes, strict=True)]
+        return call(*tensors, f"{name}_{mode}")
+
     if mode == "session":
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            tensors = [tf.cast(tf.constant(a), d) for a, d in zip(arrays, dtypes, strict=True)]
-            return session.run(function(*tensors, name))
-    tensors = [tf.cast(tf.constant(a), d) for a, d in zip(arrays, dtypes, strict=True)]
-    call = tf.function(function) if mode == "function" else function
-    return tf.nest.map_structure(lambda t: t.numpy(), call(*tensors, name))
+            return session.run(results())
+    return tf.nest.map_structure(lambda t: t.numpy(), results())
 
 
 def _compare(got, want, dtype, what):
