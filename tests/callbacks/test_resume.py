@@ -193,7 +193,7 @@ def _kinds():
     )
 
 
-@pytest.mark.parametrize("kind, background", _kinds())
+@pytest.mark.parametrize("kind, background", list(_kinds()))
 def test_no_batch_is_trained_twice(kind, background, tmp_path):
     expected, batches = unbroken(kind)
     stops = batches[len(batches) // 2], batches[BATCHES // 2]
