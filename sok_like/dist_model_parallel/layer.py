@@ -227,15 +227,16 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
         return by_training(training, lambda training: self._outputs(tensors, training))
 
     def _outputs(self, inputs, training):
+        export = exporting.current()
+        if export is None and self.world_size > 1:
+            dense_tables.refuse_shards(self)  # now Keras has made all variables
         here = self.shards_here()
         of_layers = {id(layer): local_layers.layer_table(layer) for _, layer in here.values()}
         variables = {table_id: of_layers[id(layer)] for table_id, (_, layer) in here.items()}
-        export = exporting.current()
         if export is not None and self.world_size > 1:
             whole = export.of_holder(self)
             outputs = dense_tables.export_outputs(self, inputs, whole, variables)
         elif not self.dp_input and self.world_size > 1:
-            dense_tables.refuse_shards(self)
             outputs = mp_input.mp_input_lookup(self, inputs, variables, training)
         else:
             outputs = self._lookup(self._in_input_order(inputs), variables, training)
@@ -262,7 +263,6 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
             (here if are_here[-1] else travelling).extend(features)
         travelled, checks = [], []
         if self.world_size > 1:
-            dense_tables.refuse_shards(self)  # now Keras has made all variables
             # A wrong id of a replicated table must raise on all ranks, not on this one only.
             here, problems = exchange.in_range(here)
             name = unique_in_graph(self.name)

@@ -56,11 +56,15 @@ WITH_HASH_TABLE = (
         (2, "dense", "int64", 1),
     ],
 )
-MIXED = {"data_parallel_threshold": 20, "row_slice_threshold": 80, "strategy": "memory_optimized"}
+MIXED = {
+    "strategy": "memory_optimized",
+    "column_slice_threshold": 30,
+    "row_slice_threshold": 80,
+    "data_parallel_threshold": 20,
+}
 CASES = {
     "basic": Case({}),
     "rows": Case({"row_slice_threshold": 1}),
-    "columns": Case({"column_slice_threshold": 30, "strategy": "memory_balanced"}),
     "mixed": Case(MIXED),
     "replicated": Case({"data_parallel_threshold": 10**6}),
     "idle_ranks": Case({}, [(3, 1, "sum")], [(0, "ragged", "int64", 3)]),

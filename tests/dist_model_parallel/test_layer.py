@@ -20,7 +20,6 @@ TRAININGS = [
     (2, "mixed", "adagrad", True, "tape"),
     (3, "basic", "adam", False, "tape"),
     (3, "rows", "adagrad", False, "optimizer"),
-    (2, "columns", "adagrad", True, "tape"),
     (3, "replicated", "adam", False, "optimizer"),
     (3, "idle_ranks", "adam", False, "tape"),
     (3, "fewer_rows_than_ranks", "sgd", True, "optimizer"),
