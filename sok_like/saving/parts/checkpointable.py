@@ -51,8 +51,6 @@ class CheckpointPart:
         Rank 0 looks for all files. Every file is read back by one rank that did not write it, on
         another host if there are several: each rank reads about as much as it wrote.
         """
-        if entries[0] is None:  # there was nothing to write
-            return
         if comm.current().rank == 0:
             manifest.check_seen(self.folder, entries)
         if comm.current().world_size > 1:

@@ -187,11 +187,11 @@ class CompactedDump(TableDump):
 
     def see(self, entries: Sequence[Any]) -> None:
         same_dump(entries)
-        super().see([message["entry"] for message in entries])
         owner, dim = (comm.current().rank, comm.current().world_size), self.table.dim
         entry = entries[owner[0]]["entry"]
-        if entry is None:
+        if entry is None:  # there was nothing to write
             return
+        super().see([message["entry"] for message in entries])
         # Reads this rank's file as a restore will: the dump that it replaces is removed next.
         path = durable.join(self.folder, entry["file"])
         content = deltas.MergedDump([[ShardFile(path, dim, entry, owner=owner)]], *owner, dim)
