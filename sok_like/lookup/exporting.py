@@ -10,7 +10,6 @@ of a sample are added one by one in the order of its keys, as the op adds them.
 import contextlib
 import dataclasses
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,9 +18,7 @@ import tensorflow as tf
 from sok_like.lookup.stock_table import Asked, StockTable, StockTables, joined, seldom, split
 from sok_like.runtime.framework.graphs import checked
 from sok_like.runtime.framework.scoped_attributes import attributes
-from sok_like.table.as_variable import stand_ins
-
-_state = threading.local()
+from sok_like.table.as_variable import this_thread
 
 
 class Spread(NamedTuple):
@@ -74,9 +71,8 @@ class Exporting:
         Into the list go the graph's results; lookups that none of them needs are left out.
         """
         results: list[Any] = []
-        stand = attributes(stand_ins, {"handles": self.handles})
         here = {"_graph": tf.compat.v1.get_default_graph(), "_waiting": []}
-        with attributes(_state, {"exporting": self}), stand, attributes(self, here):
+        with attributes(this_thread, {"exporting": self}), attributes(self, here):
             yield results
             waiting = self._needed(results) if results else self._waiting
             while waiting:
@@ -153,7 +149,7 @@ def _ancestors(ops):
 
 def current() -> Exporting | None:
     """The export in progress in this thread, or None."""
-    return getattr(_state, "exporting", None)
+    return getattr(this_thread, "exporting", None)
 
 
 def combined(rows: Any, combiner: str, row_splits: Any, weights: Any = None) -> tf.Tensor:

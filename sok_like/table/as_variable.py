@@ -30,10 +30,8 @@ from sok_like.table.options import TableOptions
 
 # (variable, keys, name) -> rows. `sok_like.lookup.by_key`, a higher layer, sets it.
 look_up: Callable[[Any, Any, Any], Any] | None = None
-
-
-# .handles: in a thread that exports a model, those that stand for tables, by the table's `id`.
-stand_ins = threading.local()
+# .exporting: in a thread that exports a model, what has `handles` that stand for tables, by `id`.
+this_thread = threading.local()
 
 
 def _refusing(error, received):
@@ -57,7 +55,8 @@ class AsVariable:
     @property
     def handle(self) -> Any:
         """The table's resource; TensorFlow places ops beside it."""
-        return vars(stand_ins).get("handles", {}).get(id(self), self._handle)
+        export = getattr(this_thread, "exporting", None)
+        return self._handle if export is None else export.handles.get(id(self), self._handle)
 
     def as_weight(self) -> Any:
         """This table as a weight of a layer: `self.table = variable.as_weight()`.

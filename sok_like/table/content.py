@@ -34,6 +34,10 @@ class TableContent:
         names = REQUIRED if self.records is None else FIELDS
         return {name: getattr(self, name) for name in names}
 
+    def by_key(self) -> dict[str, Any]:
+        """Those with one row per key."""
+        return {name: value for name, value in self.fields().items() if name in BY_KEY}
+
 
 FIELDS = tuple(field.name for field in dataclasses.fields(TableContent))
 REQUIRED = tuple(name for name in FIELDS if name not in OF_POLICIES)  # those of any table
@@ -56,11 +60,6 @@ class TableShard(TableContent):
     steps: np.ndarray | None = None  # float64 [num_runs, 3]
     optimizer: str = ""
     read: Callable[[int], Iterator[dict[str, np.ndarray]]] | None = None
-
-    def by_key(self) -> dict[str, np.ndarray]:
-        """The arrays with one row per key."""
-        arrays = ((name, getattr(self, name)) for name in BY_KEY)
-        return {name: array for name, array in arrays if array is not None}
 
     def parts(self, num_rows: int) -> Iterator[dict[str, np.ndarray]]:
         """The rows of these arrays, about so many at a time."""

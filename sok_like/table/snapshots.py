@@ -18,7 +18,7 @@ from sok_like.runtime.checks import unmet
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm
 from sok_like.table.as_variable import as_embedding_variable
-from sok_like.table.content import BY_KEY, FIELDS, REQUIRED, TableContent, nothing
+from sok_like.table.content import FIELDS, REQUIRED, TableContent, nothing
 from sok_like.table.keys import as_keys, as_rows, held_here, in_key_dtype, owner
 from sok_like.table.keys import owned as owned_places
 
@@ -162,8 +162,7 @@ def owned(content: TableContent, is_part: Any = False) -> TableContent:
         return tf.logical_or(is_part, is_owned)
 
     here = is_here(tf.convert_to_tensor(content.keys))
-    by_key = {name: getattr(content, name) for name in BY_KEY}
-    by_key = {name: tf.boolean_mask(a, here) for name, a in by_key.items() if a is not None}
+    by_key = {name: tf.boolean_mask(values, here) for name, values in content.by_key().items()}
     waiting = tf.convert_to_tensor(content.waiting)
     waiting = tf.boolean_mask(waiting, is_here(waiting[:, 0]))
     return dataclasses.replace(content, waiting=waiting, **by_key)
