@@ -28,13 +28,6 @@ def fill(sok, variable, keys=(5, -1, 7)):
 # ---- what it says of itself ----
 
 
-def test_name_shape_and_dtype(variable):
-    assert (variable.name, variable.table_name) == ("users:0", "users")
-    assert variable.shape == (0, 3) and variable.dim == 3  # of what it holds
-    assert (variable.dtype, variable.key_dtype) == (tf.float32, tf.int64)
-    assert variable.trainable
-
-
 def test_tables_without_a_name_are_numbered(sok):
     first, second = (sok.EmbeddingVariable(4) for _ in range(2))
     assert [each.table_name for each in (first, second)] == ["embedding", "embedding_1"]
@@ -50,7 +43,10 @@ def test_tables_without_a_name_are_numbered(sok):
         assert names == ["embedding", "embedding_1"]
 
 
-def test_size_bytes_and_stats(sok, variable):
+def test_attributes_size_bytes_and_stats(sok, variable):
+    assert (variable.name, variable.table_name) == ("users:0", "users") and variable.trainable
+    assert variable.shape == (0, 3) and variable.dim == 3  # of what it holds
+    assert (variable.dtype, variable.key_dtype) == (tf.float32, tf.int64)
     assert variable.size().dtype == tf.int64
     assert int(variable.size()) == 0
     empty = int(variable.bytes())
