@@ -357,12 +357,7 @@ def steps_until_told(step, optimizer):
 
 
 @pytest.mark.parametrize(
-    "kind, compiled",
-    [
-        *(("alone", False), ("alone", True), ("not averaged", False), ("dmp", True)),
-        pytest.param("not averaged", True, marks=pytest.mark.slow),
-        pytest.param("dmp", False, marks=pytest.mark.slow),
-    ],
+    "kind, compiled", [("alone", False), ("alone", True), ("not averaged", False), ("dmp", True)]
 )
 def test_rates_of_tables_that_differ(on_threads, kind, compiled):
     def check():

@@ -80,9 +80,8 @@ class MemoryCommunicator(comm.Communicator):
             return np.concatenate(received), np.array(list(map(len, received)), np.int32)
 
         received, lengths = _run(exchange, [tensor, splits], [tensor.dtype, tf.int32])
-        return tf.ensure_shape(received, [None, *tensor.shape[1:]]), tf.ensure_shape(
-            lengths, [self.world_size]
-        )
+        received = tf.ensure_shape(received, [None, *tensor.shape[1:]])
+        return received, tf.ensure_shape(lengths, [self.world_size])
 
     def mean(self, tensors, name):
         sums = [self.sum(tensor, f"{name}{i}") for i, tensor in enumerate(tensors)]
