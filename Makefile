@@ -141,7 +141,7 @@ fake-gpu: venv
 	@tools/fake_gpu.sh $(ARGS)
 
 soak-ranks: venv
-	@$(VENV)/bin/python -m tests.soak_ranks $(ARGS)
+	@$(VENV)/bin/python -m tests.checks.programs $(ARGS)
 
 asan: venv
 	@tools/test_cpp.sh build-asan address,undefined

@@ -101,16 +101,14 @@ def fit(way):
     import horovod.tensorflow as hvd
 
     hvd.init()
-    of_sok = way in ("fit_sok", "fit_sok_in_horovod")
-    model = make_model("sok" if of_sok else "dmp")
-    optimizer = tf.keras.optimizers.SGD(RATE)
-    if of_sok:
+    model, optimizer = make_model("sok" if "sok" in way else "dmp"), tf.keras.optimizers.SGD(RATE)
+    if "sok" in way:
         optimizer = sok.OptimizerWrapper(optimizer)
-    if way in ("fit_horovod", "fit_sok_in_horovod"):
+    if "horovod" in way:
         optimizer = hvd.DistributedOptimizer(optimizer)
-    elif way == "fit_dmp":
+    if way == "fit_dmp":
         optimizer = dmp.DistributedOptimizer(optimizer)
-    elif way == "fit_own_step":
+    if way == "fit_own_step":
         model = OwnStep(model.input, model.output)
     model.compile(optimizer, "mse")
     keys, targets = map(np.concatenate, data())

@@ -9,14 +9,17 @@ A lookup is of a layer, of a group of two tables, or of a `dist_model_parallel` 
 `tf.compat.v1` session a program of its own runs, without the latter.
 """
 
+import argparse
 import collections
 import functools
 import itertools
 import os
+import random
 
 import numpy as np
 import tensorflow as tf
 
+from tests.ranks import run_ranks
 from tests.training import layer_of
 
 DIM, RATE, ROOM, LENGTH = 2, 0.25, 24, 3
@@ -27,6 +30,7 @@ DMP_ORDERS = (("dmp",), ("hashed", "dmp", "full"), ("rows", "dmp"))
 DMP_ROWS = 16
 MODES = ("eager", "function", "loop")
 SESSION_STEPS = 14
+CHUNK = 2000  # steps of one launch of `soak`
 
 
 def num_steps(world_size):
@@ -258,3 +262,24 @@ class _Program:
 
 def _names_of(order):
     return [name for part in order for name in PAIRS.get(part, [part])]
+
+
+def soak():
+    """Many steps on 2 and 3 ranks: `make soak-ranks`. Fails where a rank found something else."""
+    parser = argparse.ArgumentParser(description=soak.__doc__)
+    parser.add_argument("--steps", type=int, default=20_000, help="in total")
+    parser.add_argument("--seed", type=int, default=random.randrange(2**31))
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
+    arguments = parser.parse_args()
+    done = 0
+    while done < arguments.steps:
+        ranks = arguments.ranks[done // CHUNK % len(arguments.ranks)]
+        args = {"seed": arguments.seed + done, "steps": min(CHUNK, arguments.steps - done)}
+        timeout = 120 + args["steps"]  # a step takes milliseconds; a hang is ended by its message
+        results = run_ranks("tests.checks.programs:main", ranks, args=args, timeout=timeout)
+        done += args["steps"]
+        print(f"{done} steps, {ranks} ranks, seed {args['seed']}: {results[0]}", flush=True)
+
+
+if __name__ == "__main__":
+    soak()
