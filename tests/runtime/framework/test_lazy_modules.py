@@ -57,7 +57,8 @@ def test_a_model_is_loaded_after_an_import_alone(sok, tmp_path):
     left = int(importlib.util.find_spec("tf_keras") is None)  # of a nightly
     path = str(tmp_path / "model.keras")
     expected = save(sok, path)
-    after_keras = forks.command("-c", f"import keras\n{LOAD}", path)
+    keras = "keras" if KERAS_3 else "tf_keras"
+    after_keras = forks.command("-c", f"import {keras}\n{LOAD}", path)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     for command, hooks in (([sys.executable, "-c", LOAD, path], 2), (after_keras, 1)):
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
