@@ -30,9 +30,7 @@ from sok_like.runtime.framework.scoped_attributes import view
 
 # They update each element of a variable independently, so they can work on a shard.
 _STOCK = ("keras.src", "tf_keras.src")
-_ELEMENTWISE = (
-    *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"),
-)
+_ELEMENTWISE = "SGD RMSprop Adam AdamW Adadelta Adagrad Adamax Nadam Ftrl Lion".split()
 # Methods that a subclass on shards must not replace.
 _UPDATES = ("update_step", "apply", "apply_gradients", "_clip_gradients", "_apply_weight_decay")
 

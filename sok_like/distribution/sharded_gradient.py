@@ -209,10 +209,10 @@ def _unary(function, x):
     return x.with_values(function(x.values))
 
 
-@tf.experimental.dispatch_for_binary_elementwise_apis(
-    typing.Union[ShardedGradient, tf.Tensor, int, float],  # noqa: UP007
-    typing.Union[ShardedGradient, tf.Tensor, int, float],  # noqa: UP007
-)
+_Operand = typing.Union[ShardedGradient, tf.Tensor, int, float]  # noqa: UP007
+
+
+@tf.experimental.dispatch_for_binary_elementwise_apis(_Operand, _Operand)
 def _binary(function, x, y):
     one = x if isinstance(x, ShardedGradient) else y
     parts = [_operand(value, one) for value in (x, y)]
