@@ -157,13 +157,8 @@ L2 = {"class_name": "L2", "config": {"l2": 0.1}}
 @pytest.mark.parametrize(
     "left, right, joined",
     [
-        ({}, {}, True),
         ({}, {"combiner": None}, True),
-        ({"name": "a"}, {"name": "b"}, True),
-        ({"embeddings_initializer": "zeros"}, {"embeddings_initializer": "ones"}, True),
-        ({"combiner": "sum"}, {"combiner": "mean"}, False),
         ({"dtype": "float32"}, {"dtype": "float16"}, False),
-        ({"trainable": True}, {"trainable": False}, False),
         ({"mask_zero": True}, {"mask_zero": False}, False),
         ({"embeddings_regularizer": L2}, {"embeddings_regularizer": L2}, True),
         ({"embeddings_regularizer": L2}, {}, False),
