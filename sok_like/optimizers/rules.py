@@ -105,15 +105,19 @@ def rule_of(optimizer: Any) -> OptimizerRule:
     )
 
 
+class UpdateOfItsOwn(ValueError):
+    """A subclass of a stock optimizer trains by another formula."""
+
+
 def _check_same_update(subclasses, stock):
-    """Raises ValueError if a subclass overrides anything but the constructor and configuration."""
+    """Raises it if a subclass overrides anything but the constructor and configuration."""
     kinds = (types.FunctionType, property, classmethod, staticmethod)
     for cls in subclasses:
         functions = {name for name, value in vars(cls).items() if isinstance(value, kinds)}
         overridden = functions & set(dir(stock)) - {"get_config", "from_config"}
         overridden = sorted(name for name in overridden if not name.startswith("__"))
         if overridden:
-            raise ValueError(
+            raise UpdateOfItsOwn(
                 f"Tables are trained by the formula of {stock.__name__}, not by that of a "
                 "subclass. Give tables a stock optimizer (sok.OptimizerWrapper({'table': ...}, "
                 "default=...)), without Horovod's wrapper: sok.OptimizerWrapper averages over "

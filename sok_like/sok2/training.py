@@ -4,7 +4,7 @@
     SGD, Adagrad, Adam, AdamW, Ftrl of Keras;     a fused rule (`sok_like.optimizers.rules`), Adam
     SGD, Adam of tf_keras' legacy ones;           and momentum in their lazy form
     those of tf.compat.v1.train
-    other legacy ones: Adamax, Adadelta, ...      the optimizer itself (`slots.RowOptimizer`)
+    other legacy ones: Adamax, your own, ...      the optimizer itself (`slots.RowOptimizer`)
 
 A `Variable` is updated by the optimizer itself; the optimizer may also be used without a wrapper.
 """
@@ -18,7 +18,12 @@ import tensorflow as tf
 
 from sok_like.lookup import by_key as by_key  # makes its tables readable by key
 from sok_like.optimizers import wrapper
-from sok_like.optimizers.rules import OptimizerRule, keras_settings, legacy_name
+from sok_like.optimizers.rules import (
+    OptimizerRule,
+    UpdateOfItsOwn,
+    keras_settings,
+    legacy_name,
+)
 from sok_like.runtime.checks import require
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.framework.running_keras import is_keras_3
@@ -113,17 +118,19 @@ class OptimizerWrapper:
                 self._iterations = tf.Variable(
                     0, dtype=tf.int64, trainable=False, name="sok2_iterations"
                 )
-        if legacy_name(optimizer) not in (None, "SGD", "Adam"):  # there is no fused rule
-            keras_settings(optimizer)
-            self._rows = RowOptimizer(optimizer)
-            return
-        try:
-            self._view = wrapper.OptimizerWrapper(optimizer, lazy=True)
-        except ValueError as error:
-            raise ValueError(
-                f"{error} (sok2.OptimizerWrapper also takes the optimizers of "
-                "tf_keras.optimizers.legacy.)"
-            ) from error
+        legacy = legacy_name(optimizer)
+        if legacy in (None, "SGD", "Adam"):  # these have a fused rule
+            try:
+                self._view = wrapper.OptimizerWrapper(optimizer, lazy=True)
+                return
+            except ValueError as error:
+                if legacy is None or not isinstance(error, UpdateOfItsOwn):
+                    raise ValueError(
+                        f"{error} (sok2.OptimizerWrapper also takes the optimizers of "
+                        "tf_keras.optimizers.legacy.)"
+                    ) from error
+        keras_settings(optimizer)
+        self._rows = RowOptimizer(optimizer)
 
     @property
     def optimizer(self) -> Any:

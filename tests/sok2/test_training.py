@@ -16,6 +16,15 @@ legacy = tf_keras.optimizers.legacy
 v1 = tf.compat.v1
 
 ROWS, DIM = 6, 4
+
+
+class Signs(legacy.SGD):
+    """Another formula than that of its class."""
+
+    def _resource_apply_sparse(self, grad, var, indices, **kwargs):
+        return super()._resource_apply_sparse(tf.sign(grad), var, indices, **kwargs)
+
+
 # Their sparse kernels leave other rows alone, so batches may differ.
 SPARSE = {
     "SGD": lambda: legacy.SGD(0.1),
@@ -24,6 +33,7 @@ SPARSE = {
     "Adadelta": lambda: legacy.Adadelta(1.0),
     "Adagrad": lambda: legacy.Adagrad(0.1),
     "Ftrl": lambda: legacy.Ftrl(0.1),
+    "of the user's": lambda: Signs(0.1, momentum=0.9),
 }
 # Theirs decay what belongs to every row; here only rows of the batch do, as in SOK 2.x.
 LAZY = {
