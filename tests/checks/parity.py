@@ -1,6 +1,6 @@
 """The same training twice: with sok's layers on ranks, and with dense tables of stock TensorFlow.
 
-Every case is 30 steps, or 50 with SLOW=1, over tables that differ in layer, combiner and indexing.
+Every case is 14 steps, or 50 with SLOW=1, over tables that differ in layer, combiner and indexing.
 All tables of a case are trained in one step, each under a small head of ordinary weights. Samples
 are dealt to ranks unevenly, some ranks getting none; the oracle sees the joined batch in one
 process.
@@ -15,7 +15,7 @@ import sok_like as sok
 
 SEED = 7
 NUM_KEYS, DIM, SLOTS, NNZ, BATCH = 48, 4, 2, 3, 12
-STEPS = 50 if os.environ.get("SLOW") else 30
+STEPS = 50 if os.environ.get("SLOW") else 14
 TABLES = {  # name: (combiner, None for the layer that does not combine; hash table)
     "sum": ("Sum", True),
     "mean": ("mean", True),
