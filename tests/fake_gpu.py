@@ -37,7 +37,6 @@ ABSENT = {
         "tests/saving/test_restore.py::test_the_row_of_a_key_that_comes_later_has_decayed[SGD-delta]",
         "tests/saving/test_restore.py::test_the_row_of_a_key_that_comes_later_has_decayed[AdamW-delta]",
         "tests/saving/parts/test_resized.py::test_a_chain_of_deltas",
-        "tests/saving/test_other_optimizer.py::test_files_of_models[deltas]",
         "tests/saving/format/test_in_use.py::test_dumps_into_the_folder_of_a_living_job",
         "tests/saving/format/test_progress.py::test_calls_that_show_it",
         "tests/serving/test_signatures.py::test_a_signature_computes_what_the_model_does[True",
@@ -74,7 +73,7 @@ ABSENT_ON_THE_FAKE = {
         "tests/group_embedding/test_ranks.py::test_gradient_scales",
     ],
     "TensorFlow gathers what a server looks up beside them": [
-        "tests/serving/test_signatures.py::test_a_signature_computes_what_the_model_does[False-sparse]",
+        "tests/serving/test_signatures.py::test_a_signature_computes_what_the_model_does[False]",
     ],
     "TensorFlow takes norms of gradients beside them": [
         "tests/lookup/test_norms.py",
