@@ -78,7 +78,7 @@ class Exporting:
             while waiting:
                 # Keys of a lookup may be computed from the rows of another one.
                 unmade = {each.rows.op for each in waiting}
-                ready = [each for each in waiting if not _ancestors(each.inputs()) & unmade]
+                ready = [each for each in waiting if not _ancestors(each.inputs(), {}) & unmade]
                 definition = self._graph.as_graph_def()
                 functions = (function.node_def for function in definition.library.function)
                 ops = [node.op for node in itertools.chain(definition.node, *functions)]
@@ -94,14 +94,8 @@ class Exporting:
         tensors = tf.nest.flatten(results, expand_composites=True)
         roots = [tensor.op for tensor in tensors if hasattr(tensor, "op")]
         roots += [op for op in self._graph.get_operations() if op.op_def.is_stateful]
-        needed: list[_Waiting] = []
-        while True:
-            used = _ancestors(roots)
-            more = [e for e in self._waiting if e.rows.op in used and e not in needed]
-            if not more:
-                return [each for each in self._waiting if each in needed]
-            needed += more
-            roots = [op for each in more for op in each.inputs()]
+        used = _ancestors(roots, {each.rows.op: each.inputs() for each in self._waiting})
+        return [each for each in self._waiting if each.rows.op in used]
 
     def _rows(self, features):
         with tf.name_scope("stock_lookup"):
@@ -136,14 +130,15 @@ class _Waiting:
         return [tensor.op for tensor in tensors if hasattr(tensor, "op")]  # neither None nor eager
 
 
-def _ancestors(ops):
-    """These ops and all that they depend on."""
+def _ancestors(ops, others):
+    """These ops and all that they depend on; `others` are inputs that ops will have."""
     reached, left = set(), list(ops)
     while left:
         op = left.pop()
         if op not in reached:
             reached.add(op)
             left += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+            left += others.get(op, [])
     return reached
 
 
