@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok_like.runtime.ranks import comm
 from tests import forks
-from tests.training import rows_by_key, train_step
+from tests.training import layer_of, rows_by_key, train_step
 
 KEYS = np.array([0, 1, 2, 3, -1, -2, 7, 2**40 + 5, -(2**63), 2**63 - 1, 11, 12], np.int64)
 ROW_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -18,9 +18,7 @@ ROW_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 def read_and_inserted(sok, initializer):
     """Rows of KEYS: read, then inserted in an order of each rank's own, and exported."""
-    layer = sok.All2AllDenseEmbedding(
-        None, 5, 1, 1, dynamic_input=True, embedding_initializer=initializer, name="fresh"
-    )
+    layer = layer_of("fresh", initializer, 5)
     read = layer(tf.constant(KEYS), training=False).numpy()
     order = np.random.default_rng(comm.current().rank).permutation(len(KEYS))
     for part in np.array_split(order, 3):
@@ -43,9 +41,7 @@ def test_initial_rows(sok, on_threads, initializer):
 def rows_of_16_bits(sok, dtype):
     """What a rank exports after steps in which each key is looked up by one rank."""
     ranks = comm.current()
-    layer = sok.All2AllDenseEmbedding(
-        *(None, 5, 1, 1, True), name=f"rows_{dtype}", row_dtype=dtype, gradient_scale="sum"
-    )
+    layer = layer_of(f"rows_{dtype}", None, 5, row_dtype=dtype, gradient_scale="sum")
     variable = layer.embedding_variable
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
     for step in range(4):
@@ -107,10 +103,7 @@ def test_tables_of_one_name_start_alike_and_of_two_names_do_not(sok):
 
 def test_layers_of_one_name_in_one_step_keep_apart(sok, on_threads):
     def check():
-        zeros = {"embedding_initializer": "zeros", "name": "twin"}
-        layers = [sok.All2AllDenseEmbedding(*(None, 2, 1, 1, True), **zeros) for _ in range(2)]
-        for i, layer in enumerate(layers):
-            sok.assign(layer.embedding_variable, KEYS, np.full([len(KEYS), 2], i + 1.0))
+        layers = [layer_of("twin", rows) for rows in (1.0, 2.0)]
 
         @tf.function
         def both(keys):

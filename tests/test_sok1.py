@@ -7,6 +7,7 @@ import tensorflow as tf
 import sok_like as sok
 from sok_like.runtime.ranks import comm
 from tests import forks
+from tests.training import layer_of
 
 pytestmark = pytest.mark.keras
 
@@ -111,9 +112,7 @@ def test_adam_in_a_graph_of_tf_1(on_threads):
 
     def check():
         with tf.Graph().as_default(), v1.Session() as session:
-            layer = sok.All2AllDenseEmbedding(
-                *(None, 4, 1, 1), dynamic_input=True, gradient_scale="sum", name="in_a_session"
-            )
+            layer = layer_of("in_a_session", None, 4, gradient_scale="sum")
             keys = v1.placeholder(tf.int64, [None])
             loss = tf.reduce_sum(layer(keys, training=True) ** 2)
             tables, _ = sok.split_embedding_variable_from_others(layer.trainable_variables)
