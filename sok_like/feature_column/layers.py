@@ -33,19 +33,21 @@ _CLASSES = {cls.__name__: cls for cls in (EmbeddingCategoricalColumn, GroupEmbed
 
 
 class _State(fc._StateManagerImpl):
-    """Variables of stock columns, held by a layer; TensorFlow's keeps their lookup tables."""
+    """Variables of stock columns, held by a layer; the base class keeps their lookup tables."""
 
     of_sok_like = True  # which columns that share a table require
 
     def __init__(self, layer):
-        super().__init__(None, trainable=True)  # its own way of adding weights is that of Keras 2
-        self._of, self._variables = layer, {}
+        super().__init__(
+            None, trainable=True
+        )  # given a layer, it would add weights as Keras 2 does
+        self._owner, self._variables = layer, {}
 
     def create_variable(self, feature_column, name, shape, dtype=None, trainable=True, **options):
         key = self._key(feature_column, name)
         if key in self._variables:  # of another column that shares the table
             return as_tf_table(self._variables[key])
-        weight = self._of.add_weight(
+        weight = self._owner.add_weight(
             name=f"{feature_column.name}_{name}",
             shape=tuple(shape),
             dtype=(dtype or tf.float32).name,
@@ -53,7 +55,7 @@ class _State(fc._StateManagerImpl):
             trainable=trainable,
         )
         self._variables[key] = weight
-        setattr(self._of, f"_stock_{len(self._variables)}", weight)  # for tf.train.Checkpoint
+        setattr(self._owner, f"_stock_{len(self._variables)}", weight)  # for tf.train.Checkpoint
         return as_tf_table(weight)
 
     def get_variable(self, feature_column, name):

@@ -121,8 +121,8 @@ class KeySamples(NamedTuple):
     """Keys of a table, by sample."""
 
     keys: tf.Tensor  # int64 `[num_keys]`
-    row_splits: tf.Tensor | None  # int64 `[batch + 1]`; None if each key has a row
-    weights: tf.Tensor | None  # float32 `[num_keys]`, or None for ones
+    row_splits: tf.Tensor | None  # int64, or int32 as given, `[batch + 1]`; None: a row per key
+    weights: tf.Tensor | None  # floats `[num_keys]`, or None for ones
 
 
 def samples_of(

@@ -75,7 +75,7 @@ class ShardedVariable(ResourceVariable):
         check_replicas()
         communicator = comm.current()
         self.global_gpu_id, self.num_gpus = communicator.rank, communicator.world_size
-        # As of an EmbeddingVariable.
+        # As in an EmbeddingVariable: the rank that has all rows, or None.
         self.home = None if target_gpu is None else home_of(f"localized:{target_gpu}")
         self.target_gpu = -1 if self.home is None else self.home
         arguments = inspect.signature(super().__init__).bind(*args, **kwargs).arguments

@@ -79,7 +79,7 @@ def read_rows(path: str, kind: int, shape: tuple[int, int], positions: np.ndarra
 
 
 def _opened(path, kind, legal, dim=1):
-    """The dtype of a file's numbers, the number of rows of `dim` of them, and their bytes."""
+    """A file's dtype, its number of rows of `dim` numbers, and how many bytes they have."""
     size = durable.size(path)
     begin = durable.read(path, 0, min(size, HEAD))
     kind_of_file = int.from_bytes(begin[_NAME : _NAME + 4], "big")

@@ -145,6 +145,7 @@ class DynamicVariable(EmbeddingVariable):
 
     dimension, key_type = EmbeddingVariable.dim, EmbeddingVariable.key_dtype
     handle_dtype = EmbeddingVariable.dtype
+    """Dtype of rows."""
 
     @property
     def backend_type(self) -> str:

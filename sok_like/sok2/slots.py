@@ -71,6 +71,9 @@ class SlotRows:
         return snapshot, slots
 
 
+_ROWS = ""  # in place of the name of a slot: the rows of the table itself
+
+
 class RowOptimizer:
     """An optimizer of `tf_keras.optimizers.legacy` that takes (gradient, table) pairs."""
 
@@ -92,10 +95,10 @@ class RowOptimizer:
         self._tables: dict[int, dict[str, tuple[EmbeddingVariable, tf.Variable]]] = {}  # by `id`
 
     def with_slots(self, table: EmbeddingVariable) -> dict[str, Any]:
-        """A table, by "", and those of its slots by name, each with a variable `[None, dim]`."""
+        """A table, by `_ROWS`, and its slots' by name, each with a variable `[None, dim]`."""
         if id(table) in self._tables:
             return self._tables[id(table)]
-        tables = {"": table}
+        tables = {_ROWS: table}
         for name, initial in self.initial.items():
             tables[name] = EmbeddingVariable(
                 table.dim,
@@ -124,7 +127,7 @@ class RowOptimizer:
                 stock.append((gradient, variable))
             else:
                 keys, rows_gradient = self._read(gradient, variable)
-                stock.append((rows_gradient, self.with_slots(variable)[""][1]))
+                stock.append((rows_gradient, self.with_slots(variable)[_ROWS][1]))
                 read.append((variable, keys))
         update = self._optimizer.apply_gradients(stock, experimental_aggregate_gradients=False)
         write = libraries.ops().sok_table_assign
@@ -146,7 +149,7 @@ class RowOptimizer:
         with_slots = self.with_slots(table)
         for held, copy in with_slots.values():
             copy.assign(held.find(summed.indices)[0])
-        slots_of_copy = self._optimizer._slots.setdefault(with_slots[""][1]._unique_id, {})
+        slots_of_copy = self._optimizer._slots.setdefault(with_slots[_ROWS][1]._unique_id, {})
         slots_of_copy |= {name: with_slots[name][1] for name in self.initial}
         positions = tf.range(tf.size(summed.indices))
         return summed.indices, tf.IndexedSlices(summed.values, positions)

@@ -204,7 +204,7 @@ def row_initializer(
 
     Or a callable `(shape, dtype) -> tensor`, which must return the same on all ranks. `dim` and
     `num_rows` of the whole table (None: `dim` instead) are the fans of the variance-scaling family.
-    What is translated already is returned.
+    A RowInitializer is returned unchanged.
     """
     if isinstance(initializer, RowInitializer):
         return initializer

@@ -1,4 +1,4 @@
-"""A training by group lookups on ranks, and lookups of few keys.
+"""A training by group lookups on ranks.
 
 The group of a training has EmbeddingVariables of equal and other widths, each combiner, weights, a
 shared table and a tf.Variable that is used twice.

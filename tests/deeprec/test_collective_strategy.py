@@ -90,12 +90,6 @@ def test_one_optimizer_for_all_and_one_for_each_part(on_processes):
             np.testing.assert_array_equal(weights, others)
 
 
-@pytest.fixture
-def deeprec(sok):
-    yield sok.deeprec
-    sok.deeprec.uninstall()
-
-
 def test_what_is_not_here_names_what_is(deeprec, monkeypatch):
     monkeypatch.setenv("COLLECTIVE_STRATEGY", "ps")
     with pytest.raises(ValueError, match="must be one of.*'sok', 'hb'.*Received.*'ps'"):

@@ -62,12 +62,6 @@ def held(places):
 STOCK = held(WRAPPED)
 
 
-@pytest.fixture
-def deeprec(sok):
-    yield sok.deeprec
-    sok.deeprec.uninstall()
-
-
 # ---- which names are added, and where ----
 
 

@@ -66,7 +66,7 @@ def test_trains_as_the_model_it_was_made_from(on_threads, world_size):
         for name in ("plain", "fused"):
             made = functional(name)
             model = sok.fuse_lookups(made) if name == "fused" else made
-            # Traced on one rank.
+            # One rank trains in a traced step, several train eagerly.
             optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(RATE))
             model.compile(optimizer, "mse", run_eagerly=world_size > 1)
             model.fit(inputs, targets, batch_size=BATCH // world_size, verbose=0, shuffle=False)

@@ -158,6 +158,15 @@ def test_evaluation_inserts_nothing(fc, graph):
         assert (before, session.run(size)) == (0, 3)
 
 
+def test_a_stock_column_with_max_norm_is_looked_up_by_tensorflow(fc, graph):
+    identity = tf.feature_column.categorical_column_with_identity("a", 6)
+    initializer = v1.constant_initializer([[3.0, 4.0]] * 6)
+    with fc.group_embedding_column_scope():
+        column = fc.embedding_column(identity, 2, initializer=initializer, max_norm=1.0)
+    found = run(fc.input_layer({"a": np.array([[1], [2]])}, [column]))
+    np.testing.assert_allclose(found, [[0.6, 0.8]] * 2, rtol=1e-6)
+
+
 def test_sequences(sok, fc, graph):
     ids = tf.ragged.constant([[3, 1], [], [2, 2, 2]], dtype=tf.int64)
     with fc.group_embedding_column_scope("s"):

@@ -33,7 +33,9 @@ _TENSORFLOW = {
     ),
     # Columns with keys.
     "tensorflow.python.feature_column.feature_column:_LazyBuilder": "_get_raw_feature_as_tensor",
-    "tensorflow.python.feature_column.feature_column_v2:EmbeddingColumn": "_var_scope_name",
+    "tensorflow.python.feature_column.feature_column_v2:EmbeddingColumn": (
+        "_var_scope_name _old_get_dense_tensor_internal"
+    ),
     # Whether data comes in the same order again.
     "tensorflow.python.data.ops.shuffle_op:_ShuffleDataset": "_seed2 _reshuffle_each_iteration",
     "tensorflow.python.data.ops.random_op:_RandomDataset": "_rerandomize",
