@@ -30,7 +30,8 @@ def versions() -> Iterator[tuple[str, str]]:
     yield f"TensorFlow {tf.version.VERSION}", os.path.dirname(tf.__file__)
     from sok_like.runtime.framework.running_keras import is_keras_3
 
-    keras = importlib.import_module("keras" if is_keras_3() else "tf_keras")  # or without a version
+    # Not `tf.keras`, which may have no version.
+    keras = importlib.import_module("keras" if is_keras_3() else "tf_keras")
     yield f"Keras {keras.__version__}", "in use"
     yield "tf_keras", installed("tf_keras") or "no; only needed for TF_USE_LEGACY_KERAS=1"
     from sok_like.runtime.native import libraries

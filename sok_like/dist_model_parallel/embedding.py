@@ -23,7 +23,7 @@ from sok_like.table.keys import as_key_dtype
 
 
 class _ByCombiner:
-    """What Keras asks of a layer with `output_dim`, `combiner`, and `_masked_id` or None."""
+    """What Keras asks of a layer with `output_dim`, `combiner` and `_masked_id` (None: no mask)."""
 
     def compute_mask(self, inputs, mask=None):
         return mask_of(inputs, self._masked_id)

@@ -229,7 +229,7 @@ def _rows(table, ids, layer):
     """A row for each id, `[num_keys, output_dim]`; so is the gradient."""
     shard, cut = shard_of(table), _only_cut(table)
     line = shard.mesh.along(cut.axis)
-    start, stop = (bound[cut.dim] for bound in shard.place)
+    start, stop = shard.place.begin[cut.dim], shard.place.end[cut.dim]
     ids = require_in_range(as_row_numbers(ids), shard.global_shape[0], layer.name)
     unique, inverse = tf.unique(ids)
     places = tf.range(tf.size(ids))

@@ -17,7 +17,7 @@ import os
 import re
 import urllib.parse
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator
 from typing import Any, NamedTuple
 
 import h5py
@@ -170,11 +170,13 @@ def _in_files(key, path) -> Iterator[KeyPlace]:
                 yield KeyPlace("unreadable file", file, "", f"{text:.120}")
 
 
-def _in_arrays(key, arrays: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _in_arrays(
+    key, names: Container[str], read: Callable[[str], Any], prefix: str = ""
+) -> Iterator[str]:
     """What the arrays of a table's content say, those of them that are there."""
     for name, what in _SAID_BY.items():
-        if prefix + name in arrays:
-            array = arrays[prefix + name][()]
+        if prefix + name in names:
+            array = read(prefix + name)
             numbers = array[:, 0] if array.ndim > 1 else array
             if array.any() if name == "counters" else np.any(numbers == key):
                 yield what
@@ -186,7 +188,7 @@ def _in_shard(key, path):
         if named is None or "rows" not in arrays:  # shards of dense tables
             return
         kind = "delta" if "erased" in arrays else "dump"
-        whats = _in_arrays(key, arrays)
+        whats = _in_arrays(key, arrays, arrays.__getitem__)
         table = urllib.parse.unquote(named[1])
         if "+" in named[1]:  # the name was shortened
             manifest = durable.join(os.path.dirname(path), f"{named[1]}.json")
@@ -220,10 +222,8 @@ def _in_checkpoint(key, path):
     for name in sorted(names):
         table, _, field = name.rpartition("/.ATTRIBUTES/")
         if field == "keys":
-            at = name.removesuffix("keys")
-            arrays = {at + f: reader.get_tensor(at + f) for f in _SAID_BY if at + f in names}
             # TensorFlow knows the attribute that holds the table, and not the table's name.
-            whats = _in_arrays(key, arrays, at)
+            whats = _in_arrays(key, names, reader.get_tensor, name.removesuffix("keys"))
             yield from _places("checkpoint", f"{path} ({table})", "", whats)
         elif exported := re.fullmatch(rf"tables/(\d+)/about{_VALUE}", name):
             yield from _in_export(key, path, reader, int(exported[1]))
@@ -301,6 +301,10 @@ def _in_keras_file(key, path):
         with zipfile.ZipFile(data) as archive:
             data = io.BytesIO(archive.read("model.weights.h5"))
     with h5py.File(data, "r") as stored:
+
+        def read(name):
+            return stored[name][()]
+
         names: list[str] = []
         stored.visit(names.append)
         for name in names:
@@ -308,7 +312,7 @@ def _in_keras_file(key, path):
             prefix = last.removesuffix("keys")
             if last.endswith("keys") and f"{group}/{prefix}rows" in stored:
                 table = name_of(prefix.removesuffix("."))
-                whats = _in_arrays(key, stored, f"{group}/{prefix}")
+                whats = _in_arrays(key, stored, read, f"{group}/{prefix}")
                 yield from _places("file of Keras", path, table, whats)
 
 

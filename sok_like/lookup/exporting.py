@@ -68,7 +68,8 @@ class Exporting:
     def in_progress(self) -> Iterator[list[Any]]:
         """A scope in which lookups use stock ops, made together at its end.
 
-        Into the list go the graph's results; lookups that none of them needs are left out.
+        The caller puts the graph's results into the list; lookups that none of them needs are left
+        out.
         """
         results: list[Any] = []
         here = {"_graph": tf.compat.v1.get_default_graph(), "_waiting": []}
@@ -130,15 +131,15 @@ class _Waiting:
         return [tensor.op for tensor in tensors if hasattr(tensor, "op")]  # neither None nor eager
 
 
-def _ancestors(ops, others):
-    """These ops and all that they depend on; `others` are inputs that ops will have."""
+def _ancestors(ops, later_inputs):
+    """These ops and all that they depend on; `later_inputs`: ops that will feed an op, by it."""
     reached, left = set(), list(ops)
     while left:
         op = left.pop()
         if op not in reached:
             reached.add(op)
             left += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-            left += others.get(op, [])
+            left += later_inputs.get(op, [])
     return reached
 
 

@@ -64,8 +64,9 @@ def broadcast(variables: Iterable[Any], root_rank: int, name: str) -> list[Any]:
     assignments = []
     for i, variable in enumerate(shared):
         value, turn = tf.convert_to_tensor(as_tf_table(variable)), f"{name}_{i}"
-        sent = communicator, "broadcast", value, turn, root_rank
-        assignments.append(variable.assign(exchange_order.collective_in_turn(*sent)))
+        in_turn = exchange_order.collective_in_turn
+        value = in_turn(communicator, "broadcast", value, turn, root_rank)
+        assignments.append(variable.assign(value))
     return assignments
 
 

@@ -76,7 +76,9 @@ class StockTables:
             table.first_bucket = num_buckets
             num_buckets += layout.num_buckets
         number = self.number_dtype = number_dtype(max(num_rows.values(), default=0))
-        self.large: dict[str, tf.Variable] = {}  # those without values, by name
+        self.large: dict[
+            str, tf.Variable
+        ] = {}  # by name; ranks write them in parts, see `without_value`
 
         def large(name, shape, dtype):
             self.large[name] = without_value(shape, dtype, name)

@@ -7,7 +7,7 @@
 The stages are in `_sok_stages`. The first one brings gradients to those of the whole batch;
 tf_keras' loss scaling asks for it alone, by `aggregate_gradients`.
 
-    sok.OptimizerWrapper       average, report_missing, train_tables; for Keras 3 also sum_rows
+    sok.OptimizerWrapper       average, report_missing (not v1), train_tables, sum_rows (Keras 3)
     dmp.DistributedOptimizer   average_all, and those of the wrapped class behind its first
     distribution.optimizer     take_parts, report_missing, train_tables, note_updated
 

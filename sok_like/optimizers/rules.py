@@ -81,7 +81,7 @@ def rule_of(optimizer: Any) -> OptimizerRule:
         return optimizer.own_rule()
     legacy = legacy_name(optimizer)
     if legacy not in (None, *_LEGACY):
-        keras_settings(optimizer)
+        keras_settings(optimizer)  # raises for a setting that rows cannot follow
         raise ValueError(
             "Embedding variables support SGD and Adam of tf_keras' legacy optimizers (those of "
             "tf.compat.v1.keras), and of tf.compat.v1.train also Adagrad and Ftrl. "
@@ -110,7 +110,7 @@ class UpdateOfItsOwn(ValueError):
 
 
 def _check_same_update(subclasses, stock):
-    """Raises it if a subclass overrides anything but the constructor and configuration."""
+    """Raises UpdateOfItsOwn if a subclass overrides more than constructor and configuration."""
     kinds = (types.FunctionType, property, classmethod, staticmethod)
     for cls in subclasses:
         functions = {name for name, value in vars(cls).items() if isinstance(value, kinds)}
@@ -176,7 +176,7 @@ def _keras_number(optimizer, name):
 
 
 def _read(optimizer, number, rule, attributes, fixed=()):
-    """A rule with numbers of an optimizer, whose attributes are given by option."""
+    """The rule with numbers that `number` reads; `attributes` are their names, by option."""
     options = {
         option: bool(getattr(optimizer, name)) if option in _FLAGS else number(optimizer, name)
         for option, name in attributes.items()
@@ -227,11 +227,13 @@ _LEGACY: dict[str, tuple] = {
 _V1: dict[str, tuple] = {
     "GradientDescentOptimizer": ("sgd", {}),
     "MomentumOptimizer": (
-        *("momentum", {"momentum": "_momentum", "nesterov": "_use_nesterov"}),
+        "momentum",
+        {"momentum": "_momentum", "nesterov": "_use_nesterov"},
         {"lazy": True, "momentum_before_rate": True},
     ),
     "AdagradOptimizer": (
-        *("adagrad", {"initial_accumulator": "_initial_accumulator_value"}),
+        "adagrad",
+        {"initial_accumulator": "_initial_accumulator_value"},
         {"epsilon": 0.0},
     ),
     "AdamOptimizer": ("adam", {"beta_1": "_beta1", "beta_2": "_beta2", "epsilon": "_epsilon"}),

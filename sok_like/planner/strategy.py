@@ -169,7 +169,7 @@ class DistEmbeddingStrategy:
             input_groups[group].append(i)
             map_groups[group].append(position)
         order = [i for group in input_groups for i in group]
-        return input_groups, map_groups, sorted(range(len(order)), key=order.__getitem__)
+        return input_groups, map_groups, _inverse(order)
 
     def _check_cuts(self) -> None:
         """Refuses thresholds that cut what must be whole; without one, it is not cut."""
@@ -250,7 +250,8 @@ class DistEmbeddingStrategy:
                 if stop - start < configs[table]["output_dim"] and "name" in configs[table]:
                     merged[-1]["name"] = f"{configs[table]['name']}_columns_{start}_{stop}"
             tables = list(columns)
-            _, groups, offsets = of_rank = placement.join_tables(merged)
+            of_rank = placement.join_tables(merged)
+            _, groups, offsets = of_rank
             placed = {
                 tables[i]: (*columns[tables[i]], layer, first_row)
                 for layer, (group, rows) in enumerate(zip(groups, offsets, strict=True))
@@ -277,8 +278,7 @@ class DistEmbeddingStrategy:
         ]
         self.widths_list_flat = [stop - start for start, stop, *_ in itertools.chain(*of_ranks)]
         order = [*itertools.chain(*self.input_ids_list)]
-        # A stable order: slices of an input stay in the order of the ranks.
-        self.rev_tp_ids = sorted(range(len(order)), key=order.__getitem__)
+        self.rev_tp_ids = _inverse(order)
         num_slices = collections.Counter(order)  # of each input
         self.sliced_out_ranges = [[i, i + n] for i, n in sorted(num_slices.items()) if n > 1]
 
@@ -368,3 +368,8 @@ class DistEmbeddingStrategy:
         """
         step = Step(local_batch, hotness, slots_per_row, element_bytes, key_bytes)  # type: ignore[arg-type]
         return format_report(self.plan, step)
+
+
+def _inverse(order):
+    """Positions that put `order` in ascending order; equal entries keep their order."""
+    return sorted(range(len(order)), key=order.__getitem__)

@@ -1,4 +1,4 @@
-"""Checks of arguments that more than one package makes, and lists. Standard library only."""
+"""Checks of arguments, and functions of lists, for several packages. Standard library only."""
 
 import operator
 from collections.abc import Iterable, Sequence

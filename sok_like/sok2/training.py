@@ -129,7 +129,7 @@ class OptimizerWrapper:
                         f"{error} (sok2.OptimizerWrapper also takes the optimizers of "
                         "tf_keras.optimizers.legacy.)"
                     ) from error
-        keras_settings(optimizer)
+        keras_settings(optimizer)  # raises for a setting that rows cannot follow
         self._rows = RowOptimizer(optimizer)
 
     @property

@@ -30,7 +30,8 @@ from sok_like.table.options import TableOptions
 
 # (variable, keys, name) -> rows. `sok_like.lookup.by_key`, a higher layer, sets it.
 look_up: Callable[[Any, Any, Any], Any] | None = None
-# .exporting: in a thread that exports a model, what has `handles` that stand for tables, by `id`.
+# .exporting: the `lookup.exporting.Exporting` of a thread that exports a model; its `handles` stand
+# for those of tables, by the table's `id`.
 this_thread = threading.local()
 
 

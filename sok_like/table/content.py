@@ -35,7 +35,7 @@ class TableContent:
         return {name: getattr(self, name) for name in names}
 
     def by_key(self) -> dict[str, Any]:
-        """Those with one row per key."""
+        """The fields with one row per key, by name."""
         return {name: value for name, value in self.fields().items() if name in BY_KEY}
 
 

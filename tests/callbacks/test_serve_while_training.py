@@ -89,10 +89,10 @@ def followed(folder):
         reader = Reader(folder)
         reader.start()
         callbacks = [Wait(reader)]
-    serve = sok.callbacks.ServeWhileTraining(folder, every=3)
+    serve = sok.callbacks.ServeWhileTraining(folder, every=3, row_dtype="int8")
     model.fit(data(), verbose=0, callbacks=[serve, *callbacks])
     fresh = f"{folder}_fresh"
-    sok.export_saved_model(model, fresh)
+    sok.export_saved_model(model, fresh, row_dtype="int8")
     if sok.rank() == 0:
         reader.ends.set()
         reader.join(300)

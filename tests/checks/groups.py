@@ -94,6 +94,21 @@ def train(optimizer_name):
         rows = sok.group_embedding_lookup(variables, every, training=False)
         return {name: row.numpy() for name, row in zip(tables, rows, strict=True)}
 
+    def step(ids, weights, targets):
+        def loss_and_rows():
+            rows = sok.group_embedding_lookup_sparse(
+                [tables[name] for name, *_ in FEATURES],
+                ids,
+                [combiner for _, combiner, *_ in FEATURES],
+                sp_weights=weights,
+                name=f"train_{optimizer_name}",
+            )
+            return loss_of(rows, targets), rows
+
+        return train_step(optimizer, variables, loss_and_rows)[1]
+
+    if optimizer_name == "adam":  # in a function of an unknown batch size
+        step = tf.function(step, reduce_retracing=True)
     initial, vectors = read_all(), []
     for number, (features, targets) in enumerate(batches()):
         mine = ranks_of(number, BATCH, world_size) == rank
@@ -106,16 +121,5 @@ def train(optimizer_name):
             ids.append(pair[0])
             weights.append(pair[1] if weighted else None)
 
-        def loss_and_rows(ids=ids, weights=weights, targets=targets[mine]):
-            rows = sok.group_embedding_lookup_sparse(
-                [tables[name] for name, *_ in FEATURES],
-                ids,
-                [combiner for _, combiner, *_ in FEATURES],
-                sp_weights=weights,
-                name=f"train_{optimizer_name}",
-            )
-            return loss_of(rows, targets), rows
-
-        _, rows = train_step(optimizer, variables, loss_and_rows)
-        vectors.append([row.numpy() for row in rows])
+        vectors.append([row.numpy() for row in step(ids, weights, tf.constant(targets[mine]))])
     return {"initial": initial, "vectors": vectors, "final": read_all()}

@@ -185,6 +185,21 @@ def test_what_cannot_be_read_is_listed(sok, model, tmp_path):
     assert "perhaps the key" in str(found[str(shard)])
 
 
+def test_a_row_is_found_beside_a_damaged_array(sok, tmp_path):
+    model = Model(sok, sok.CBFFilter(2, 1000, 0.01))
+    model.see(TRAINED)
+    model.see(TRAINED)
+    tf.train.Checkpoint(table=model.table).write(str(tmp_path / "c"))
+    (data,) = tmp_path.glob("c.data*")
+    reader = tf.train.load_checkpoint(str(tmp_path / "c"))
+    counters = reader.get_tensor("table/.ATTRIBUTES/counters").tobytes()
+    damaged = data.read_bytes().replace(counters, b"\xff" * len(counters))
+    assert damaged != data.read_bytes()
+    data.write_bytes(damaged)
+    places = kinds(sok.find_key(TRAINED, tmp_path))
+    assert [kind for kind, _ in places] == ["checkpoint", "unreadable file"] and places[0][1] == ROW
+
+
 def test_dumps_of_sok_2_and_large_keys(sok, tmp_path):
     from sok_like import sok2
 

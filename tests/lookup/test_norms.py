@@ -183,8 +183,9 @@ def moved_by_optimizer(door, setting):
             gradients = optimizer.get_unscaled_gradients(gradients)
         optimizer.apply_gradients(zip(gradients, weights, strict=True))
 
-    # Marks of gradients must outlast a function.
-    (tf.function(step) if setting == "clipnorm" else step)(keys_here())
+    # Gradients are marked in functions as they are eagerly.
+    in_function = setting == "clipnorm" or door == "dmp"
+    (tf.function(step) if in_function else step)(keys_here())
     return dict(zip(numbers.tolist(), start - variable.numpy(), strict=True))
 
 

@@ -72,6 +72,16 @@ def test_a_table_counts_lookups_unless_it_is_told_otherwise(sok):
         sok.EmbeddingVariableOption(count="keys")
 
 
+def test_copies_and_dumps_go_on_counting(sok, tmp_path):
+    table, again = (table_of(sok, sok.CounterFilter(3)) for _ in range(2))
+    look_up(sok, table, 1, 1, 2)
+    sok.Saver().dump_to_file(table, str(tmp_path))
+    sok.Saver().restore_from_file(again, str(tmp_path))
+    assert look_up(sok, again, 1) == [0.5]
+    assert look_up(sok, again, 1, 2) == [1, 0.5]
+    assert again.get_frequency([1, 2]).numpy().tolist() == [4, 2]
+
+
 def test_shapes_versions_and_exports_as_deeprec_has_them(sok):
     table = table_of(sok, sok.CounterFilter(2), dim=3)
     for keys in ([1, 2, 3], [1, 3, 5], [1, 5, 7]):

@@ -78,7 +78,10 @@ def behind(*doors: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
 
 
 def open_door(door: str) -> None:
-    """Puts in what stands behind a door, now or at the first `sok.Init`; if it raises, nothing."""
+    """Puts in what stands behind a door, now or at the first `sok.Init`; if it raises, nothing.
+
+    Called while hooks are put in, it puts in those behind it after them.
+    """
     with _lock:
         if door in _open:
             return
@@ -111,7 +114,7 @@ def _install():
     global _uncopied, _door
     if _uncopied is not None:  # what is being put in opens a door: the loop below goes on with it
         return
-    num_hooks, num_installed, _uncopied = len(_hooks), len(_installed), []
+    num_hooks, num_installed, doors_before, _uncopied = len(_hooks), len(_installed), {*_open}, []
     try:
         while missing := [i for i in _installers if i not in _installed and _open & {*i[0]}]:
             doors, install = missing[0]
@@ -123,6 +126,7 @@ def _install():
         while len(_hooks) > num_hooks:
             _hooks[-1].undo()
         del _installed[num_installed:]
+        _open.intersection_update(doors_before)
         raise
     finally:
         _uncopied, _door = None, SCOPES

@@ -122,6 +122,9 @@ class SingleProcess(Communicator):
 
     sum = reduce_scatter = all_gather
 
+    def barrier(self):
+        pass
+
     def end_waits(self, reason):
         return True
 

@@ -95,7 +95,7 @@ def exchange_in_turn(collective: Callable[[], Any], name: str, communicator: Com
 def collective_in_turn(
     communicator: Communicator, collective: str, value: Any, name: str, *more: Any
 ) -> Any:
-    """`exchange_in_turn` of a collective such as "all_gather"; `more`: its arguments after one."""
+    """`exchange_in_turn` of a collective such as "all_gather"; `more`: those after `value`."""
     run = getattr(communicator, collective)
     return exchange_in_turn(lambda: run(value, *more, name), name, communicator)
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from sok_like.runtime.checks import as_integer, require, wrong_argument
 from sok_like.runtime.framework import hooks
 from sok_like.runtime.native import freed_memory, libraries
-from sok_like.runtime.ranks import agreement, comm, engines, exchange_order, stalls
+from sok_like.runtime.ranks import comm, engines, exchange_order, stalls
 
 _arguments: dict[int, dict] = {}  # of `Init`, by the line of ranks: threads have their own
 
@@ -100,7 +100,7 @@ def _start(communicator):
     hooks.install_all()
     freed_memory.keep()
     comm.set_current(communicator)
-    stalls.start(communicator, lambda value: agreement.agreed(lambda: value, communicator))
+    stalls.start(communicator)
 
 
 def reset() -> None:

@@ -17,21 +17,21 @@ import asyncio
 import atexit
 import collections
 import ctypes
+import json
 import os
 import secrets
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
-from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok_like.runtime.checks import unmet
 from sok_like.runtime.native import libraries
 from sok_like.runtime.ranks import comm, stall_connections, stall_verdict
-from sok_like.runtime.ranks.comm import Communicator
+from sok_like.runtime.ranks.comm import Communicator, run_now
 from sok_like.runtime.ranks.stall_connections import Door, Line, connect
 
 _PERIOD = 0.25  # seconds from one report to the next
@@ -65,23 +65,20 @@ def timeout() -> float:
     return seconds
 
 
-def start(communicator: Communicator, gather: Callable[[Any], list]) -> None:
-    """Starts this process's thread, once, on several ranks; every rank must call it.
-
-    `gather` returns the values of all ranks, which JSON can carry.
-    """
+def start(communicator: Communicator) -> None:
+    """Starts this process's thread, once, on several ranks; every rank must call it."""
     global _watch
     if _watch is not None or communicator.world_size == 1 or comm.line():
         return
     limit, door, own_address = timeout(), None, None
-    names = gather(stall_connections.host_names())
+    names = _gather(stall_connections.host_names(), communicator)
     if communicator.rank == 0 and limit:
         secret, host = secrets.token_hex(32), stall_connections.LOOPBACK
         if communicator.local_size != communicator.world_size:
             host = stall_connections.host_address(names)
         door = Door(host, secret, communicator.world_size)
         own_address = [*door.address, secret]
-    address = gather(own_address)[0]
+    address = _gather(own_address, communicator)[0]
     if limit == 0 or address is None:
         return
     host, port, secret = address
@@ -295,3 +292,12 @@ class _Watch(threading.Thread):
         thread = threading.Thread(target=write, daemon=True)
         thread.start()
         thread.join(1.0)  # a launcher that is stopped may read no output
+
+
+def _gather(value, communicator):
+    """The values of all ranks, which JSON can carry."""
+    data = np.frombuffer(json.dumps(value).encode() + b"\n", np.uint8)
+    # By one name eagerly and in sessions: ranks that differ in this must meet here, because only
+    # the thread that starts later can name who waits for whom.
+    (texts,) = run_now(lambda: [communicator.all_gather(tf.constant(data), "sok_stalls")])
+    return [json.loads(line) for line in texts.tobytes().decode().splitlines()]

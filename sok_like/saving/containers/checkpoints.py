@@ -149,7 +149,7 @@ def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> A
     if begun is not None:
         saving = begun.saving
     elif comm.current().world_size > 1:
-        saving = _agreed(saver, kinds, HashTablePart, _path_of(file_prefix, kinds))
+        saving = _agreed_saving(saver, kinds, HashTablePart, _path_of(file_prefix, kinds))
     else:
         in_checkpoints.put_inside(saver, kinds.holders)
         return write(saver, file_prefix, options)
@@ -165,7 +165,7 @@ def save(write: Callable, self: Any, file_prefix: Any, options: Any = None) -> A
     return None
 
 
-def _agreed(saver, kinds, of_table, path):
+def _agreed_saving(saver, kinds, of_table, path):
     """A save of tables, and of what else several ranks have, on which they agree."""
     parts: list[CheckpointPart] = [of_table(table) for table in kinds.tables]
     if comm.current().world_size > 1:
@@ -193,7 +193,7 @@ class _Begun:
             spec = tensor._tensor_save_spec
             spec._tensor = spec.tensor
         self.saver, kinds = saver, _kinds(saver)
-        self.saving = _agreed(saver, kinds, background.BackgroundPart, self._path)
+        self.saving = _agreed_saving(saver, kinds, background.BackgroundPart, self._path)
 
         def write():
             self.saving.place()

@@ -179,10 +179,10 @@ def refer(saver: Any, kinds: RankLocalVariables, part: CheckpointPart, reference
             if unwrap(object_of(tensor)) is part.table and name == "slot_names":
                 _put(saver, tensor.checkpoint_key, [snapshots.BESIDE + reference])
         return
-    text = {"folder": reference, "world_size": comm.current().world_size}
+    fields = {"folder": reference, "world_size": comm.current().world_size}
     if part.name == "dense":
-        text["slots"] = _have_slots(kinds.holders)
-    _put(saver, f"sok_like/{part.name}", json.dumps(text))
+        fields["slots"] = _have_slots(kinds.holders)
+    _put(saver, f"sok_like/{part.name}", json.dumps(fields))
 
 
 def put_inside(saver: Any, holders: list[Any]) -> None:

@@ -154,11 +154,14 @@ def stage_dump(
     dim = dump.dim or variable.dim  # SOK 1.x stored none
     resize = table_names.width_choice(variable, dim, f"a dump in {folder}")
     content = deltas.content_of(dump, *ranks, dim, what)
-    rest, num_keys, parts = fitting(content.rest), content.num_keys, content.parts()
+    parts: Any = ()
     if resize == "anew":
-        rest, num_keys, parts = TableShard(**nothing().fields()), 0, iter(())
+        rest, num_keys = TableShard(**nothing().fields()), 0
+    else:
+        rest, num_keys = fitting(content.rest), content.num_keys
+        parts = map(fitting, content.parts())
     _say_if_counts_begin(variable, rest.records, num_keys)
-    staged_id = table_reader.stage_parts(registered, rest, num_keys, map(fitting, parts))
+    staged_id = table_reader.stage_parts(registered, rest, num_keys, parts)
     # Deltas may follow unless state was left out, or the next dump has another name.
     may_grow = dump.may_grow and not rows_only and not resize and name == variable.table_name
     return staged_id, dump, may_grow

@@ -193,6 +193,15 @@ for _ in range(2):
     else:
         raise AssertionError
     assert Owner().fourth() == 4 and Owner().first() == 10
+@hooks.behind("an outer door")
+def opens_another():
+    hooks.open_door("another")
+try:
+    hooks.open_door("an outer door")
+except ImportError:
+    assert not hooks._open & {"an outer door", "another"}
+else:
+    raise AssertionError
 Owner.fifth = lambda self: 3
 hooks.open_door("another")
 hooks.open_door("a door")

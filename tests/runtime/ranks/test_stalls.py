@@ -243,7 +243,7 @@ def test_the_thread_hides_nothing_of_its_base():
 
 
 def test_threads_that_are_ranks_have_no_watch():
-    assert thread_ranks.run(2, lambda: stalls.start(comm.current(), None)) == [None, None]
+    assert thread_ranks.run(2, lambda: stalls.start(comm.current())) == [None, None]
     assert stalls._watch is None
 
 
