@@ -10,11 +10,11 @@ from sok_like import _core
 NUM_UNIQUE = 12
 
 
-def shares(inverse, splits, combiner, weights):
+def shares(inverse, splits, combiner, weights, num_unique=NUM_UNIQUE):
     """[samples, unique rows]: what each row has in each sample."""
     if combiner == "none":
         splits = np.arange(len(inverse) + 1)
-    found = np.zeros((len(splits) - 1, NUM_UNIQUE))
+    found = np.zeros((len(splits) - 1, num_unique))
     for s, (begin, end) in enumerate(itertools.pairwise(splits)):
         w = weights[begin:end]
         divisor = {"mean": w.sum(), "sqrtn": np.sqrt((w**2).sum())}.get(combiner, 1.0)

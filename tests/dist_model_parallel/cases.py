@@ -128,18 +128,20 @@ def as_tensor(case, number, samples):
     table, kind, dtype, hotness = case.inputs[number]
     if case.tables[table] is HASH_TABLE:
         samples = [KEYS[np.array(sample, int)] for sample in samples]
-    if kind == "ragged":
+    return tensor_of(kind, samples, dtype, hotness)
+
+
+def tensor_of(kind, samples, dtype, hotness):
+    """Ids or weights, lists by sample."""
+    if kind in ("ragged", "sparse"):
         values = tf.constant([x for sample in samples for x in sample], dtype)
-        return tf.RaggedTensor.from_row_lengths(
-            values, tf.constant([len(sample) for sample in samples], tf.int64)
-        )
-    if kind == "sparse":
-        places = [[i, k] for i, sample in enumerate(samples) for k in range(len(sample))]
-        values = tf.constant([x for sample in samples for x in sample], dtype)
-        shape = [len(samples), hotness]
-        return tf.SparseTensor(np.reshape(places, [-1, 2]).astype(np.int64), values, shape)
-    dense = np.reshape(samples, [len(samples), hotness]).astype(dtype)
-    return tf.constant(dense[:, 0] if kind == "flat" else dense)
+        lengths = tf.constant([len(sample) for sample in samples], tf.int64)
+        ragged = tf.RaggedTensor.from_row_lengths(values, lengths)
+        if kind == "ragged":
+            return ragged
+        return tf.SparseTensor(ragged.to_sparse().indices, values, [len(samples), hotness])
+    dense = np.reshape(samples, [len(samples), hotness])
+    return tf.constant(dense[:, 0] if kind == "flat" else dense, dtype)
 
 
 def tensors(case, step):

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok_like as sok
+from tests.dist_model_parallel.cases import tensor_of
 
 pytestmark = pytest.mark.keras
 
@@ -20,28 +21,12 @@ def layer_of(combiner=None, **kwargs):
     return layer
 
 
-def as_sparse(rows, dtype, width=6):
-    indices = [[i, k] for i, row in enumerate(rows) for k in range(len(row))]
-    values = tf.constant([x for row in rows for x in row], dtype)
-    return tf.SparseTensor(np.reshape(indices, [-1, 2]), values, [len(rows), width])
-
-
-def ids_of(kind, dtype=tf.int64):
-    """The ids as TensorFlow has them and as lists."""
-    if kind == "one-hot":
-        lists = [[7], [0], [11]]
-    elif kind == "fixed":
-        lists = [[7, 7, 2], [0, 1, 2], [11, 3, 11], [5, 5, 5]]
-    else:
-        lists = RAGGED
-    if kind == "ragged":
-        return tf.ragged.constant(lists, dtype=dtype), lists
-    if kind == "sparse":
-        return as_sparse(lists, dtype), lists
-    return tf.constant(lists, dtype), lists
-
-
-KINDS = ["one-hot", "fixed", "ragged", "sparse"]
+IDS_OF = {  # by sample; the most of one sample
+    "one-hot": ([[7], [0], [11]], 1),
+    "fixed": ([[7, 7, 2], [0, 1, 2], [11, 3, 11], [5, 5, 5]], 3),
+    "ragged": (RAGGED, None),
+    "sparse": (RAGGED, 6),
+}
 
 
 def right(table, lists, combiner, weights):
@@ -60,16 +45,13 @@ def right(table, lists, combiner, weights):
     "combiner, weighted, function",
     [(None, False, True), ("sum", False, False), ("mean", True, True), ("mean", False, False)],
 )
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", IDS_OF)
 def test_rows_and_gradients(kind, combiner, weighted, function):
-    ids, lists = ids_of(kind, tf.int32 if function else tf.int64)
+    lists, most = IDS_OF[kind]
+    ids = tensor_of(kind, lists, tf.int32 if function else tf.int64, most)
     layer, rng = layer_of(combiner), np.random.default_rng(1)
     weights = [rng.uniform(0.5, 2.0, len(row)).tolist() for row in lists]
-    given = {
-        "ragged": lambda: tf.ragged.constant(weights, dtype=tf.float32),
-        "sparse": lambda: as_sparse(weights, tf.float32),
-    }.get(kind, lambda: tf.constant(weights))()
-    options = {"weights": given} if weighted else {}
+    options = {"weights": tensor_of(kind, weights, tf.float32, most)} if weighted else {}
     weights = weights if weighted else [[1.0] * len(row) for row in lists]
 
     def run(look_up, variable):
@@ -178,9 +160,7 @@ def test_integer_dtypes():
     ],
 )
 def test_an_id_out_of_range_is_named(bad, kind, combiner, function):
-    lists = [[3, bad, 1], [2, 0, 1]]
-    ids = as_sparse(lists, tf.int32) if kind == "sparse" else tf.constant(lists)
-    ids = tf.RaggedTensor.from_tensor(ids) if kind == "ragged" else ids
+    ids = tensor_of(kind, [[3, bad, 1], [2, 0, 1]], tf.int32, 3)
     layer = layer_of(combiner, name="user_id")
     call = tf.function(layer) if function else layer
     with pytest.raises(tf.errors.InvalidArgumentError, match="user_id") as caught:
@@ -296,10 +276,9 @@ def test_configuration_of_keras_own_layer():
 
 @pytest.mark.parametrize("kind", ["ragged", "sparse"])
 def test_in_a_functional_model(kind):
-    ids, lists = ids_of(kind, tf.int64)
-    width = None if kind == "ragged" else ids.shape[1]
+    lists, width = IDS_OF[kind]
+    ids, layer = tensor_of(kind, lists, tf.int64, width), layer_of("mean")
     inputs = tf.keras.Input((width,), dtype="int64", **{kind: True})
-    layer = layer_of("mean")
     model = tf.keras.Model(inputs, layer(inputs))
     expected = right(TABLE, lists, "mean", [[1.0] * len(row) for row in lists])
     np.testing.assert_allclose(model(ids), expected, rtol=1e-6, atol=1e-7)

@@ -142,16 +142,24 @@ def test_what_goes_wrong_on_one_rank(on_threads, world_size):
     def check():
         last = comm.current().rank == world_size - 1
         who = f"(?s)rank {world_size - 1}: .*" if world_size > 1 else "(?s)"
-        tables = [sok.HashEmbedding(2, capacity=4, name="tiny"), sok.Embedding(9, 2)]
+        items = tf.keras.layers.Embedding(9, 2, name="items")
+        tables = [sok.HashEmbedding(2, capacity=4, name="tiny"), items]
         full = dmp.DistributedEmbedding(tables, data_parallel_threshold=18)
-        alone = dmp.DistributedEmbedding([sok.Embedding(9, 2)], data_parallel_threshold=18)
+        copied, cut, placed = (
+            dmp.DistributedEmbedding([items], **arguments)
+            for arguments in ({"data_parallel_threshold": 18}, {"row_slice_threshold": 1}, {})
+        )
         fine = [tf.constant([[1, 2]]), tf.constant([[8]])]
         many = tf.range(100, 100 + 10 * world_size, dtype=tf.int64)[tf.newaxis]
-        outside = who + "must be in .0, input_dim.*Received: id.*"
+        outside = (
+            who + r"(?=.*'items).*must (be|lie) in .0, (input_dim|9).*Received: (id|key).*[ \[]"
+        )
         for layer, inputs, error, words in (
             (full, [many, fine[1]], tf.errors.ResourceExhaustedError, "max_capacity=4.*'tiny'"),
             (full, [fine[0], [[9 if last else 3]]], tf.errors.InvalidArgumentError, outside + "9"),
-            (alone, [[[-1 if last else 3]]], tf.errors.InvalidArgumentError, outside + "-1"),
+            (copied, [[[-1 if last else 3]]], tf.errors.InvalidArgumentError, outside + "-1"),
+            (cut, [[[9 if last else 3]]], tf.errors.InvalidArgumentError, outside + "9"),
+            (placed, [[[-1 if last else 3]]], tf.errors.InvalidArgumentError, outside + "-1"),
         ):
             inputs = list(map(tf.constant, inputs))
             in_function = tf.function(lambda *x, layer=layer: layer(list(x), training=True))

@@ -106,25 +106,6 @@ def test_constraints_see_what_they_need(on_threads, kind, options, by_rows, size
     assert sorted(on_threads(2, check)) == sizes
 
 
-@pytest.mark.parametrize("arguments", [{}, {"row_slice_threshold": 1}])
-@pytest.mark.parametrize("bad", [7, -1])
-def test_id_outside_its_table(on_threads, arguments, bad):
-    """One of one rank: what all ranks see, and that they can go on."""
-
-    def check():
-        embedding = tf.keras.layers.Embedding
-        tables = [embedding(7, 2, name="items"), embedding(9, 2, name="shops")]
-        layer = dmp.DistributedEmbedding(tables, **arguments)
-        call = layer if bad == 7 else tf.function(layer)
-        ids = [tf.constant([[bad if comm.current().rank == 1 else 1]]), tf.constant([[8]])]
-        words = rf"(?s)rank 1:(?=.*items).*[ \[]{bad}[ \]]"
-        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
-            call(ids)
-        layer([tf.constant([[6]]), tf.constant([[8]])])
-
-    on_threads(2, check)
-
-
 # Inputs of the global batch: ragged ones with a combiner only, and ids without a second axis, of
 # which in a graph each rank must have one.
 GLOBAL_INPUTS = {
@@ -140,6 +121,7 @@ GLOBAL_INPUTS = {
         ],
     ),
     "hashed": (cases.CASES["hashed"].tables, cases.CASES["hashed"].inputs),
+    "idle_rank": ([(3, 1, "sum")], [(0, "dense", "int64", 2)]),
 }
 
 
@@ -151,6 +133,7 @@ GLOBAL_INPUTS = {
         (3, "dense", {"column_slice_threshold": 30}, False),
         (2, "flat", {}, True),
         (3, "hashed", {}, False),
+        (2, "idle_rank", {}, False),
     ],
 )
 def test_model_parallel_input(on_threads, world_size, kind, arguments, graph):
@@ -181,6 +164,7 @@ def test_model_parallel_input(on_threads, world_size, kind, arguments, graph):
             "dense": [(4, 1, 4), (4, 8), (4, 4), (4, 3, 4), (4, 6), (4, 2, 4)],
             "flat": [(4, 3), (4, 2), (4, 4), (4, 4), (4, 2)],
             "hashed": [(4, 2, 4), (4, 4), (4, 2), (4, 4)],
+            "idle_rank": [(4, 1)],
         }[kind]
         check_outputs([outputs], [expected["outputs"][0][rank]])
         tables = map(cases.as_dense, layer.get_weights(all_ranks=True))
@@ -211,24 +195,6 @@ def test_ids_with_and_without_a_second_axis_cannot_be_told_apart_in_a_graph(on_t
         assert [tuple(o.shape) for o in layer(inputs)] == [(2, 1, 2), (2, 2), (2, 2), (2, 2)]
         with pytest.raises(Exception, match="numbers of axes"):
             tf.function(lambda inputs: layer(inputs))(inputs)
-
-    on_threads(2, check)
-
-
-def test_model_parallel_input_with_an_idle_rank(on_threads):
-    def check():
-        layer = dmp.DistributedEmbedding([sok.Embedding(3, 1, combiner="sum")], dp_input=False)
-        layer.set_weights([np.ones([3, 1], np.float32)])
-        rank = comm.current().rank
-        ids = tf.constant([[1, 2]] * (2 * comm.current().world_size))
-        with tf.GradientTape() as tape:
-            (out,) = layer([ids] if layer.strategy.input_ids_list[rank] else [])
-            loss = tf.reduce_sum(out)
-        tape = dmp.DistributedGradientTape(tape)
-        (gradient,) = tape.gradient(loss, layer.trainable_variables)
-        np.testing.assert_array_equal(out, np.full([2, 1], 2.0))
-        gradient = tf.convert_to_tensor(gradient).numpy().tolist()
-        assert gradient == ([[0], [2], [2]] if rank == 0 else [])
 
     on_threads(2, check)
 

@@ -40,17 +40,10 @@ def keys_at(positions):
 
 
 def expected(table, positions, combiner, weights=None):
-    """What `tf.nn.embedding_lookup_sparse` finds, sample by sample; zeros where it has no ids."""
-    found = []
-    for i, sample in enumerate(positions):
-        if not sample:
-            found.append(tf.zeros([table.shape[1]], table.dtype))
-            continue
-        ids = tf.sparse.from_dense([[p + 1 for p in sample]])  # from_dense leaves zeros out
-        ids = tf.SparseTensor(ids.indices, tf.cast(ids.values, tf.int64) - 1, ids.dense_shape)
-        given = None if weights is None else ids.with_values(tf.cast(weights[i], table.dtype))
-        found.append(tf.nn.embedding_lookup_sparse(table, ids, given, combiner=combiner)[0])
-    return tf.stack(found)
+    """What `tf.nn.embedding_lookup_sparse` finds, and zeros for last samples without ids."""
+    given = None if weights is None else tf.cast(weights, table.dtype).to_sparse()
+    found = tf.nn.embedding_lookup_sparse(table, positions.to_sparse(), given, combiner=combiner)
+    return tf.pad(found, [[0, positions.shape[0] - found.shape[0]], [0, 0]])
 
 
 def ways(function):

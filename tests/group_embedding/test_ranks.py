@@ -9,6 +9,7 @@ from sok_like import sok2
 from sok_like.runtime.ranks import comm, initialize, launchers
 from tests.checks import groups, parity
 from tests.checks.groups import BATCH, DENSE, FEATURES, NUM_KEYS
+from tests.group_embedding.test_lookup_sparse import expected
 from tests.lookup.test_learned_weights import right_gradient
 from tests.thread_ranks import exchanges_in
 
@@ -22,10 +23,12 @@ def oracle(optimizer, world_size, start):
     vectors = []
     for features, targets in groups.batches():
         with tf.GradientTape() as tape:
-            found = [
-                _stock(tables[feature[0]], feature, *arrays)
-                for feature, arrays in zip(FEATURES, features, strict=True)
-            ]
+            found = []
+            for (name, combiner, weighted, _), arrays in zip(FEATURES, features, strict=True):
+                positions, lengths, weights = arrays
+                ids = tf.RaggedTensor.from_tensor(positions, lengths)
+                weights = tf.RaggedTensor.from_tensor(weights, lengths) if weighted else None
+                found.append(expected(tables[name], ids, combiner, weights))
             loss = groups.loss_of(found, tf.constant(targets, tf.float64))
         gradients = dict(zip(tables, tape.gradient(loss, list(tables.values())), strict=True))
         vectors.append([v.numpy() for v in found])
@@ -35,21 +38,6 @@ def oracle(optimizer, world_size, start):
             gradient = gradient / world_size if name in DENSE else gradient
             optimizers[name].apply_gradients([(gradient, table)])
     return vectors, {name: table.numpy() for name, table in tables.items()}
-
-
-def _stock(table, feature, positions, lengths, weights):
-    """`tf.nn.embedding_lookup_sparse` of the samples for which it is defined; zeros elsewhere."""
-    _, combiner, weighted, _ = feature
-    there = np.arange(positions.shape[1]) < lengths[:, None]
-    defined = (there * (weights if weighted else 1)).sum(axis=1) > 0
-    samples, places = np.nonzero(there[defined])
-    indices = np.stack([samples, places], axis=1)
-    ids = tf.SparseTensor(indices, positions[defined][samples, places], [BATCH, there.shape[1]])
-    given = weights[defined][samples, places].astype(np.float64)
-    found = tf.nn.embedding_lookup_sparse(
-        table, ids, ids.with_values(given) if weighted else None, combiner=combiner
-    )
-    return tf.scatter_nd(np.flatnonzero(defined)[:, None], found, [BATCH, table.shape[1]])
 
 
 @pytest.mark.parametrize("world_size, optimizer", [(1, "adagrad"), (2, "adam")])

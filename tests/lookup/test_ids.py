@@ -136,12 +136,13 @@ def test_an_index_outside_of_the_batch(sok, row):
 def test_a_sparse_tensor_with_too_few_values(sok):
     table = filled(sok, "short")
 
-    @tf.function(autograph=False)
+    @tf.function(
+        input_signature=[tf.TensorSpec([None, 2], tf.int64), tf.TensorSpec([None], tf.int64)]
+    )
     def look(indices, values):
-        ids = tf.SparseTensor(indices, values, SHAPE)
-        return sok.group_embedding_lookup_sparse([table], [ids], "sum")
+        return sok.group_embedding_lookup_sparse(
+            [table], [tf.SparseTensor(indices, values, SHAPE)], "sum"
+        )
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="an index and a weight for each key"):
-        look.get_concrete_function(
-            tf.TensorSpec([None, 2], tf.int64), tf.TensorSpec([None], tf.int64)
-        )(tf.constant(INDICES), tf.constant(IDS[:4]))
+        look(INDICES, IDS[:4])

@@ -31,8 +31,9 @@ def right_gradient(combiner, rows=None, positions=POSITIONS, flat=FLAT, factors=
     flat = tf.constant(flat, tf.float64)
     with tf.GradientTape() as tape:
         tape.watch(flat)
-        weights = tf.RaggedTensor.from_row_lengths(flat, [len(p) for p in positions])
-        loss = tf.reduce_sum(expected(table, positions, combiner, weights) * factors)
+        ids = ragged(positions)
+        found = expected(table, ids, combiner, ids.with_values(flat))
+        loss = tf.reduce_sum(found * factors)
     return tf.convert_to_tensor(tape.gradient(loss, flat)).numpy()
 
 

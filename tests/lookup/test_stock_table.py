@@ -9,6 +9,7 @@ from sok_like.lookup.exporting import Exporting
 from sok_like.lookup.hash_lookup import HashFeature, lookup
 from sok_like.lookup.stock_rows import MissingRows, initial_rows
 from sok_like.lookup.stock_table import Asked, StockTable, StockTables, encoded
+from tests.training import apply_gradient
 
 RANDOM = np.random.default_rng(0)
 KEYS = np.r_[RANDOM.integers(-(2**63), 2**63 - 1, 300), [0, -1, 2**63 - 1, -(2**63)]]
@@ -71,8 +72,7 @@ def test_a_missing_key_reads_its_row_after_weight_decay(sok, tmp_path, forgotten
     decayed, fresh = table(), table()
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1, weight_decay=0.5))
     for _ in range(3):
-        gradient = tf.IndexedSlices(tf.ones([1, 6]), tf.constant([1], tf.int64))
-        optimizer.apply_gradients([(gradient, decayed)])
+        apply_gradient(optimizer, decayed, [1])
     if forgotten:  # as after a restore: the history begins anew
         decayed.load_snapshot(decayed.snapshot())
     keys = KEYS[KEYS != 1]
@@ -122,18 +122,13 @@ def stock_of(sok, variables, keys, row_dtype="float32"):
 
 
 def looked_up(made, *asked):
-    """The rows of keys `asked` of each table, in one lookup; exports have it in a function."""
-
-    def look(*keys):
-        rows = [None] * len(keys)
-        tables = made.tables if len(keys) > 1 else made.tables[:1]
-        for positions, found in made([Asked(*each) for each in zip(tables, keys, strict=True)]):
-            parts = tf.split(found, [len(asked[i]) for i in positions])
-            for position, part in zip(positions, parts, strict=True):
-                rows[position] = part
-        return rows
-
-    return [rows.numpy() for rows in look(*(tf.constant(keys, tf.int64) for keys in asked))]
+    """The rows of keys `asked` of each table, in one lookup."""
+    rows, keys = [None] * len(asked), [tf.constant(keys, tf.int64) for keys in asked]
+    for positions, found in made([Asked(*pair) for pair in zip(made.tables, keys, strict=True)]):
+        parts = tf.split(found, [len(asked[i]) for i in positions])
+        for position, part in zip(positions, parts, strict=True):
+            rows[position] = part.numpy()
+    return rows
 
 
 def test_present_and_missing_keys(sok):

@@ -108,13 +108,10 @@ def test_decays_go_by_the_global_step(sok):
             return session.run(tf.nn.embedding_lookup(table, tf.constant([7], tf.int64)))[0, 0]
 
     def right(times):
-        accumulator, row, decays = 1.0, 0.0, 0
+        oracle = oracles.AdagradDecay([[0.0]], 1.0, 3, 0.5)
         for time in times:
-            if time // 3 > decays:
-                accumulator, decays = max(accumulator * 0.5, 1.0), decays + 1
-            accumulator += 1
-            row -= RATE / np.sqrt(accumulator)
-        return row
+            oracle.step(time, RATE, [0], [[1.0]])
+        return oracle.w[0, 0]
 
     np.testing.assert_allclose(rows(0, counted=True), right([1, 2, 3, 4]), atol=1e-6)
     np.testing.assert_allclose(rows(0, counted=False), right([1, 1, 1, 1]), atol=1e-6)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.training import apply_gradient
+
 pytestmark = pytest.mark.keras
 v1 = tf.compat.v1
 
@@ -40,9 +42,7 @@ def test_what_is_not_finite_spoils_elements_as_on_a_dense_variable(sok, name):
     stock, wrapped = make(0.5), sok.OptimizerWrapper(make(0.5))
     for gradient in ([NAN, INF, -INF, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, -1.0, 1.0, 1.0]):
         stock.apply_gradients([(tf.constant([gradient]), dense)])
-        wrapped.apply_gradients(
-            [(tf.IndexedSlices(tf.constant([gradient]), tf.constant([7])), table)]
-        )
+        apply_gradient(wrapped, table, [7], [gradient])
     row = table.find([7])[0].numpy()
     expected = dense.numpy()
     if name == "SGD":  # tf_keras keeps a momentum of 0 times infinity, which is NaN

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok_like.runtime.framework.running_keras import is_keras_3
 from tests.core import oracles
+from tests.training import apply_gradient
 
 pytestmark = pytest.mark.keras
 
@@ -240,9 +241,8 @@ def test_refused(sok, make, words):
 
 def test_momentum_of_v1_has_its_slot_at_0(sok):
     """As in TensorFlow, so that a program with another momentum may go on."""
-    table, key = sok.EmbeddingVariable(2, name="users"), tf.constant([1], tf.int64)
-    optimizer = sok.OptimizerWrapper(v1.MomentumOptimizer(0.1, 0.0))
-    optimizer.apply_gradients([(tf.IndexedSlices(tf.ones([1, 2]), key), table)])
+    table = sok.EmbeddingVariable(2, name="users")
+    apply_gradient(sok.OptimizerWrapper(v1.MomentumOptimizer(0.1, 0.0)), table, [1])
     np.testing.assert_array_equal(table.snapshot().slot_rows, [[1, 1]])
 
 
