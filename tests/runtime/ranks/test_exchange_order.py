@@ -242,7 +242,7 @@ def test_random_programs_give_what_a_dictionary_gives(on_processes, world_size):
 @pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_random_runs_of_a_session_give_what_a_dictionary_gives(on_processes, world_size):
-    results = on_processes(world_size, programs.run_in_session, 1, programs.SESSION_STEPS)
+    results = on_processes(world_size, programs.run_in_session, 3, programs.SESSION_STEPS)
     assert all(result == results[0] for result in results)
     assert sum(results[0].values()) == programs.SESSION_STEPS
     assert "session fine" in results[0] and len(results[0]) > 1
