@@ -67,7 +67,8 @@ CASES = {
     "rows": Case({"row_slice_threshold": 1}),
     "mixed": Case(MIXED),
     "replicated": Case({"data_parallel_threshold": 10**6}),
-    "idle_ranks": Case({}, [(3, 1, "sum")], [(0, "ragged", "int64", 3)]),
+    # On three ranks one has a table without an input, and one has none.
+    "idle_ranks": Case({}, [(3, 1, "sum"), (3, 1, "sum")], [(0, "ragged", "int64", 3)]),
     "fewer_rows_than_ranks": Case({"row_slice_threshold": 1}, *OF_TWO_ROWS),
     "hashed": Case({"data_parallel_threshold": 6}, *WITH_HASH_TABLE),
 }

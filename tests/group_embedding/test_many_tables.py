@@ -19,13 +19,13 @@ def make_tables(sok, **options):
     ]
 
 
-def make_ids(seed, num_features=NUM_TABLES, num_keys=100):
+def make_ids(seed):
     rng = np.random.default_rng(seed)
     return [
         tf.RaggedTensor.from_row_lengths(
-            tf.constant(rng.integers(0, num_keys, 60), tf.int64), [1, 0, 9, 20, 30]
+            tf.constant(rng.integers(0, 100, 60), tf.int64), [1, 0, 9, 20, 30]
         )
-        for _ in range(num_features)
+        for _ in range(NUM_TABLES)
     ]
 
 
