@@ -168,7 +168,8 @@ def by_key(parts):
     if "waiting" in parts[0]:
         waiting = np.concatenate([part["waiting"] for part in parts])
         arrays["waiting"] = waiting[np.argsort(waiting[:, 0])]
-    arrays["steps"] = np.unique([part["optimizer_step"] for part in parts])
+    for name in ("optimizer_step", "initial_row_scale"):
+        arrays[name] = np.unique([part[name] for part in parts])
     return arrays
 
 

@@ -16,7 +16,7 @@ from sok_like.lookup.dense_lookup import as_tf_table
 from sok_like.runtime.framework.running_keras import is_keras_3
 from tests.checks import files
 from tests.checks.files import KINDS, TABLES, WAYS, X, Y, by_key, check_same, fit, made, mine
-from tests.training import train_step
+from tests.checks.serving import model_parallel
 
 of_keras = pytest.mark.keras(slow=True)
 RATE = 0.05
@@ -122,16 +122,13 @@ class Parallel:
     """Keras' ModelParallel: a table by rows, one by columns, and a kernel by rows."""
 
     def __init__(self, kind):
-        self.kind, size = kind, sok.size()
-        distribution = sok.distribution
-        devices = [f"cpu:{rank}" for rank in range(size)]
-        mesh = distribution.DeviceMesh((1, size), ("batch", "model"), devices)
-        layouts = distribution.LayoutMap(mesh)
-        layouts["parallel_rows/embeddings"] = ("model", None)
-        layouts["parallel_columns/embeddings"] = (None, "model")
-        layouts["parallel_top/kernel"] = ("model", None)
-        of = tf.keras.layers
-        with distribution.ModelParallel(mesh, layouts).scope():
+        self.kind, of = kind, tf.keras.layers
+        layouts = {
+            "parallel_rows/embeddings": ("model", None),
+            "parallel_columns/embeddings": (None, "model"),
+            "parallel_top/kernel": ("model", None),
+        }
+        with model_parallel(layouts).scope():
             tf.keras.utils.set_random_seed(3)
             ids = tf.keras.Input([2], dtype="int64")
             rows = of.Embedding(24, 4, name="parallel_rows")(ids)
@@ -151,34 +148,6 @@ class Parallel:
 
     def found(self):
         return dict(enumerate(map(np.array, self.model.weights)))
-
-
-class Dump:
-    """A hash table; rows of keys that come later tell whether the decay was forgotten."""
-
-    def __init__(self, kind):
-        self.done = 0
-        self.layer = sok.All2AllDenseEmbedding(None, 4, 1, 1, dynamic_input=True, name="items")
-        optimizer = tf.keras.optimizers.AdamW(RATE, weight_decay=0.5)
-        self.optimizer = sok.OptimizerWrapper(optimizer)
-
-    def step(self):
-        self.done += 1
-        keys = mine(np.random.default_rng(self.done).integers(-60, 60, 2 * files.BATCH))
-        loss_of = lambda: tf.reduce_sum(self.layer(tf.constant(keys)) ** 2)  # noqa: E731
-        train_step(self.optimizer, self.layer.trainable_variables, loss_of)
-
-    def save(self, folder):
-        assert sok.Saver().dump_to_file(self.layer.table, folder) is not None
-
-    def load(self, folder):
-        sok.Saver().restore_from_file(self.layer.table, folder)
-        self.done = WRITTEN
-
-    def found(self):
-        keys, rows = sok.export(self.layer.table)
-        assert all(key % 2**64 % sok.size() == sok.rank() for key in keys.numpy().tolist())
-        return dict(zip(keys.numpy().tolist(), rows.numpy(), strict=True))
 
 
 class Session:
@@ -246,8 +215,7 @@ def test_shards_of_model_parallel(on_processes, tmp_path, kind, pair):
 
 
 # tf_keras has optimizers that are older than Keras 3's.
-OF_THREADS = [(Tape, "v1"), *([] if is_keras_3() else [(Tape, "legacy")])]
-OF_THREADS += [(Session, "saver"), (Dump, "dump_to_file")]
+OF_THREADS = [(Session, "saver"), (Tape, "v1"), *([] if is_keras_3() else [(Tape, "legacy")])]
 
 
 @of_keras
@@ -255,8 +223,3 @@ OF_THREADS += [(Session, "saver"), (Dump, "dump_to_file")]
 @pytest.mark.parametrize("program, kind", OF_THREADS)
 def test_programs(on_threads, tmp_path, program, kind, pair):
     check(on_threads, pair, program, kind, tmp_path)
-
-
-@pytest.mark.ranks
-def test_a_dump_of_processes(on_processes, tmp_path):
-    check(on_processes, (2, 2), Dump, "dump_to_file", tmp_path)
