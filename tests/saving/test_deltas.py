@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok_like.saving.format import deltas
 from tests.checks.files import check_same
 from tests.emulated import on_host
-from tests.saving.wrong_content import signed
+from tests.saving.wrong_content import change_manifest
 from tests.training import apply_gradient, content
 
 pytestmark = on_host
@@ -199,10 +199,8 @@ def chain(sok, tmp_path):
 
 
 def edited(folder, change):
-    """The manifest with other deltas, and a checksum that fits."""
-    manifest = json.loads((folder / "grown.json").read_text())
-    change(manifest["deltas"])
-    (folder / "grown.json").write_text(signed(manifest))
+    """The manifest gets other deltas, and a checksum that fits."""
+    change_manifest(folder, lambda fields: change(fields["deltas"]))
 
 
 def exchanged(folder):
@@ -220,8 +218,7 @@ def foreign(folder):
 
 
 def base_as_delta(folder):
-    shards = json.loads((folder / "grown.json").read_text())["shards"]
-    edited(folder, lambda deltas: deltas[0].update(shards=shards))
+    change_manifest(folder, lambda fields: fields["deltas"][0].update(shards=fields["shards"]))
 
 
 DAMAGES = {

@@ -14,17 +14,13 @@ from tests.training import apply_gradient, rows_by_key
 
 
 @pytest.mark.keras
-@pytest.mark.parametrize("path", ["s3://bucket/model", "hdfs://host/model", "nowhere://x"])
-def test_a_scheme_without_a_file_system_raises_and_leaves_no_folder(
-    sok, path, tmp_path, monkeypatch
-):
+def test_a_scheme_without_a_file_system_raises_and_leaves_no_folder(sok, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table, saver = sok.EmbeddingVariable(4, name="elsewhere"), sok.Saver()
     calls = [saver.dump, saver.dump_to_file, saver.restore, saver.restore_from_file, saver.compact]
-    words = f"no file system is registered for '{path.partition('://')[0]}'"
     for call in [*calls, lambda *given: saver.dump(*given, since="last")]:
-        with pytest.raises(RuntimeError, match=words):
-            call(table, path)
+        with pytest.raises(RuntimeError, match="no file system is registered for 'nowhere'"):
+            call(table, "nowhere://bucket/model")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -6,10 +6,11 @@ import tensorflow as tf
 
 import sok_like as sok
 from sok_like.runtime.ranks import comm
-from sok_like.saving.format import durable, manifest, shard_file
+from sok_like.saving.format import durable, shard_file
 from sok_like.saving.parts import table_dumps
 from sok_like.table.content import TableShard
 from tests.checks.files import flipped, on_rank
+from tests.saving import in_memory
 from tests.training import rows_by_key
 
 
@@ -67,9 +68,7 @@ def test_a_folder_that_is_not_shared_raises_and_the_old_dumps_stay(on_threads, t
         """Each rank has a folder of its own; each holds a dump of this rank alone before."""
         rank, mine = sok.rank(), tmp_path / str(sok.rank())
         part = TableShard(np.array([3]), np.ones([1, 2], "f"), np.zeros([1, 0], "f"), [], [])
-        name = manifest.shard_name("apart", f"0{rank}", 0, 1)
-        entry = shard_file.write_shard(mine, name, part)
-        manifest.write_manifest(mine, manifest.Head("apart", 2, "int64", f"0{rank}"), [entry])
+        in_memory.write_dump(mine, [part], "apart", 2, f"0{rank}")
         before, table = sorted(mine.iterdir()), filled("apart", range(6))
         must = "rank 0: FileNotFoundError: The folder of a dump must be on a file system"
         with pytest.raises(RuntimeError, match=f"{must}.*which rank 1 has written"):

@@ -15,6 +15,14 @@ def signed(manifest):
     return json.dumps(manifest, indent=1) + "\n"
 
 
+def change_manifest(folder, change):
+    """Calls `change` with the fields of a folder's only manifest, and signs what they are then."""
+    (path,) = folder.glob("*.json")
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(signed(manifest))
+
+
 def _key_twice(arrays, draw):
     at = draw.randrange(1, len(arrays["keys"]))
     arrays["keys"][at] = arrays["keys"][at - draw.choice([0, 1]) - 1]

@@ -210,33 +210,12 @@ def other_files(folder):
     assert all(map(np.array_equal, layer.get_weights(all_ranks=True), before))
 
 
-def renamed(folder):
-    """A file of tables that Keras named, read into a model made later in the same process."""
-
-    def unnamed():
-        tf.keras.utils.set_random_seed(3)
-        keys = tf.keras.Input([2], dtype="int64")
-        rows = sok.HashEmbedding(4, combiner="sum")(keys)
-        model = tf.keras.Model(keys, tf.keras.layers.Dense(1)(rows))
-        model.compile(sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1)), "mse", run_eagerly=True)
-        return model
-
-    first, second = unnamed(), unnamed()
-    fit(first, 2)
-    files.write(first, folder, KINDS)
-    for kind in KINDS:
-        fit(second, 1)
-        files.load(kind, second, folder)
-        np.testing.assert_array_equal(second.predict_on_batch(X), first.predict_on_batch(X))
-    assert len({files.tables_of(model)[0].table_name for model in (first, second)}) == 2
-
-
 @pytest.mark.keras(slow=True)
 @pytest.mark.parametrize(
     "scene",
     [
         *(paths_of_their_own, disks_of_their_own, copies_of_their_own, rank_1_fails),
-        *(damaged_bytes, schemes, other_files, renamed),
+        *(damaged_bytes, schemes, other_files),
     ],
 )
 def test_all_or_none(on_processes, tmp_path, scene):
