@@ -140,6 +140,7 @@ def close(found, estimated):
 
 
 RULES = (None, "sgd", "adagrad", "ftrl", "adam", "lazy_adam", "momentum")
+RULES += ("adagrad_decay", "rmsprop")  # of DeepRec
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -151,19 +152,6 @@ def test_each_rule(sok, rule, dim, num_keys):
     estimated = sok.estimate_memory(num_keys, dim, optimizer)
     close(stats["bytes"], estimated.bytes)
     close(stats["index_bytes"], estimated.index_bytes)
-
-
-@pytest.mark.parametrize("rule", ["adagrad_decay", "rmsprop", "lazy_adam"])
-def test_optimizers_of_deeprec(sok, rule):
-    optimizer = {
-        "adagrad_decay": lambda: deeprec.AdagradDecayOptimizer(0.1, 0),
-        "rmsprop": lambda: deeprec.AdamAsyncOptimizer(0.1, apply_sparse_rmsprop=True),
-        "lazy_adam": lambda: deeprec.AdamAsyncOptimizer(0.1),
-    }[rule]()
-    if rule not in RULES:
-        stats = taken(workloads.mixed(np.arange(120_000)), 8, rule)
-        close(stats["bytes"], sok.estimate_memory(120_000, 8, rule).bytes)
-    assert sok.estimate_memory(9, 8, optimizer) == sok.estimate_memory(9, 8, rule)
 
 
 def test_slot_variables_of_all_rules(sok):
@@ -194,8 +182,13 @@ def test_ranks_records_and_optimizers(sok):
     assert changes.bytes - changes.change_bytes == sok.estimate_memory(1000, 4, "sgd").bytes
     adam = tf.keras.optimizers.Adam(0.1)
     lazy = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1), lazy=True)
-    of_adam = {adam: "adam", sok.OptimizerWrapper(adam): "adam", lazy: "lazy_adam"}
-    for optimizer, rule in of_adam.items():
+    rules = {
+        **{adam: "adam", sok.OptimizerWrapper(adam): "adam", lazy: "lazy_adam"},
+        deeprec.AdagradDecayOptimizer(0.1, 0): "adagrad_decay",
+        deeprec.AdamAsyncOptimizer(0.1, apply_sparse_rmsprop=True): "rmsprop",
+        deeprec.AdamAsyncOptimizer(0.1): "lazy_adam",
+    }
+    for optimizer, rule in rules.items():
         of_rule = sok.estimate_memory(10**6, 16, rule)
         assert sok.estimate_memory(10**6, 16, optimizer) == of_rule
     assert sok.estimate_memory(0, 4).bytes == 0

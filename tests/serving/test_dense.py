@@ -11,7 +11,7 @@ import sok_like as sok
 from sok_like.serving import parts
 from tests.checks.files import check_same
 from tests.checks.serving import OneTable, model_parallel
-from tests.saving.test_memory import beside
+from tests.saving.test_memory import beside, filled
 
 pytestmark = pytest.mark.keras(slow=True)
 on_two = pytest.mark.ranks
@@ -196,13 +196,6 @@ def peak_of(call):
     return {"peak": peak, "written": int(sum(written))}
 
 
-def _one_hashed():
-    table = sok.EmbeddingVariable(DIM, name="large")
-    for at in range(0, ROWS, 20_000):
-        sok.assign(table, np.arange(at, at + 20_000), np.full([20_000, DIM], 0.5, np.float32))
-    return OneTable(table)
-
-
 def _one_table(**options):
     model = Tables([(ROWS, DIM, "float32")], **options)
     # After a sparse update, a read copies.
@@ -217,7 +210,7 @@ def _one_parallel():
 
 
 PEAKS = {
-    "hash": _one_hashed,
+    "hash": lambda: OneTable(filled(sok, "large", ROWS, DIM)),
     "rows": lambda: _one_table(row_slice_threshold=1),
     "columns": lambda: _one_table(column_slice_threshold=ROWS * DIM // 2),
     "parallel": _one_parallel,

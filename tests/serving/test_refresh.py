@@ -72,7 +72,7 @@ def exported(sok, tmp_path):
 
     def export(model, **options):
         path = tmp_path / "model"
-        sok.export_saved_model(model, path, refreshable=True, **options)
+        sok.export_saved_model(model, path, **{"refreshable": True, **options})
         return Server(path), pathlib.Path(f"{path}.deltas")
 
     return export
@@ -303,12 +303,10 @@ def test_what_cannot_follow_says_so(sok, exported, tmp_path):
             sok.export_saved_model(given, tmp_path / "x", **options)
 
 
-def test_a_folder_that_the_server_sees_elsewhere(sok, tmp_path):
-    model = Scores(sok)
+def test_a_folder_that_the_server_sees_elsewhere(sok, exported, tmp_path):
+    model, there = Scores(sok), tmp_path / "there"
     model.train(0, 100)
-    there = tmp_path / "there"
-    sok.export_saved_model(model, tmp_path / "model", refreshable=there)
-    server = Server(tmp_path / "model")
+    server, _ = exported(model, refreshable=there)
     model.train(50, 150)
     sok.export_delta(model, tmp_path / "here" / "1")
     (tmp_path / "here").rename(there)
