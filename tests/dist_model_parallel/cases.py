@@ -178,6 +178,13 @@ def flat(output):
     return tf.reshape(output, [-1, output.shape[-1]])
 
 
+def assert_same(found, right, atol=0.0):
+    """Of weights or a state: lists, dictionaries and pairs of arrays."""
+    tf.nest.assert_same_structure(found, right)
+    for ours, theirs in zip(tf.nest.flatten(found), tf.nest.flatten(right), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
+
+
 def make_heads(case):
     """One small dense layer per input."""
     heads = []

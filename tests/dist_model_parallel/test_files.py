@@ -11,6 +11,7 @@ import sok_like
 import sok_like.dist_model_parallel as dmp
 from sok_like.runtime.framework.running_keras import is_keras_3
 from tests import forks
+from tests.dist_model_parallel.cases import assert_same
 
 pytestmark = pytest.mark.keras
 distributed, wrap = dmp.DistributedOptimizer, sok_like.OptimizerWrapper
@@ -49,11 +50,6 @@ def predictions(model):
     return model.predict([KEYS] * len(model.inputs), verbose=0)
 
 
-def check_same(found, expected, atol=0.0):
-    for mine, theirs in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol)
-
-
 def test_a_layer_without_an_optimizer_is_kept(sok, tmp_path):
     layers = [make_layer(), make_layer()]
     for layer in layers:
@@ -61,7 +57,7 @@ def test_a_layer_without_an_optimizer_is_kept(sok, tmp_path):
     path = tf.train.Checkpoint(layer=layers[0]).save(str(tmp_path / "c"))
     tf.train.Checkpoint(layer=layers[1]).restore(path).assert_existing_objects_matched()
     first, second = (layer.get_weights() for layer in layers)
-    check_same(second, first)
+    assert_same(second, first)
     assert np.abs(first[0]).max() > 0 and len(first[2][0]) == 4
 
 
@@ -72,11 +68,11 @@ def test_an_optimizer_that_is_not_built_gets_its_slot_variables(sok, tmp_path):
     tf.train.Checkpoint(model=fresh).restore(path)
     fit(trained)
     fit(fresh)
-    check_same(*map(predictions, (trained, fresh)), atol=1e-6)
+    assert_same(*map(predictions, (trained, fresh)), atol=1e-6)
     first, second = (layer_of(m).get_optimizer_state(m.optimizer) for m in (trained, fresh))
     assert first["iterations"] == second["iterations"] == 4
     assert [len(slots) for slots in first["tables"]] == [2, 2, 2]
-    check_same(second["tables"], first["tables"], atol=1e-6)
+    assert_same(second["tables"], first["tables"], atol=1e-6)
     alone = tf.train.Checkpoint(layer=layer_of(fresh), optimizer=tf.keras.optimizers.Adam())
     with pytest.raises(ValueError, match="must be built before a checkpoint is restored"):
         alone.restore(path)
@@ -96,7 +92,7 @@ def test_other_tables_and_slot_variables_raise_before_anything_changes(sok, tmp_
     written = tf.train.Checkpoint(layer=layer_of(trained)).save(str(tmp_path / "layer"))
     with pytest.raises(ValueError, match=r"shape \(9, 4\) for a table of shape \(10, 4\)"):
         checkpoint.restore(written)
-    check_same(layer_of(other).get_weights()[:2], before)
+    assert_same(layer_of(other).get_weights()[:2], before)
 
 
 @pytest.mark.parametrize("way", ["checkpoint", "weights"])
@@ -114,7 +110,7 @@ def test_slot_variables_of_other_shapes_are_kept_on_one_rank(sok, tmp_path, way)
     for model in models:
         fit(model)
     # TensorFlow adds up what Adafactor divides by in an order that two threads do not repeat.
-    check_same(*map(predictions, models), atol=1e-6)
+    assert_same(*map(predictions, models), atol=1e-6)
 
 
 def test_files_of_keras_with_other_tables_raise_and_with_another_optimizer_warn(sok, tmp_path):
@@ -126,7 +122,7 @@ def test_files_of_keras_with_other_tables_raise_and_with_another_optimizer_warn(
     model.save_weights(path)
     with pytest.warns(UserWarning, match="of layer .* the slot variables"):
         other.load_weights(path)
-    check_same(*map(predictions, (model, other)))
+    assert_same(*map(predictions, (model, other)))
     wide = [tf.keras.layers.Embedding(rows + 1, dim) for rows, dim in SIZES]
     layers = [dmp.DistributedEmbedding(tables) for tables in (wide, wide[:1], [*wide, *wide[:1]])]
     few, many = (r"\['\(unnamed\)'" + n * r", '\(unnamed\)'" + r"\]" for n in (0, 2))
@@ -137,7 +133,7 @@ def test_files_of_keras_with_other_tables_raise_and_with_another_optimizer_warn(
         before = layer.get_weights()
         with pytest.raises(ValueError, match=match):
             outer.load_weights(path)
-        check_same(layer.get_weights(), before)
+        assert_same(layer.get_weights(), before)
 
 
 def test_tables_of_layers_in_a_list_are_not_left_out(sok, tmp_path):

@@ -9,6 +9,7 @@ import sok_like.dist_model_parallel as dmp
 from sok_like.planner import DistEmbeddingStrategy
 from sok_like.runtime.ranks import comm
 from tests.dist_model_parallel import cases
+from tests.dist_model_parallel.cases import assert_same
 from tests.training import train_step
 
 pytestmark = pytest.mark.keras
@@ -57,13 +58,6 @@ def test_training_goes_on_from_weights_and_state(on_threads, world_size, optimiz
         for of_table, shape in zip(state["tables"][:2], [(10, 4), (3, 2)], strict=True):
             assert {array.shape for array in of_table.values()} == {shape}
         assert_same(seen["again"], state)
-
-
-def assert_same(found, right, atol=0.0):
-    """Of weights or a state: lists, dictionaries and pairs of arrays."""
-    tf.nest.assert_same_structure(found, right)
-    for ours, theirs in zip(tf.nest.flatten(found), tf.nest.flatten(right), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
 
 
 def test_from_three_ranks_to_two_through_files(on_threads, tmp_path):

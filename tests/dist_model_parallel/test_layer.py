@@ -69,8 +69,7 @@ def test_training(on_threads, world_size, name, optimizer, graph, by):
                     "ragged", (batch, 4), "ragged",
                 ]  # fmt: skip
         for kind in ("tables", "heads"):
-            for found, right in zip(result[kind], expected[kind], strict=True):
-                np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
+            cases.assert_same(result[kind], expected[kind], atol=1e-5)
         assert result["on_root"] == (len(expected["tables"]) if rank == 0 else 0)
     whole = [rows * dim for rows, dim, _ in case.tables if (rows, dim) != cases.HASH_TABLE[:2]]
     most = case.arguments.get("data_parallel_threshold", 0)
@@ -167,9 +166,8 @@ def test_model_parallel_input(on_threads, world_size, kind, arguments, graph):
             "idle_rank": [(4, 1)],
         }[kind]
         check_outputs([outputs], [expected["outputs"][0][rank]])
-        tables = map(cases.as_dense, layer.get_weights(all_ranks=True))
-        for found, right in zip(tables, expected["tables"], strict=True):
-            np.testing.assert_allclose(found, right, rtol=0, atol=1e-5)
+        tables = list(map(cases.as_dense, layer.get_weights(all_ranks=True)))
+        cases.assert_same(tables, expected["tables"], atol=1e-5)
         # An id outside its table, a batch that ranks cannot share, and an input too many.
         bad = [[99] * case.inputs[0][-1]] * len(joined[0])
         wrong = [cases.as_tensor(case, i, bad if i == 0 else joined[i]) for i in mine]
@@ -355,8 +353,7 @@ def test_fit_with_other_data_on_each_rank(on_threads, world_size):
         callback = dmp.BroadcastGlobalVariablesCallback(0)
         model.fit(dataset, epochs=2, verbose=0, callbacks=[callback])
         found = [*model.items.get_weights(all_ranks=True), *model.head.get_weights()]
-        for ours, right in zip(found, [items, *head], strict=True):
-            np.testing.assert_allclose(ours, right, rtol=0, atol=1e-5)
+        cases.assert_same(found, [items, *head], atol=1e-5)
         keys, rows = (part.numpy() for part in sok.export(model.pairs.table))
         np.testing.assert_allclose(rows, pairs[keys], rtol=0, atol=1e-5)
         return keys.tolist()

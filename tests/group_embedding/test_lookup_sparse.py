@@ -18,8 +18,8 @@ def make_ev(sok, name, dim, seed=0):
     return table
 
 
-def make_variable(dim, seed=0, dtype=tf.float32):
-    return tf.Variable(rows_of(dim, seed), dtype=dtype)
+def make_variable(dim, seed=0):
+    return tf.Variable(rows_of(dim, seed))
 
 
 def samples(seed=0):
