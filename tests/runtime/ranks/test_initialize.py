@@ -58,7 +58,7 @@ def test_batch_smaller_than_the_number_of_ranks(fresh, world_size, batch):
 
 def test_batch_that_is_no_multiple_of_the_number_of_ranks(fresh, monkeypatch):
     monkeypatch.setattr(comm.SingleProcess, "broadcast", lambda self, tensor, *_: tensor)
-    monkeypatch.setattr(stalls, "start", lambda communicator, gather: None)
+    monkeypatch.setattr(stalls, "start", lambda communicator: None)
     comm.set_current(Ranks(3))
     assert fresh.Init(global_batch_size=512).numpy() == b"OK"
 
