@@ -254,9 +254,7 @@ class DistributedEmbedding(WholeTables, ConfiguredLayer):
 
     def _lookup(self, inputs, variables, training):
         flat = [self.flatten(i, ids) for i, ids in enumerate(inputs)]
-        here: list[exchange.ShardFeature] = []
-        travelling: list[exchange.ShardFeature] = []
-        are_here = []
+        here, travelling, are_here = [], [], []
         for table, samples in zip(self._tables_of_inputs, flat, strict=True):
             are_here.append(self.world_size == 1 or table.kind == DATA_PARALLEL)
             features = [self.feature(table, samples, variables, shard) for shard in table.shards]
