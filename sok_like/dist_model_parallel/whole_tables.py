@@ -291,11 +291,13 @@ def _get_hash_slots(variable, all_ranks):
     # A rank has no slot variables until its first update.
     own_widths = [(name, rows.shape[1]) for name, rows in own.items()]
     widths = dict(max(agreed(lambda: own_widths, comm.current()), key=len))
-    initial = {name: np.full([len(keys), n], np.nan, np.float32) for name, n in widths.items()}
     if not widths:
         return {}
-    rows = np.concatenate([*{**initial, **own}.values()], axis=1)
-    whole = _gather_by_key(variable, keys, rows, all_ranks)
+    rows = [
+        own[name] if name in own else np.full([len(keys), width], np.nan, np.float32)
+        for name, width in widths.items()
+    ]
+    whole = _gather_by_key(variable, keys, np.concatenate(rows, axis=1), all_ranks)
     if whole is None:
         return {}
     parts = np.split(whole[1], np.cumsum([*widths.values()])[:-1], axis=1)

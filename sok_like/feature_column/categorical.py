@@ -232,9 +232,8 @@ def check_features(columns: Sequence[Any], features: Mapping[str, Any], layer: s
             column.check_dtype(dtype)
             continue
         wanted, fits = "integers", may_be_keys(dtype)
-        if isinstance(column, fc.NumericColumn) or key == getattr(
-            column, "weight_feature_key", None
-        ):
+        is_weight = key == getattr(column, "weight_feature_key", None)
+        if is_weight or isinstance(column, fc.NumericColumn):
             wanted, fits = "numbers", dtype.is_integer or dtype.is_floating
         elif isinstance(column, fc.CrossedColumn):
             wanted, fits = "integers or strings", fits or dtype == tf.string

@@ -38,9 +38,8 @@ class _State(fc._StateManagerImpl):
     of_sok_like = True  # which columns that share a table require
 
     def __init__(self, layer):
-        super().__init__(
-            None, trainable=True
-        )  # given a layer, it would add weights as Keras 2 does
+        # Given a layer, it would add weights as Keras 2 does.
+        super().__init__(None, trainable=True)
         self._owner, self._variables = layer, {}
 
     def create_variable(self, feature_column, name, shape, dtype=None, trainable=True, **options):

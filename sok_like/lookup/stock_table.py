@@ -76,9 +76,8 @@ class StockTables:
             table.first_bucket = num_buckets
             num_buckets += layout.num_buckets
         number = self.number_dtype = number_dtype(max(num_rows.values(), default=0))
-        self.large: dict[
-            str, tf.Variable
-        ] = {}  # by name; ranks write them in parts, see `without_value`
+        # By name; ranks write them in parts, see `without_value`.
+        self.large: dict[str, tf.Variable] = {}
 
         def large(name, shape, dtype):
             self.large[name] = without_value(shape, dtype, name)

@@ -103,6 +103,27 @@ def test_the_state_is_that_of_a_stock_optimizer(sok):
     np.testing.assert_allclose(rows, [0.025, 0.5], rtol=1e-5)
 
 
+def test_a_key_without_an_update_has_nan_in_the_state(on_threads):
+    """It stands for the optimizer's initial value."""
+
+    def check():
+        layer = dmp.DistributedEmbedding([sok.HashEmbedding(2)])
+        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
+        layer.build()
+        optimizer.build(layer.trainable_variables)
+        key, row = np.array([0]), np.full([1, 2], 3.0, np.float32)
+        layer.set_weights([(key, row)])
+        state = {"iterations": 1, "tables": [{"accumulator": (key, row)}]}
+        layer.set_optimizer_state(optimizer, state)
+        layer([tf.constant([[1]])], training=True)  # a key of rank 1, which had none
+        state = layer.get_optimizer_state(optimizer, all_ranks=True)
+        keys, rows = state["tables"][0]["accumulator"]
+        np.testing.assert_array_equal(keys, [0, 1])
+        np.testing.assert_array_equal(rows, [[3, 3], [np.nan, np.nan]])
+
+    on_threads(2, check)
+
+
 def test_evaluation_inserts_nothing(on_threads):
     """Nor does one in a function; a training inserts all keys of all ranks."""
     case, world_size = CASE, 3
