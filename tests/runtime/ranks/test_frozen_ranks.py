@@ -59,7 +59,7 @@ def _call(how):
     call()
     comm.current().barrier()
     stalls._SHUTS_DOWN = 0.5  # enough, because what is frozen never answers
-    stalls._watch._limit = stall_verdict.SILENT = 2.0
+    stalls._watch._limit = stall_verdict.SILENT = 3.0
     if comm.current().rank == 0:
         stalls._watch._judge._limit = 2.0
     return call

@@ -131,7 +131,7 @@ def test_a_session_does_not_meet_an_eager_call():
 
 def suspended():
     """All ranks are stopped, as by Ctrl-Z, for longer than rank 0's limit, while it waits."""
-    stall_verdict.SILENT = 2.0
+    stall_verdict.SILENT = 3.0
     call, line = tf.function(_layer("calm")), comm.current()
     assert _tried(call)[0] == "fine"
     pids = " ".join(map(str, line.all_gather(tf.constant([os.getpid()]), "pids").numpy()))
